@@ -65,10 +65,10 @@ def install(prefix: Path, launchers: Path | None = None) -> list[Path]:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, target)  # with its permissions, for some are programs
-            if launchers is not None and (text := target.read_text()) != (
-                adapted := text.replace(_WRITTEN_BIN, f"{launchers}/")
+            if launchers is not None and (written := target.read_bytes()) != (
+                adapted := written.replace(_WRITTEN_BIN.encode(), f"{launchers}/".encode())
             ):
-                target.write_text(adapted)
+                target.write_bytes(adapted)
         except OSError as error:
             raise CannotInstall(f"{target}: {error.strerror}") from None
         installed.append(target)
@@ -78,7 +78,9 @@ def install(prefix: Path, launchers: Path | None = None) -> list[Path]:
 def _files() -> Iterator[tuple[Path, Path]]:
     """Yield each file, and its place below a prefix."""
     if FOLDER.is_dir():
-        yield from ((file, file.relative_to(FOLDER)) for file in sorted(FOLDER.rglob("*")) if file.is_file())
+        files = (file for file in sorted(FOLDER.rglob("*")) if file.is_file())
+        # pip compiles the examples where they lie.
+        yield from ((file, file.relative_to(FOLDER)) for file in files if file.parent.name != "__pycache__")
         return
     for pattern, folder in PLACES:
         for file in sorted(CHECKOUT.glob(pattern)):

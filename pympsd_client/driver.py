@@ -16,7 +16,7 @@ from pympsd_client._objects.process import process as _process
 from pympsd_client.signatures import SIGNATURES as _SIGNATURES
 
 _CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4"})
-"""Functions that are here where the installed cuda-bindings has them too."""
+"""Functions of the MPS documents that cuda-bindings 13 has no more: here by their names, and not in ``import *``."""
 _FUNCTIONS: Final = tuple(sorted(name for name in _SIGNATURES if name not in _CUDA_12))
 """The driver functions that are here; what a program takes with ``import *`` has the types and constants too."""
 _making: Final = Lock()
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     """Return a driver function, or what cuda-bindings has: enums, types, constants."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in _FUNCTIONS or (name in _CUDA_12 and hasattr(_bindings, name)):
+    if name in _SIGNATURES:
         with _making:
             if name not in globals():
                 globals()[name] = _entry_point.make(_SIGNATURES[name])

@@ -6,16 +6,22 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Count, Daemon
 from pympsd.version import CUDA_VERSION, VERSION
 from pympsd.vocabulary.statuses import ServerStatus
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+COUNTERS: Final = (
+    (Count.SERVERS, "server_starts", "Servers started; where users take turns, each is one."),
+    (Count.FAULTS, "faults", "Fatal faults that a server went on after; before Volta it ends."),
+    (Count.TERMINATED, "terminated_clients", "Client processes ended by terminate_client."),
+    (Count.REFUSED, "refused_clients", "Connections of clients that were refused."),
+)
 Sample = tuple[dict[str, object], float]
 
 
 def metrics_text(daemon: Daemon, backend: str) -> str:
-    """Return all metrics. Nothing is counted here: rates of what comes and goes are a scraper's."""
+    """Return all metrics. Counters begin with the daemon, those of a server with it: rates are a scraper's."""
     return "".join(f"{line}\n" for line in (*_daemon(daemon, backend), *_devices(daemon), *_servers(daemon), "# EOF"))
 
 
@@ -29,6 +35,8 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "Clients, and requests to start a server, that wait for their user's turn.",
         [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.uid}, 0)],
     )
+    for count, name, help in COUNTERS:
+        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.counts[count])], suffix="_total")
 
 
 def _devices(daemon: Daemon) -> Iterator[str]:
@@ -79,6 +87,17 @@ def _servers(daemon: Daemon) -> Iterator[str]:
                 ).items()
             )
         ],
+    )
+    yield from _family(
+        "pympsd_server_launches",
+        "counter",
+        "Kernels that the server has started on the device; the driver's own server does not report it.",
+        [
+            ({**of, "device": device}, count)
+            for of, server in servers
+            for device, count in sorted(server.launches.items())
+        ],
+        suffix="_total",
     )
     yield from _family(
         "pympsd_client_memory_bytes",

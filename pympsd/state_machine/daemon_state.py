@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from enum import Enum
 from typing import Final
 
 from attrs import Factory, define, field, frozen
@@ -21,6 +23,15 @@ MOST_SERVERS: Final = 16
 """Servers at once when users are together: any user can cause one, and each takes memory of every device it uses."""
 MOST_NAMED_SERVERS: Final = 256
 """The same in protocol 3, in which servers do not end to make room."""
+
+
+class Count(Enum):
+    """What a daemon counts, for its metrics."""
+
+    SERVERS = "servers started"
+    FAULTS = "fatal faults"
+    TERMINATED = "clients terminated"
+    REFUSED = "clients refused"
 
 
 @frozen
@@ -71,6 +82,8 @@ class Server:
     starters: list[int] = field(factory=list)
     """Operator sessions to answer when it is spawned."""
     clients: dict[int, Client] = field(factory=dict)
+    launches: dict[int, int] = field(factory=dict)
+    """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False
     """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
     awaited: bool = False
@@ -264,6 +277,8 @@ class Daemon:
     pid_namespace: int = 0
     """The inode of the daemon's own PID namespace."""
     tickets: Serials = field(factory=Serials)
+    counts: Counter[Count] = field(factory=Counter)
+    """What has happened since this daemon began."""
     pipe_directory: str = ""
     chooses_devices: bool = True
     """Whether a server may be given some of the devices only; the driver's own server has all."""

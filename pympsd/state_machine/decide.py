@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 
 from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations, turns
-from pympsd.state_machine.daemon_state import Context, Daemon, Server
-from pympsd.state_machine.instructions import Instruction, Log, Reply, SetTimer
+from pympsd.state_machine.daemon_state import Context, Count, Daemon, Server
+from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Reply, SetTimer, SpawnServer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import places, servers, starts
@@ -29,6 +29,8 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     else:
         decided = list(_decide(event, daemon))
     decided += [*turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    daemon.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
+    daemon.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
     if daemon.protocol == 3:
         decided = list(places.named(daemon, gone, decided))
     return list(daemon.gatherings.collect(decided))
@@ -90,6 +92,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
         yield from failed_starts.begin_probation(server)
         yield from starts.became_ready(daemon, server.name)
     server.become(target)
+    daemon.counts[Count.FAULTS] += target is Phase.FAULT
     yield from admission.serve_queue(daemon)
 
 
@@ -131,8 +134,10 @@ def _(event: events.ContextGonePushed, daemon: Daemon) -> Iterator[Instruction]:
 @_decide.register
 def _(event: events.MemoryPushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
-    for client in server.clients.values() if server else ():
-        client.memory[event.device] = event.clients.get(client.serial, 0)
+    if server is not None:
+        server.launches[event.device] = event.launches
+        for client in server.clients.values():
+            client.memory[event.device] = event.clients.get(client.serial, 0)
     yield from ()
 
 
@@ -152,6 +157,7 @@ def _(event: events.ClientEnded, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
+    daemon.counts[Count.TERMINATED] += event.code == 0
     yield from terminations.answered(daemon, event.server, event.token, event.code)
 
 

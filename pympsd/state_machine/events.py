@@ -111,6 +111,8 @@ class MemoryPushed:
     server: int
     device: int
     clients: dict[int, int]
+    launches: int = 0
+    """Kernels that the server has started there."""
 
 
 @frozen

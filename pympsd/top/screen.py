@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import curses
+import time
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import HEADING, QUERIES, SORTS, Row, rows, summary
+from pympsd.top.table import HEADING, QUERIES, SORTS, Rates, Row, rows, summary
 
 ESCAPE = "\x1b"
 
@@ -20,6 +21,7 @@ class _Screen:
     def __init__(self, window: curses.window, daemon: Control, interval: float, sort: str, wanted: str) -> None:
         self._window, self._daemon, self._interval = window, daemon, interval
         self._sort, self._wanted = sort, wanted
+        self._rates = Rates()
         self._selected = 0
         self._note = ""
 
@@ -28,7 +30,8 @@ class _Screen:
             curses.curs_set(0)
         while True:
             answers = self._daemon.query(*QUERIES)
-            shown = rows(answers, self._sort, self._wanted)
+            rates = self._rates.of(answers[0], time.monotonic())
+            shown = rows(answers, self._sort, self._wanted, rates)
             self._selected = min(self._selected, max(0, len(shown) - 1))
             self._draw(summary(answers), shown)
             self._window.timeout(int(self._interval * 1000))

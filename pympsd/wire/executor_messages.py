@@ -141,9 +141,13 @@ class ContextFaulted:
 @message(78)
 @frozen
 class MemoryUsed:
-    """Device memory in bytes by client; sent when it has changed, at most a few times a second."""
+    """Device memory in bytes by client; sent when it has changed, at most a few times a second.
+
+    ``launches``: the kernels that were started since the last one; alone they are reported once a second.
+    """
 
     clients: dict[int, int]
+    launches: int = 0
 
 
 @message(77)

@@ -160,6 +160,8 @@ class MemoryReported:
 
     device: int
     clients: dict[int, int]
+    launches: int = 0
+    """The kernels that this server has started on the device."""
 
 
 # --- the next daemon takes a server over with the link, which the keeper held. Other builds have to read these.

@@ -136,7 +136,7 @@ def _check_owner(connection: socket.socket) -> None:
     uid = _peer_uid(connection)
     if uid in (0, os.getuid()):
         return
-    who = "a user of another user namespace" if uid == OVERFLOW_UID else f"uid {uid}"
+    who = f"uid {uid}" + (" (nobody, or a user of another user namespace)" if uid == OVERFLOW_UID else "")
     raise _no_connection(
         f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
         "CUDA_MPS_PIPE_DIRECTORY"

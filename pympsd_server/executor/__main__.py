@@ -1,4 +1,4 @@
-"""Start an executor: ``python3 -I .../pympsd_server/executor/__main__.py --link-fd N [--name NAME]``."""
+"""Start an executor: ``python3 -I .../pympsd_server/executor/__main__.py --link-fd N``."""
 
 import signal
 import sys

@@ -34,10 +34,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
     """Run until the owner's link ends; exit status 1 if there is no device, or the owner violates the protocol."""
     parser = argparse.ArgumentParser(prog="pympsd-executor", description="Owns one device. Started by its server.")
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
-    parser.add_argument("--name", help="how to show in ps")
     options = parser.parse_args(arguments)
-    if options.name:
-        show_as([options.name])
+    show_as([parser.prog])  # not the server's name: who looks for that finds the server alone
     _settle_in()
     link = Link(socket.socket(fileno=options.link_fd))
     try:

@@ -1,4 +1,4 @@
-"""Reports clients' memory on the device to the owner whenever it changes, for the process table."""
+"""Reports clients' memory on the device to the owner whenever it changes, and how many kernels were started."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pympsd_server.backends.interface import Device
 
 PAUSE_SECONDS: Final = 0.25
 """Seconds between two reports, so that frequent allocations do not make them costly."""
+LAUNCH_SECONDS: Final = 1.0
+"""Seconds after which the number of launches is looked at: they are counted anyway, and nothing signals one."""
 
 
 def report_memory(device: Device, send: Callable[[MemoryUsed], None]) -> None:
@@ -23,10 +25,13 @@ def report_memory(device: Device, send: Callable[[MemoryUsed], None]) -> None:
 
 def _report(device: Device, send: Callable[[MemoryUsed], None], changed: threading.Event) -> None:
     reported: dict[int, int] = {}
-    while changed.wait():
+    counted = 0
+    while True:
+        # Without a context there is no launch.
+        changed.wait(LAUNCH_SECONDS if reported else None)
         changed.clear()
-        held = dict(device.memory_used)
-        if held != reported:
-            send(MemoryUsed(held))
-            reported = held
+        held, launches = dict(device.memory_used), device.trace.get("kernels_started", 0)
+        if (held, launches) != (reported, counted):
+            send(MemoryUsed(held, launches - counted))
+            reported, counted = held, launches
         time.sleep(PAUSE_SECONDS)

@@ -64,8 +64,8 @@ class ClientSession:
     """The server's ordinal of each device that the client sees, in the client's numbering."""
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
     """(slot, generation) of each executor this client has a stream to."""
-    _refused: bool = field(default=False, init=False)
-    """It connected during a fault, so it never was a client."""
+    _connected: bool = field(default=False, init=False)
+    """Whether it was let in: during a fault it is not."""
 
     @classmethod
     def of(cls, containment: Containment, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
@@ -81,11 +81,7 @@ class ClientSession:
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
-        self._refused = self.containment.refuses(self.client)
-        if self._refused:
-            self.server.client_refused_in_teardown(self.client)
-        else:
-            self.server.client_connected(self.client)
+        self.containment.pidfds[self.client.serial] = self.pidfd
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.channel.run_sender)
@@ -97,7 +93,7 @@ class ClientSession:
             self.server.log.error("server_defect", pid=self.client.pid, reason=repr(error))
         finally:
             self.channel.close()
-            if self.pidfd >= 0:
+            if self.containment.pidfds.pop(self.client.serial) >= 0:
                 os.close(self.pidfd)
             if not self.server.ending:
                 with trio.CancelScope(shield=True):
@@ -110,11 +106,15 @@ class ClientSession:
             scope.cancel()
 
     async def _serve(self) -> None:
-        if self._refused:
+        await self.containment.hold(self.client)
+        if self.containment.refuses(self.client):
+            self.server.client_refused_in_teardown(self.client)
             reason = "the MPS server handles a fatal fault: try again when the clients it reached have gone"
             self.channel.send(messages.Refused(Result.ERROR_MPS_SERVER_NOT_READY, reason))
             await self.channel.drain()
             return
+        self._connected = True
+        self.server.client_connected(self.client)
         if not self._welcome():
             # Deliver the reason before the session ends.
             await self.channel.drain()
@@ -217,6 +217,8 @@ class ClientSession:
             raise ExecutorError(Result.ERROR_MPS_SERVER_NOT_READY, f"{error}, twice: try again") from None
 
     async def _open_on(self, device: int, multiprocessors: int, request: int) -> None:
+        if self.containment.refusal(self.client, device) is not None:
+            await self.containment.hold(self.client)
         self._check_faults(device)
         executor = await self.containment.executors.get_or_start(self.server.slot_of(self.client, device))
         self._check_faults(device)
@@ -252,18 +254,17 @@ class ClientSession:
     def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
         """Return the SMs of a requested context: the client can only lower those of its process."""
         process, environment, facts = self.thread_percentage, self.client.environment, self.server.devices[device]
+        limits = asked.thread_percentage, asked.affinity, asked.partition
         try:
-            limits = asked.thread_percentage, asked.affinity, asked.partition
             return context_multiprocessors(process, environment, facts, *limits)
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
 
     def _number(self, executor: Executor) -> Context:
         """Give a new context its number and its connections, before the executor makes it."""
-        slots = connection_slots(self.client.environment)
-        slot, generation = executor.slot, executor.generation
+        slots, slot = connection_slots(self.client.environment), executor.slot
         try:
-            return self.server.roster.open_context(self.client, slot.device, generation, slots, slot.user)
+            return self.server.roster.open_context(self.client, slot.device, executor.generation, slots, slot.user)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
@@ -317,8 +318,7 @@ class ClientSession:
         self.channel.send(messages.ContextClosed(request))
 
     async def _detach(self, context: Context) -> Executor | None:
-        executor = self.containment.executors.executor_of(context)
-        if executor is not None:
+        if (executor := self.containment.executors.executor_of(context)) is not None:
             number = self.containment.executors.next_request()
             # An executor that ends meanwhile has freed it as well.
             with suppress(ExecutorError):
@@ -331,7 +331,7 @@ class ClientSession:
             # Concurrently: each executor that is stopped takes FREE_SECONDS.
             for executor in executors:
                 nursery.start_soon(self._drop_from, executor)
-        self.server.client_left(self.client, connected=not self._refused)
+        self.server.client_left(self.client, connected=self._connected)
         # Only now: of several clients that leave together the last one finds the executor unused.
         for executor in executors:
             await self.containment.executors.end_if_abandoned(executor)

@@ -1,11 +1,14 @@
 """Fatal faults: tear down what one reaches, refuse new clients, and replace the executors when the reached have gone.
 
+Who comes while the executors are replaced is held.
+
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
 faults-and-shutdown. `pympsd_server.state_machine.blast_radius` decides how far a fault reaches.
 """
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterable
 from typing import Final
 
@@ -22,6 +25,12 @@ from pympsd_server.state_machine.roster import Client, Context
 
 TEARDOWN_SECONDS: Final = 5.0
 """The limit for stopping the work of the contexts that a fault reaches."""
+HOLD_SECONDS: Final = 30.0
+"""The limit for holding a newcomer while executors are replaced: on a GPU that takes some seconds, an executor that
+does not become ready twice as long as this; who started the program should not wait for that without a word."""
+
+REACHED: Final = "a fatal GPU fault of another context has reached this one"
+"""The reason that contexts hear which a fault reaches; the culprit has its own."""
 
 
 @define
@@ -37,7 +46,11 @@ class Containment:
     """Serials of the present clients that a fault has reached."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its serial."""
+    pidfds: dict[int, int] = field(factory=dict, init=False)
+    """The pidfd of each client that has a session, by its serial; -1: its process is not visible here."""
     _recovering: bool = field(default=False, init=False)
+    _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    """The tasks of the newcomers that wait for the executors."""
 
     @property
     def active(self) -> bool:
@@ -47,6 +60,24 @@ class Containment:
     def refuses(self, client: Client) -> bool:
         """Return whether a new client is refused, because executors of its user are to be replaced."""
         return any(slot.is_for(client.uid) for slot in self.slots)
+
+    async def hold(self, client: Client) -> None:
+        """Wait while executors of a newcomer's user are replaced, HOLD_SECONDS at most.
+
+        There is nothing to wait for while a process that the fault has reached is still there: it may stay for ever.
+        """
+        with trio.move_on_after(HOLD_SECONDS):
+            while self.server.is_volta_or_newer and self.refuses(client) and all(map(self._has_ended, self.clients)):
+                await self._held.park()
+
+    def _has_ended(self, serial: int) -> bool:
+        """Return whether a client's process has ended, though what it held may not be freed yet."""
+        pidfd = self.pidfds.get(serial)
+        if pidfd is None or pidfd < 0:
+            return pidfd is None
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(0))
 
     # --- events
 
@@ -60,7 +91,8 @@ class Containment:
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
-        self._contain(context.slot, code, reason)
+        # Its kernel and addresses are nobody else's business: other clients may be other users'.
+        self._contain(context.slot, code, REACHED)
 
     def executor_lost(self, slot: ExecutorSlot, reason: str) -> None:
         """Handle the unexpected end of an executor as a fatal fault of its device."""
@@ -118,6 +150,7 @@ class Containment:
         self.slots |= set(blast.slots)
         self.clients |= {client.serial for client in blast.clients}
         self.server.begin_fault()
+        self._held.unpark_all()  # a second fault: they look again
         self._log(blast)
         reached = [context for client in fresh for context in client.contexts.values()]
         for context in reached:
@@ -203,6 +236,7 @@ class Containment:
                 # The next client's context tries again, and its refusal has the reason.
                 self.server.log.error("server_context_failed", device=slot.device, reason=error.reason)
         self.slots -= set(slots)
+        self._held.unpark_all()
 
     def _find(self, serial: int) -> tuple[Client, Context] | None:
         for client in self.server.roster.clients.values():

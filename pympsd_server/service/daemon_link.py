@@ -94,9 +94,9 @@ class DaemonLink:
         self._clients.pop(client, None)
         self._change((client, 0), link.ClientGone(client))
 
-    def memory_used(self, device: int, clients: dict[int, int]) -> None:
-        """Push the memory that clients hold on a device."""
-        self._memory[device] = link.MemoryReported(device, clients)
+    def memory_used(self, device: int, clients: dict[int, int], launches: int) -> None:
+        """Push the memory that clients hold on a device, and the number of kernels started there."""
+        self._memory[device] = link.MemoryReported(device, clients, launches)
         self._change((0, device), self._memory[device])
 
     def terminated(self, token: int, code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -126,7 +127,6 @@ class Executors:
 
     devices: tuple[DeviceFacts, ...]
     backend: str
-    show_as: str
     nursery: trio.Nursery
     log: Any
     on_fault: Callable[[int, int, str], None] = lambda serial, code, reason: None
@@ -137,6 +137,8 @@ class Executors:
     """Called with (device, bytes by client) when that has changed; None: not reported."""
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
+    launches: Counter[int] = field(factory=Counter, init=False)
+    """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
     _generations: dict[int, int] = field(factory=dict, init=False)
     """The last generation by device."""
@@ -209,7 +211,7 @@ class Executors:
     async def _run(self, slot: ExecutorSlot, generation: int, task_status: Any) -> None:
         device = slot.device
         try:
-            ours, process = await _spawn(self.show_as)
+            ours, process = await _spawn()
         except OSError as error:
             reason = f"the executor of device {device} could not be started: {explain(error)}"
             if error.errno in EXHAUSTED:
@@ -277,6 +279,7 @@ class Executors:
                 if isinstance(message, executor_messages.ContextFaulted):
                     self.on_fault(message.context, message.code, message.reason)
                 elif isinstance(message, executor_messages.MemoryUsed):
+                    self.launches[executor.device] += message.launches
                     self._report_memory(executor.slot, message.clients)
                 else:
                     executor.deliver(message, fds)
@@ -297,14 +300,14 @@ def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _spawn(show_as: str) -> tuple[socket.socket, trio.Process]:
+async def _spawn() -> tuple[socket.socket, trio.Process]:
     main = os.path.join(os.path.dirname(os.path.dirname(__file__)), "executor", "__main__.py")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         try:
             # It inherits the server's standard streams: errors go to the daemon.
             process = await open_process(
-                [sys.executable, "-I", main, "--link-fd", str(theirs.fileno()), "--name", show_as],
+                [sys.executable, "-I", main, "--link-fd", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE},
             )

@@ -38,10 +38,10 @@ def run(link_fd: int, name: str, multiuser: bool) -> int:
     """Serve until the daemon ends the server; return the exit status."""
     os.umask(0o077)
     show_as([name, "-multiuser-server"] if multiuser else [name])
-    return trio.run(_main, link_fd, name)
+    return trio.run(_main, link_fd)
 
 
-async def _main(link_fd: int, name: str) -> int:
+async def _main(link_fd: int) -> int:
     os.set_inheritable(link_fd, False)
     sock = trio.socket.from_stdlib_socket(socket.socket(fileno=link_fd))
     daemon = DaemonLink(MessageChannel(sock, fds_allowed=2))
@@ -53,14 +53,14 @@ async def _main(link_fd: int, name: str) -> int:
         setup, status = await _receive_setup(daemon), 0
         # Without one no daemon is left, or none needs a server any more.
         if setup is not None:
-            status = await _serve(daemon, log, setup, name)
+            status = await _serve(daemon, log, setup)
         daemon.channel.finish()
         outer.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
     daemon.disconnect()
     return status
 
 
-async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str) -> int:
+async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
     """Serve to the end and return the exit status."""
     log.info("server_connecting", socket=setup.control_socket)
     log.info("server_initializing")
@@ -74,7 +74,7 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: st
         return FAILED_STATUS
     try:
         async with trio.open_nursery() as nursery:
-            containment = _initialise(daemon, log, evolve(setup, devices=devices.facts), name, nursery)
+            containment = _initialise(daemon, log, evolve(setup, devices=devices.facts), nursery)
             _record_memory(containment, devices)
             nursery.start_soon(devices.register_late, log)
             daemon.status(ServerStatus.ACTIVE)
@@ -88,13 +88,18 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: st
 
 def _record_memory(containment: Containment, devices: RegisteredDevices) -> None:
     """Report the memory that clients hold to the daemon, and in the folder that every user can read."""
+    recorded: dict[int, list[tuple[int, int]]] = {}
 
     def record(device: int, held: dict[int, int]) -> None:
         clients = containment.server.roster.clients
-        containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients})
+        launches = containment.executors.launches[device]
+        containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients}, launches)
         present = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
         left = sum(count for serial, count in held.items() if serial not in clients)
-        devices.report(device, [*present, (GONE, left)] if left else present)
+        rows = [*present, (GONE, left)] if left else present
+        if rows != recorded.get(device):  # else kernels were launched, no more
+            devices.report(device, rows)
+            recorded[device] = rows
 
     containment.executors.on_memory = record
 
@@ -118,15 +123,12 @@ async def _receive_setup(daemon: DaemonLink) -> link.ServerSetup | None:
     return None
 
 
-def _initialise(
-    daemon: DaemonLink, log: Any, setup: link.ServerSetup, name: str, nursery: trio.Nursery
-) -> Containment:
+def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: trio.Nursery) -> Containment:
     percentage = ThreadPercentage(setup.thread_percentage)
     server = Server(daemon, log, setup.devices, percentage, setup.memory_limits, setup.client_priority)
     executors = Executors(
         setup.devices,
         setup.backend,
-        name,
         nursery,
         log,
         is_used=lambda slot: bool(server.roster.contexts_in(slot)),

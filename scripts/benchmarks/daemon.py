@@ -37,13 +37,15 @@ def resident_mib(pid: str) -> float:
 
 
 @contextmanager
-def running(devices: str = "H200", protocol: int = 2) -> Iterator[tuple[dict[str, str], float]]:
-    """Start a daemon; yield its environment and the seconds ``-d`` took; quit it."""
+def running(
+    devices: str = "H200", protocol: int = 2, more: tuple[str, ...] = ()
+) -> Iterator[tuple[dict[str, str], float]]:
+    """Start a daemon with ``more`` options; yield its environment and the seconds ``-d`` took; quit it."""
     with tempfile.TemporaryDirectory(prefix="pympsd-bench-") as directory:
         os.chmod(directory, 0o755)
         env = environment(directory, devices)
         start = time.perf_counter()
-        subprocess.run([PYMPSD, "-d", "-p", str(protocol)], env=env, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([PYMPSD, "-d", "-p", str(protocol), *more], env=env, check=True, stdout=subprocess.DEVNULL)
         taken = time.perf_counter() - start
         try:
             yield env, taken

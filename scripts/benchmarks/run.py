@@ -9,6 +9,7 @@ import sys
 
 import client
 import control
+import monitoring
 import named
 import provisioning
 import routing
@@ -17,7 +18,7 @@ from beside_vendor import run as beside_vendor
 from gpu import measure
 from timing import Report
 
-WHAT = ("control", "named", "client", "routing", "provisioning", "translator")
+WHAT = ("control", "named", "client", "routing", "provisioning", "monitoring", "translator")
 
 
 def main() -> int:
@@ -39,6 +40,7 @@ def main() -> int:
         "client",
         "routing",
         "provisioning",
+        "monitoring",
         *(["translator"] if given.study else []),
     ]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
@@ -53,6 +55,8 @@ def main() -> int:
         routing.measure(report)
     if "provisioning" in what:
         provisioning.measure(report)
+    if "monitoring" in what:
+        monitoring.measure(report)
     if "translator" in what:
         translator.measure(report, given.study)
     return 1 if report.over else 0

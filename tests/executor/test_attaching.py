@@ -162,10 +162,9 @@ def test_an_interrupt_from_the_terminal_is_not_meant_for_it(executor: ExecutorOw
     assert executor.alive
 
 
-def test_it_shows_itself_by_the_name_it_is_given(start: Start) -> None:
-    owner = start("--name", "nvidia-cuda-mps-server").ready()
-    words = Path(f"/proc/{owner.process.pid}/cmdline").read_bytes().rstrip(b"\0")
-    assert words == b"nvidia-cuda-mps-server"
+def test_it_does_not_show_itself_as_a_server(executor: ExecutorOwner) -> None:
+    words = Path(f"/proc/{executor.process.pid}/cmdline").read_bytes().rstrip(b"\0")
+    assert words == b"pympsd-executor"
 
 
 def test_it_volunteers_to_the_out_of_memory_killer(executor: ExecutorOwner) -> None:

@@ -60,6 +60,8 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert b.first_error() == ELSEWHERE
     assert b.do("ctx 0") == READY
     assert b.first_error() == FATAL
+    assert b.do("error").endswith("a fatal GPU fault of another context has reached this one")
+    assert "of another" not in a.do("error")
     assert c.first_error() == ELSEWHERE
     assert c.do("sync") == ELSEWHERE
     assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
@@ -77,6 +79,28 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert again.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     after = _executors(daemon, server)
     assert (after[0] != before[0], after[1] != before[1], after[2] == before[2]) == (True, True, True)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_1_who_comes_while_executors_are_replaced_is_held(
+    daemon: DaemonProcess, make_client: Make, connected: bool
+) -> None:
+    culprit, elsewhere, late = make_client().connect(0), make_client().connect(2), make_client()
+    (server,) = daemon.servers()
+    culprit.do("illegal")
+    assert culprit.do("sync") == FATAL
+    wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
+    # It frees nothing for some seconds, and then ends: whoever comes now comes before the next one.
+    os.kill(_executors(daemon, server)[0], signal.SIGSTOP)
+    culprit.end(signal.SIGKILL)
+    if connected:
+        assert elsewhere.do("newctx 2") == READY, "the other devices are there all the time"
+        assert elsewhere.do("newctx 0") == READY
+        late = elsewhere
+    else:
+        assert [late.do("init"), late.do("ctx 0")] == [READY] * 2
+    assert late.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+    assert _status(daemon, server) == "ACTIVE"
 
 
 @pytest.mark.long

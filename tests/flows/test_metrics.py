@@ -15,7 +15,7 @@ from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, wait_un
 from pympsd.devices.machine import from_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES
 from pympsd.service.metrics_text import metrics_text
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
+from pympsd.state_machine.daemon_state import Client, Context, Count, Daemon, QueueEntry, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import ThreadPercentage
 
@@ -42,7 +42,7 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
             continue
         match = SAMPLE.fullmatch(line)
         assert match, line
-        assert match[1] == family + ("_info" if kind == "info" else "")
+        assert match[1] == family + {"info": "_info", "counter": "_total"}.get(kind, "")
         labels = dict(re.findall(r'([a-z_]+)="((?:[^"\\]|\\.)*)"', match[2]))
         assert (kind != "stateset") or family in labels
         assert labels not in [each for each, _ in found[family]], "a sample is there once"
@@ -56,6 +56,8 @@ def state() -> Daemon:
     daemon = Daemon(0, from_toml("[[device]]\n[[device]]\n"), queue=[QueueEntry(1, 1002), QueueEntry(2, 1002)])
     server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')
     contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
+    server.launches = {1: 42}
+    daemon.counts[Count.FAULTS] = 3
     server.clients = {5: Client(5, 907, 7, "python", 0, contexts, {0: 3 * MIB, 1: 0})}
     daemon.servers = {1: server}
     return daemon
@@ -70,6 +72,8 @@ def test_the_text_says_what_there_is(state: Daemon) -> None:
     assert states == {"INITIALIZING": 0, "ACTIVE": 0, "FAULT": 1}
     memory = {labels["device"]: value for labels, value in found["pympsd_client_memory_bytes"]}
     assert memory == {"0": 3 * MIB, "1": 0}
+    assert [(labels["device"], value) for labels, value in found["pympsd_server_launches"]] == [("1", 42)]
+    assert (found["pympsd_faults"], found["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
     assert [(labels["device"], value) for labels, value in found["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
 
 
@@ -133,6 +137,16 @@ def test_a_scraper_is_answered(
         return sum(value for _, value in samples(body)["pympsd_client_memory_bytes"])
 
     wait_until(lambda: memory() >= 64 * MIB, "the memory")
+    assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+    def total(name: str) -> float:
+        return sum(value for _, value in samples(asked(address)[1])[f"pympsd_{name}"])
+
+    wait_until(lambda: total("server_launches") >= 1, "the launches")
+    (server,) = serving.servers()
+    assert serving.say(f"terminate_client {server} {client.pid}") == "0\n"
+    wait_until(lambda: total("terminated_clients") == 1, "the text after it")
+    assert [total(name) for name in ("server_starts", "faults", "refused_clients")] == [1, 0, 0]
     assert asked(address, "HEAD / HTTP/1.0\r\n\r\n")[1] == ""
     assert asked(address, "GET /other HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 404 ")
     assert asked(address, "POST /metrics HTTP/1.1\r\n\r\n")[0].startswith("HTTP/1.1 405 ")

@@ -233,6 +233,10 @@ def test_c9_processes_show_under_the_vendors_names(vendor_named: DaemonProcess) 
 
     assert daemon.pid in found("pgrep", "-fx", "nvidia-cuda-mps-control -d")
     assert daemon.pid in found("pidof", "nvidia-cuda-mps-control")
+    client = daemon.client().connect()
+    assert found("pgrep", "-P", str(server), "-fx", "pympsd-executor") == children_of(server)
+    assert found("pgrep", "-f", "-s", str(os.getsid(server)), "^nvidia-cuda-mps-server") == [server]
+    client.end()
     assert server in found("pidof", "nvidia-cuda-mps-server")
     ps = subprocess.run(["ps", "auxww"], capture_output=True, text=True, check=True).stdout.splitlines()
     eleventh = {int(fields[1]): fields[10] for fields in (line.split(None, 10) for line in ps[1:])}

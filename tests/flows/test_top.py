@@ -11,7 +11,7 @@ from at_terminal import at_terminal
 from processes import PYMPSD, ClientProcess, DaemonProcess, wait_until
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import rows
+from pympsd.top.table import Rates, rows
 
 MIB = 1 << 20
 
@@ -27,6 +27,7 @@ SERVER = {
     "name": "uid_7",
     "status": "ACTIVE",
     "active_thread_percentage": 30.0,
+    "launches": {"0": 10, "1": 30},
     "clients": [client(61, MIB, contexts=2), client(60, 5 * MIB, command="a\x1b[2Jb"), client(62, 0, contexts=0)],
 }
 WAITING = {"pid": 70, "uid": 8, "server": "uid_8", "command": "later"}
@@ -44,8 +45,19 @@ def test_rows_are_in_the_order_that_is_asked_for() -> None:
 def test_a_row_says_what_is_known_of_a_client() -> None:
     server, _, second, idle, waits = rows(ANSWERS)
     assert (server.contexts, server.memory) == (3, 6 * MIB)
-    assert second.text == "      60      7       50 ACTIVE         30.0    1       5.0M  a?[2Jb"
+    assert second.text == "      60      7       50 ACTIVE         30.0    1       5.0M         -  a?[2Jb"
     assert (idle.status, waits.status, waits.memory) == ("IDLE", "WAITING", None)
+
+
+def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() -> None:
+    later = {**SERVER, "launches": {"0": 10, "1": 130}}
+    rates = Rates()
+    assert rates.of([SERVER], 1.0) == {}
+    assert rates.of([later], 3.0) == {50: 50.0}
+    assert rates.of([later], 3.5) == {50: 50.0}, "it has not reported since"
+    assert rates.of([later], 5.0) == {50: 0.0}
+    assert rates.of([{**later, "pid": 51}], 6.0) == {}, "another server"
+    assert rows([[later], [], {}], rates={50: 50.0})[0].text.split()[7:] == ["50", "uid_7"]
 
 
 def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) -> None:

@@ -256,11 +256,12 @@ def test_a_forced_shutdown_gives_the_turn_away_at_once(start: Start) -> None:
 
 
 @pytest.fixture
-def own(directory: Path) -> Iterator[DaemonProcess]:
-    """The directories of user OTHER, with a daemon that is not started."""
+def own(directory: Path, request: pytest.FixtureRequest) -> Iterator[DaemonProcess]:
+    """The directories of user OTHER, or of the parameter, with a daemon that is not started."""
+    uid = getattr(request, "param", OTHER)
     for name in ("pipe", "log"):
-        os.chown(directory / name, OTHER, OTHER)
-    daemon = DaemonProcess(directory, uid=OTHER)
+        os.chown(directory / name, uid, uid)
+    daemon = DaemonProcess(directory, uid=uid)
     yield daemon
     daemon.stop()
 
@@ -279,6 +280,17 @@ def test_an_ordinary_users_daemon_serves_its_own_user(own: DaemonProcess) -> Non
         _end(client)
 
 
+@pytest.mark.parametrize("own", [NOBODY], indirect=True)
+def test_a_client_of_nobodys_daemon_is_told_who_that_may_be(own: DaemonProcess) -> None:
+    assert own.start().returncode == 0
+    client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, OTHER)
+    try:
+        assert client.do("init") == REFUSED
+        assert f"runs as uid {NOBODY} (nobody, or a user of another user namespace)" in client.do("error")
+    finally:
+        _end(client)
+
+
 @pytest.mark.parametrize("uid", [NOBODY, 0])
 def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: DaemonProcess, uid: int) -> None:
     assert own.start().returncode == 0
@@ -289,6 +301,14 @@ def test_an_ordinary_users_daemon_and_clients_of_others_refuse_each_other(own: D
         assert f"runs as uid {OTHER}; only root's and your own (uid {uid}) is trusted" in client.do("error")
     finally:
         _end(client)
+    # The daemon: a line that names both.
+    wait_until(
+        lambda: any(
+            text.startswith(f"Refusing client {client.pid} from user {uid}: ") and f"user {OTHER} runs this" in text
+            for text in own.log()
+        ),
+        "the line of the refusal",
+    )
     assert own.servers() == []
 
 

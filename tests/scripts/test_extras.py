@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -65,6 +66,12 @@ def test_a_build_has_what_an_installation_has(tmp_path: Path, prefix: Path) -> N
     assert done.returncode == 0, done.stderr
     assert files(tmp_path / "built/pympsd/_extras") == files(prefix)
     assert files(prefix).issuperset(EXPECTED)
+    # pip compiles what it installs.
+    assert compileall.compile_dir(tmp_path / "built", quiet=2)
+    install = "import pathlib, pympsd.extras; pympsd.extras.install(pathlib.Path('below'), pathlib.Path('/opt/bin'))"
+    subprocess.run([sys.executable, "-P", "-c", install], cwd=tmp_path, env={"PYTHONPATH": "built"}, check=True)
+    assert files(tmp_path / "below") == files(prefix)
+    assert "ExecStart=/opt/bin/pympsd -f" in (tmp_path / "below/lib/systemd/system/pympsd.service").read_text()
 
 
 def test_units_name_the_launchers(prefix: Path) -> None:

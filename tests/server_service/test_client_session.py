@@ -98,6 +98,10 @@ def executor() -> FakeExecutor:
     return FakeExecutor()
 
 
+async def _holds_nobody(_: object) -> None:
+    pass
+
+
 @asynccontextmanager
 async def session(
     executor: FakeExecutor, environment: dict[str, str], *, priority: int = 0, machine: str = "2xH200"
@@ -111,6 +115,8 @@ async def session(
         refuses=lambda _: False,
         refusal=lambda *_: None,
         context_not_opened=lambda _: None,
+        pidfds={},
+        hold=_holds_nobody,
     )
     ours, theirs = socket.socketpair()
     admitted = AdmitClient(7, 100, 0, 0, "test", priority, environment)

@@ -11,7 +11,7 @@ from pympsd.devices.machine import describe, from_toml
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.service.containment import TEARDOWN_SECONDS, Containment
+from pympsd_server.service.containment import HOLD_SECONDS, TEARDOWN_SECONDS, Containment
 from pympsd_server.service.executors import ExecutorError
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
@@ -222,3 +222,24 @@ async def test_a_fault_in_one_users_executor_does_not_reach_another_user(autojum
         assert executors.ended == [slots[0]]
         assert recorder.statuses == ["FAULT", "ACTIVE"]
         assert not containment.active
+
+
+async def test_a_newcomer_is_held_for_a_bounded_time_and_not_while_a_reached_process_is_there(
+    autojump_clock: object,
+) -> None:
+    executors = _Executors.at(_Executor())
+    async with trio.open_nursery() as nursery:
+        server, containment, _ = _serving(nursery, executors, 1)
+        culprit, newcomer = _client(server, 1, 0), _client(server, 2)
+        containment.pidfds[culprit.serial] = -1
+        containment.context_faulted(min(culprit.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
+        began = trio.current_time()
+        await containment.hold(newcomer)
+        assert trio.current_time() == began
+        del containment.pidfds[culprit.serial]  # its session has ended, what it held is never freed
+        await containment.hold(newcomer)
+        assert trio.current_time() == began + HOLD_SECONDS
+        server.client_left(culprit, connected=True)
+        await containment.hold(newcomer)
+        assert not containment.refuses(newcomer)
+        assert trio.current_time() < began + HOLD_SECONDS + 1

@@ -39,7 +39,6 @@ def executors(nursery: trio.Nursery, backend: str, log: Recorder) -> Executors:
     return Executors(
         describe("2xH200"),
         backend,
-        "pympsd-server",
         nursery,
         log,
         on_loss=lambda slot, reason: log.losses.append((slot, reason)),

@@ -30,6 +30,7 @@ def server_record(server: Server) -> dict[str, Any]:
         "status": str(server.status),
         "active_thread_percentage": server.thread_percentage.value,
         "pinned_memory_limits": {str(device): limit.value for device, limit in server.memory_limits.items()},
+        "launches": {str(device): count for device, count in server.launches.items()},
         "clients": [client_record(client) for client in server.clients.values()],
     }
 

@@ -57,11 +57,22 @@ class Conversation:
                     first = await channel.receive()
             else:
                 _discard(sock, noted)
-            if first is not None:
+            if first is None:
+                self._log_stranger(peer)
+            else:
                 await self._run_session(Noted(entry.name, sock.fileno(), noted), first, channel, sock, peer)
         except (ProtocolError, trio.TooSlowError):
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
+
+    def _log_stranger(self, peer: Peer) -> None:
+        """Log a program of another user that left as soon as it saw whose daemon this is."""
+        owner = self.dispatcher.state.uid
+        if self.accepts_clients and owner not in (0, peer.uid):
+            reason = (
+                f"it left without a hello: programs trust root's daemon and their own, and user {owner} runs this"
+            )
+            self.dispatcher.log_refused(peer, reason)
 
     def _note_hello(self, name: str, sock: trio.socket.SocketType) -> bytes:
         """Have a client's hello noted while it is in the socket still: if the daemon is killed it is lost nowhere.

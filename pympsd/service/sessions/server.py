@@ -201,10 +201,10 @@ class ServerSession:
             case link.ContextGone(client, serial):
                 self._contexts -= 1
                 dispatcher.feed(events.ContextGonePushed(self.serial, client, serial))
-            case link.MemoryReported(device, clients):
-                if not 0 <= device < len(dispatcher.state.devices) or min(clients.values(), default=0) < 0:
+            case link.MemoryReported(device, clients, launches):
+                if not 0 <= device < len(dispatcher.state.devices) or min(*clients.values(), launches, 0) < 0:
                     raise RemoteError(f"nobody holds such memory on device {device}")
-                dispatcher.feed(events.MemoryPushed(self.serial, device, clients))
+                dispatcher.feed(events.MemoryPushed(self.serial, device, clients, launches))
             case link.ClientGone(client):
                 self._unwatch((client,))
                 dispatcher.feed(events.ClientGonePushed(self.serial, client))
