@@ -109,6 +109,8 @@ class TerminateClient:
     pid: int
     by_reset: bool
     """Whether to reset a device if a kernel on it cannot be stopped."""
+    expelled: tuple[int, ...] = ()
+    """Clients that get no context any more."""
 
 
 @frozen

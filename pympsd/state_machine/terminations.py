@@ -37,11 +37,13 @@ def begin(
     *,
     timeout: float | None = None,
     in_words: bool = False,
+    expelled: tuple[int, ...] = (),
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: nobody is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
-    as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has.
+    as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has. ``expelled``: clients
+    that get no context any more.
     """
     token = daemon.termination_serials.take()
     longest = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
@@ -49,7 +51,7 @@ def begin(
     daemon.terminations[token] = Termination(session, server.serial, timeout, answer, pid if in_words else 0)
     if session:
         yield Working(session)
-    yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset)
+    yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset, expelled)
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 

@@ -142,6 +142,8 @@ class TerminateClient:
     pid: int
     by_reset: bool = False
     """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
+    expelled: tuple[int, ...] = ()
+    """Clients, by serial, that get no context any more: what they came to is there no more."""
 
 
 @message(44)

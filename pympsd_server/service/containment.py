@@ -44,6 +44,8 @@ class Containment:
     """Slots whose executors are to be replaced."""
     clients: set[int] = field(factory=set, init=False)
     """Serials of the present clients that a fault has reached."""
+    expelled: set[int] = field(factory=set, init=False)
+    """Serials of the present clients whose namespace was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its serial."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
@@ -124,6 +126,7 @@ class Containment:
 
     def client_left(self, client: Client) -> None:
         """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
+        self.expelled.discard(client.serial)
         if client.serial in self.clients:
             self.clients.discard(client.serial)
             if not self.clients:
@@ -136,6 +139,9 @@ class Containment:
         if client.serial in self.clients:
             code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
             return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
+        if client.serial in self.expelled:
+            reason = "the namespace that this process came to was deleted with its clients: end it"
+            return Result.ERROR_MPS_CLIENT_TERMINATED, reason
         if self.server.slot_of(client, device) in self.slots:
             reason = f"device {device} is being made anew after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason

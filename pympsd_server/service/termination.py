@@ -27,6 +27,7 @@ async def terminate_client(containment: Containment, asked: link.TerminateClient
     tries again; or, if the request says so, its devices are reset, which stops the work.
     """
     server = containment.server
+    containment.expelled.update(asked.expelled)
     targets = [
         (client, context)
         for client in server.roster.clients.values()

@@ -72,6 +72,7 @@ class _Containment:
     server: Server
     executors: _Executors
     reset_contexts: list[int] = field(factory=list)
+    expelled: set[int] = field(factory=set)
 
     async def reset(self, context: Context, reason: str) -> None:
         assert "process 500" in reason

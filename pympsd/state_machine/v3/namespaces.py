@@ -68,7 +68,10 @@ def delete_namespace(
         return
     for pid in pids:
         last = pid == pids[-1]
-        yield from terminations.begin(daemon, session if last else 0, process, pid, Answer() if last else None)
+        expelled = tuple(client.serial for client in present if client.pid == pid)
+        yield from terminations.begin(
+            daemon, session if last else 0, process, pid, Answer() if last else None, expelled=expelled
+        )
 
 
 def _refuse_waiting(daemon: Daemon, server_name: str, name: str) -> Iterator[Instruction]:
