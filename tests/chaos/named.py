@@ -38,6 +38,8 @@ LIMITS: Final = (
     {"pinned-memory-limit": "1=1G", "active-thread-percentage": "75"},
 )
 VERBS: Final = ("create", "create", "delete", "make", "make", "make", "remove", "set", "apply", "apply", "show")
+LIST_SECONDS: Final = 30.0
+"""Until then a daemon answers, though others were killed as soon as they had started."""
 WORKS: Final = ("copies", "kernels", "contexts", "streams", "memory")
 STRIKES: Final = {
     Kind.CLIENT_KILL: 5,
@@ -191,7 +193,8 @@ class NamedSoak(Soak):
 
     async def _listed_places(self) -> Places | None:
         """Return the places there are; servers that a user's own clients made are not counted."""
-        for _ in range(5):
+        until = now() + LIST_SECONDS
+        while now() < until:
             status, said = await self._say("namespace", "list", "--format=csv,noheader")
             if status == 0:
                 rows = [(row[1], row[0]) for row in csv.reader(said.splitlines()) if row[2] != "Stopping"]

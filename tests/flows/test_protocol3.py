@@ -23,7 +23,7 @@ MACHINE = {"PYMPSD_EMULATED_DEVICES": "2xH200"}
 SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text())["sequence"]
 MARKS = {"doc", "field", "ours"}
 KEYS = {
-    "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as"},
+    "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as", "keep", "same"},
     "in": {"out", "out_like", "err", "err_like", "exit", "as"},
     "client": {"at", "env", "as", "fails"},
     "kill": set(),
@@ -91,7 +91,12 @@ class Replay:
         finally:
             self.daemon.settings = settings
         assert done.returncode == step.get("exit", 0), (step, done)
-        self._compare(done.stdout, step, "out", done.stderr)
+        if "keep" in step:
+            Path(self.text(step["keep"])).write_text(done.stdout)
+        elif "same" in step:
+            assert done.stdout == Path(self.text(step["same"])).read_text(), step
+        else:
+            self._compare(done.stdout, step, "out", done.stderr)
         self._compare(done.stderr, step, "err", done.stdout)
 
     def _connect(self, step: dict[str, Any]) -> None:
