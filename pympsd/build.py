@@ -8,6 +8,8 @@ from pathlib import Path
 
 from pympsd.version import VERSION
 
+EXTRAS = "_extras"
+"""The folder of what comes with the packages and is no part of them (pympsd/extras.py)."""
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 
 
@@ -18,6 +20,8 @@ def build_id() -> str:
     root = Path(__file__).resolve().parent.parent
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
+            if EXTRAS in path.parts:
+                continue  # examples, which only an installed package holds
             digest.update(str(path.relative_to(root)).encode())
             digest.update(path.read_bytes())
     return f"{VERSION}+{digest.hexdigest()[:12]}"

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-FOLDER: Final = Path(__file__).parent / "_extras"
+from pympsd.build import EXTRAS
+
+FOLDER: Final = Path(__file__).parent / EXTRAS
 CHECKOUT: Final = Path(__file__).parents[1]
 PLACES: Final = (
     ("docs/man/*.1", "share/man/man1"),

@@ -49,7 +49,7 @@ def test_the_work_runs_in_an_executor_that_is_a_child_of_the_server(
 ) -> None:
     client = make_client().connect()
     (executor,) = executors(daemon)
-    assert Path(f"/proc/{executor}/comm").read_text() == "pympsd-server\n"
+    assert Path(f"/proc/{executor}/comm").read_text() == "pympsd-executor\n"
 
     def seconds() -> float:
         fields = Path(f"/proc/{executor}/stat").read_text().rpartition(")")[2].split()
