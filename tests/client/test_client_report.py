@@ -14,7 +14,8 @@ from pympsd.version import VERSION
 def report(tmp_path: Path, **settings: str) -> tuple[int, str, str]:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_EMULATED_DEVICES": "2xA100", **settings}
     command = [sys.executable, "-m", "pympsd_client"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    # Elsewhere than in a checkout, whose sources Python would find first: nothing is compiled there.
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout, done.stderr
 
 
