@@ -262,7 +262,7 @@ def test_an_executor_that_sleeps_is_woken(launcher: Launcher) -> None:
         bells, seen = launcher.executor.bells, len(launcher.executor.seen)
         launcher.launches.expect_familiar(kernel, *ONE, 0, ((value,), (ctypes.c_uint,)), 0)
         wait_until(lambda seen=seen: len(launcher.executor.seen) == seen + 1)  # type: ignore[misc]
-        wait_until(lambda bells=bells: launcher.executor.bells == bells + 1)  # type: ignore[misc]
+        wait_until(lambda bells=bells: launcher.executor.bells > bells)  # type: ignore[misc]
 
 
 def test_a_full_ring_holds_launches_up(launcher: Launcher) -> None:

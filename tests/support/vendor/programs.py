@@ -82,7 +82,8 @@ class VendorClient:
 
     def connect(self) -> VendorClient:
         """Make it a client with a context."""
-        assert self.ask("init") == "init CUDA_SUCCESS"
+        said = self.ask("init")
+        assert said == "init CUDA_SUCCESS", said
         assert self.ask("ctx 0") == "ctx CUDA_SUCCESS"
         return self
 
