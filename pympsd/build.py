@@ -20,8 +20,9 @@ def build_id() -> str:
     root = Path(__file__).resolve().parent.parent
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
-            if EXTRAS in path.parts:
+            name = path.relative_to(root)
+            if EXTRAS in name.parts:
                 continue  # examples, which only an installed package holds
-            digest.update(str(path.relative_to(root)).encode())
+            digest.update(str(name).encode())
             digest.update(path.read_bytes())
     return f"{VERSION}+{digest.hexdigest()[:12]}"

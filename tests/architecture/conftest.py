@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
+from pympsd.build import EXTRAS
+
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 
 
@@ -61,7 +63,7 @@ def _modules() -> tuple[Module, ...]:
         assert spec is not None, f"{package} is not installed"
         assert spec.submodule_search_locations
         root = Path(spec.submodule_search_locations[0])
-        for path in sorted(set(root.rglob("*.py")) - set(root.glob("_extras/**/*"))):
+        for path in sorted(set(root.rglob("*.py")) - set(root.glob(f"{EXTRAS}/**/*"))):
             parts = path.relative_to(root.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text()
