@@ -31,6 +31,7 @@ from pympsd.devices.profiles import PROFILES, Profile
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
+"""What names the machine, in short form or by the path of a file."""
 DEVICE_LIMIT: Final = 64
 FIGURE_LIMIT: Final = 1 << 20
 """The greatest number allowed: a device's memory, in MiB, has to fit its window of addresses."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from pympsd.state_machine.daemon_state import Count, Daemon
@@ -79,12 +79,11 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         "gauge",
         "Client contexts of the server on the device.",
         [
-            ({**of, "device": device}, count)
+            sample
             for of, server in servers
-            for device, count in sorted(
-                Counter(
-                    context.device for client in server.clients.values() for context in client.contexts.values()
-                ).items()
+            for sample in _by_device(
+                of,
+                Counter(context.device for client in server.clients.values() for context in client.contexts.values()),
             )
         ],
     )
@@ -92,11 +91,7 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         "pympsd_server_launches",
         "counter",
         "Kernels that the server has started on the device; the driver's own server does not report it.",
-        [
-            ({**of, "device": device}, count)
-            for of, server in servers
-            for device, count in sorted(server.launches.items())
-        ],
+        [sample for of, server in servers for sample in _by_device(of, server.launches)],
         suffix="_total",
     )
     yield from _family(
@@ -104,12 +99,16 @@ def _servers(daemon: Daemon) -> Iterator[str]:
         "gauge",
         "Memory that the client holds on the device; the driver's own server does not report it.",
         [
-            ({**of, "pid": client.pid, "client": client.serial, "device": device}, count)
+            sample
             for of, server in servers
             for client in server.clients.values()
-            for device, count in sorted(client.memory.items())
+            for sample in _by_device({**of, "pid": client.pid, "client": client.serial}, client.memory)
         ],
     )
+
+
+def _by_device(of: dict[str, object], counts: Mapping[int, int]) -> list[Sample]:
+    return [({**of, "device": device}, count) for device, count in sorted(counts.items())]
 
 
 def _family(name: str, kind: str, help: str, samples: Iterable[Sample], suffix: str = "") -> Iterator[str]:
