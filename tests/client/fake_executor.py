@@ -195,14 +195,21 @@ class FakeExecutor:
         while self.reading.wait() and (data := self._receive()):
             if self.ring:
                 self.bells += len(data)
+                self.stream.recv(len(data))
                 data = self._take()
             for record in reader.feed(data):
                 self.seen.append(record)
                 self._execute(record)
 
+    @property
+    def has_unread_bells(self) -> bool:
+        """Whether there are bells that are not counted yet."""
+        return bool(select.select([self.stream], [], [], 0)[0])
+
     def _receive(self) -> bytes:
+        """Return records, or of a ring its bells, which stay in the socket until they are counted."""
         try:
-            return self.stream.recv(4096)
+            return self.stream.recv(4096, socket.MSG_PEEK if self.ring else 0)
         except OSError:
             return b""
 
