@@ -59,7 +59,7 @@ def test_clients_that_come_at_once_get_the_limits_of_their_namespaces(named: Dae
     def said(place: str) -> tuple[str, str, str]:
         with client(named, settings=at(named, place)) as one:
             connected(one)
-            return one.ask("sms"), one.ask(f"alloc {GIB // 2}"), one.ask(f"alloc {5 * GIB // 2}")
+            return one.ask("sms"), one.ask(f"alloc {GIB // 2}"), one.ask(f"alloc {3 * GIB // 2}")
 
     with ThreadPoolExecutor(len(wanted)) as pool:
         found = list(pool.map(said, wanted))
