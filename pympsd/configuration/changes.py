@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import field, frozen
 
-from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.texts import memory_text, percentage_text
 
@@ -80,6 +81,30 @@ class DeleteNamespace:
 
 
 @frozen
+class CreatePartition:
+    """Make a static SM partition."""
+
+    server: str
+    partition: PartitionPlan
+
+    @property
+    def text(self) -> str:
+        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.partition.device}"
+
+
+@frozen
+class DeletePartition:
+    """Delete a static SM partition that the file does not name."""
+
+    server: str
+    partition: SmPartition
+
+    @property
+    def text(self) -> str:
+        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.partition.device}"
+
+
+@frozen
 class SetRules:
     """Set the rules."""
 
@@ -115,6 +140,8 @@ Change = (
     | SetNamespace
     | DeleteServer
     | DeleteNamespace
+    | CreatePartition
+    | DeletePartition
     | SetRules
     | SetDefaultSocket
     | Impossible
@@ -130,6 +157,8 @@ class State:
     servers: Mapping[str, NamedServer]
     surroundings: Surroundings
     count_clients: CountClients = field(default=lambda server, namespace: 0)
+    count_clients_in: Callable[[str, SmPartition], int] = field(default=lambda server, partition: 0)
+    """Returns the number of clients of an SM partition."""
     rules: tuple[Rule, ...] | None = None
     default_socket: bool = True
 
@@ -147,6 +176,8 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         if present is None:
             found.append(CreateServer(server, state.surroundings.uid if server.uid is None else server.uid))
         else:
+            if prune:  # partitions first, for others need their chunks
+                found += _pruned_partitions(server, present, state, force)
             found += _of_server(server, present, state)
             if prune:
                 found += _pruned_namespaces(server, present, state, force)
@@ -176,6 +207,20 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
         if change := _difference(name, namespace, limits, every):
             yield change
+    for wanted in server.partitions:
+        yield from _of_partition(wanted, present, state)
+
+
+def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
+    found = {(one.name, one.device): one for one in present.partitions}.get((wanted.name, wanted.device))
+    if found is None:
+        yield CreatePartition(present.name, wanted)
+        return
+    remainder = chunk_count(state.surroundings.devices[wanted.device])
+    chunks = sum(chunk != remainder for chunk in found.chunks)
+    if (chunks, remainder in found.chunks) != (wanted.chunks, wanted.include_remainder):
+        what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {wanted.device}"
+        yield Impossible(f"{what}: delete it first to give it others")
 
 
 def _difference(
@@ -203,6 +248,20 @@ def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, f
             yield Impossible(f"namespace '{server.name}/{name}' stays: {_clients(count)}")
         else:
             yield DeleteNamespace(server.name, name)
+
+
+def _pruned_partitions(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
+    named = {(one.name, one.device) for one in server.partitions}
+    for one in present.partitions:
+        if (one.name, one.device) in named:
+            continue
+        count = state.count_clients_in(server.name, one)
+        if count and not force:
+            yield Impossible(
+                f"SM partition '{server.name}/{one.name}' stays on device {one.device}: {_clients(count)}"
+            )
+        else:
+            yield DeletePartition(server.name, one)
 
 
 def _pruned_server(name: str, state: State, force: bool) -> Change:

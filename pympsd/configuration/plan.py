@@ -10,6 +10,17 @@ from pympsd.vocabulary.rules import Rule
 
 
 @frozen
+class PartitionPlan:
+    """A static SM partition that the file names."""
+
+    name: str
+    device: int
+    """The daemon's ordinal."""
+    chunks: int
+    include_remainder: bool = False
+
+
+@frozen
 class ServerPlan:
     """A server that the file names."""
 
@@ -22,6 +33,7 @@ class ServerPlan:
     """``default`` is among them if anything is said of it."""
     clients_only: dict[str, bool] = field(factory=dict)
     """Which namespaces refuse operators, as far as it is said."""
+    partitions: tuple[PartitionPlan, ...] = ()
 
 
 @frozen

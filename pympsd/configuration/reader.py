@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from json import dumps
+from collections.abc import Mapping
 from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd.configuration.partitions import check_chunks, read_partitions
 from pympsd.configuration.plan import Plan, Problem, ServerPlan, Surroundings
 from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
-from pympsd.devices.visible import find_device, listed
+from pympsd.configuration.tables import Tables, dotted
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory
@@ -31,7 +30,6 @@ SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS,
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
-NO_PARTITIONS: Final = "static SM partitions are not there yet; active_thread_percentage limits a namespace"
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 NO_MEMACCT: Final = "memory accounting by cgroup is not there yet: only false is possible"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
@@ -72,30 +70,25 @@ def _placed(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
 
 
 @frozen
-class _Reading:
-    """A file that is being read; ``problems`` and ``warnings`` grow."""
-
-    surroundings: Surroundings
-    problems: list[tuple[Path, str]]
-    warnings: list[tuple[Path, str]]
-
+class _Reading(Tables):
     def file(self, parsed: dict[str, Any]) -> Plan:
-        self._check_keys((), parsed, TOP_KEYS, "a configuration file")
+        self.check_keys((), parsed, TOP_KEYS, "a configuration file")
         version = parsed.get("schema_version")
         if version != SCHEMA:
             said = "is missing; it is" if version is None else "is"
-            self._wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
-        default_socket = self._features(self._table((), parsed, "features"))
-        servers = self._table((), parsed, "servers")
+            self.wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
+        default_socket = self._features(self.table((), parsed, "features"))
+        servers = self.table((), parsed, "servers")
         if self.surroundings.protocol == 2:
             for key in {"servers", "features"} & parsed.keys():
-                self._wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
+                self.wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
+        check_chunks(self, plans)
         return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None, default_socket)
 
     def _rules(self, given: Any) -> tuple[Rule, ...]:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
-            self._wrong(("rules",), "rules are tables, each under [[rules]],", given)
+            self.wrong(("rules",), "rules are tables, each under [[rules]],", given)
             return ()
         rules = tuple(self._rule(number, each) for number, each in enumerate(given))
         for rule in rules[:-1]:
@@ -107,42 +100,40 @@ class _Reading:
 
     def _rule(self, number: int, given: dict[str, Any]) -> Rule:
         path = ("rules", number)
-        self._check_keys(path, given, RULE_KEYS, "a rule")
+        self.check_keys(path, given, RULE_KEYS, "a rule")
         name = given.get("name", "")
         if not isinstance(name, str) or not name.isprintable() or len(name) > MOST_NAME:
-            self._wrong((*path, "name"), f"{_dotted((*path, 'name'))} is a text of one line,", name)
+            self.wrong((*path, "name"), f"{dotted((*path, 'name'))} is a text of one line,", name)
             name = ""
         conditions = (self._condition((*path, kind), kind, given[kind]) for kind in KINDS if kind in given)
         return Rule(number + 1, name, tuple(filter(None, conditions)), self._limits(path, given))
 
     def _condition(self, path: Path, kind: str, given: Any) -> Condition | None:
         if kind == "namespace" and self.surroundings.protocol == 2:
-            self._wrong(path, f"{_dotted(path)}: protocol 2 has no namespaces; start the daemon with -p 3")
+            self.wrong(path, f"{dotted(path)}: protocol 2 has no namespaces; start the daemon with -p 3")
         try:
             return read_condition(kind, given)
         except BadText as error:
-            self._wrong(path, f"{_dotted(path)} is {error.allowed}", given)
+            self.wrong(path, f"{dotted(path)} is {error.allowed}", given)
             return None
 
     def _server(self, name: str, path: Path, given: Any) -> ServerPlan:
         if reason := name_problem(name, of_server=True):
-            self._wrong(path, reason.rstrip("."))
+            self.wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):
-            self._wrong(path, f"{_dotted(path)} is a table,", given)
+            self.wrong(path, f"{dotted(path)} is a table,", given)
             return ServerPlan(name)
-        self._check_keys(path, given, SERVER_KEYS, "a server")
+        self.check_keys(path, given, SERVER_KEYS, "a server")
         if given.get("locality_domains", False) is not False:
             self._locality_domains(path, given["locality_domains"])
-        if "devices" in given:
-            self._wrong((*path, "devices"), f"{_dotted((*path, 'devices'))}: {NO_PARTITIONS}")
         own = self._limits(path, given)
-        tables = self._table(path, given, "namespaces")
+        tables = self.table(path, given, "namespaces")
         namespaces = {each: self._namespace(name, each, (*path, "namespaces", each), tables[each]) for each in tables}
         if own != NamespaceLimits():
             namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
         if (count := len({DEFAULT, *namespaces})) > MOST_NAMESPACES:
-            said = f"{_dotted(path)} has {count} namespaces with {DEFAULT}; at most {MOST_NAMESPACES} are possible"
-            self._wrong((*path, "namespaces"), said)
+            said = f"{dotted(path)} has {count} namespaces with {DEFAULT}; at most {MOST_NAMESPACES} are possible"
+            self.wrong((*path, "namespaces"), said)
         self._warn_of_uncapped(path, namespaces)
         clients_only = {
             each: only
@@ -151,37 +142,39 @@ class _Reading:
         }
         uid = self._uid(path, given)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
-            self._wrong(path, f"{_dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
-        return ServerPlan(name, uid, self._devices(path, given), namespaces, clients_only)
+            self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
+        devices = self._devices(path, given)
+        partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), devices)
+        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
         if reason and name != DEFAULT:
-            self._wrong(path, reason.rstrip("."))
+            self.wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):
-            self._wrong(path, f"{_dotted(path)} is a table,", given)
+            self.wrong(path, f"{dotted(path)} is a table,", given)
             return NamespaceLimits()
-        self._check_keys(path, given, NAMESPACE_KEYS, "a namespace")
+        self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
         return self._limits(path, given)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
-        own = self._table(path, given, "pympsd") if isinstance(given, dict) else {}
+        own = self.table(path, given, "pympsd") if isinstance(given, dict) else {}
         path = (*path, "pympsd")
-        self._check_keys(path, own, ("clients_only",), "pympsd's table of a namespace")
+        self.check_keys(path, own, ("clients_only",), "pympsd's table of a namespace")
         said = own.get("clients_only")
         if said is not None and not isinstance(said, bool):
-            self._wrong((*path, "clients_only"), f"{_dotted((*path, 'clients_only'))} is true or false,", said)
+            self.wrong((*path, "clients_only"), f"{dotted((*path, 'clients_only'))} is true or false,", said)
         elif said and name == DEFAULT:
-            self._wrong((*path, "clients_only"), f"{_dotted(path)}: the sockets of {DEFAULT} are its server's, too")
+            self.wrong((*path, "clients_only"), f"{dotted(path)}: the sockets of {DEFAULT} are its server's, too")
         return said
 
     def _limits(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
-        memory = self._value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
+        memory = self.value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
         return NamespaceLimits(
-            self._value(path, given, "active_thread_percentage", read_percentage, (str, int, float)),
+            self.value(path, given, "active_thread_percentage", read_percentage, (str, int, float)),
             None if memory is None else self._by_ordinal((*path, "pinned_memory_limit"), memory),
-            self._value(path, given, "client_priority", read_priority, (str, int)),
+            self.value(path, given, "client_priority", read_priority, (str, int)),
         )
 
     def _merged(self, path: Path, own: NamespaceLimits, default: NamespaceLimits) -> NamespaceLimits:
@@ -193,7 +186,7 @@ class _Reading:
             strict=True,
         ):
             if one is not None and other is not None and one != other:
-                beaten = _dotted((*path, key))
+                beaten = dotted((*path, key))
                 self.warnings.append(((*path, key), f"{beaten} is beaten by that of namespaces.{DEFAULT}"))
         return own.changed_by(default)
 
@@ -201,7 +194,7 @@ class _Reading:
         default = namespaces.get(DEFAULT, NamespaceLimits())
         capped = any(each.thread_percentage or each.pinned_memory for each in namespaces.values())
         if capped and not (default.thread_percentage or default.pinned_memory):
-            who = f"{_dotted(path)}: namespace {DEFAULT} has no limits"
+            who = f"{dotted(path)}: namespace {DEFAULT} has no limits"
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 
     def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
@@ -211,13 +204,13 @@ class _Reading:
             return None
         path = (*path, "uid")
         if isinstance(uid, bool) or not isinstance(uid, int) or not 0 <= uid < NO_USER:
-            self._wrong(path, f"{_dotted(path)} is a user's number,", uid)
+            self.wrong(path, f"{dotted(path)} is a user's number,", uid)
             return None
         if self.surroundings.multiuser and uid != 0:
-            self._wrong(path, f"{_dotted(path)} is 0 with --multiuser: its servers are root's;", uid)
+            self.wrong(path, f"{dotted(path)} is 0 with --multiuser: its servers are root's;", uid)
         elif self.surroundings.uid not in (0, uid):
             own = self.surroundings.uid
-            self._wrong(path, f"{_dotted(path)} is {own}: this daemon can serve only its own user;", uid)
+            self.wrong(path, f"{dotted(path)} is {own}: this daemon can serve only its own user;", uid)
         return uid
 
     def _devices(self, path: Path, given: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -227,11 +220,11 @@ class _Reading:
         if isinstance(words, str):
             words = [word.strip() for word in words.split(",")]
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-            self._wrong(path, f'{_dotted(path)} is a list such as "0,1",', given["allowed_devices"])
+            self.wrong(path, f'{dotted(path)} is a list such as "0,1",', given["allowed_devices"])
             return None
-        found = [self._device(path, word) for word in words]
+        found = [self.device(path, word) for word in words]
         if len(set(found)) < len(found) and -1 not in found:
-            self._wrong(path, f"{_dotted(path)} names a device twice")
+            self.wrong(path, f"{dotted(path)} names a device twice")
         return tuple(found)
 
     def _by_ordinal(self, path: Path, given: dict[str, PinnedMemory | None]) -> dict[int, PinnedMemory]:
@@ -239,30 +232,23 @@ class _Reading:
         limits: dict[int, PinnedMemory] = {}
         for word, limit in given.items():
             if limit is not None:
-                limits.update(dict.fromkeys([self._device(path, word)] if word else every, limit))
+                limits.update(dict.fromkeys([self.device(path, word)] if word else every, limit))
         return limits
-
-    def _device(self, path: Path, word: str) -> int:
-        devices = self.surroundings.devices
-        found = find_device(devices, word)
-        if found is None:
-            self._wrong(path, f"{_dotted(path)}: no device '{word}'; devices: {listed(devices)}")
-        return -1 if found is None else found
 
     def _locality_domains(self, path: Path, given: Any) -> None:
         path = (*path, "locality_domains")
         if isinstance(given, bool):
-            self._wrong(path, f"{_dotted(path)}: {NO_DOMAINS}")
+            self.wrong(path, f"{dotted(path)}: {NO_DOMAINS}")
         else:
-            self._wrong(path, f"{_dotted(path)} is true or false,", given)
+            self.wrong(path, f"{dotted(path)} is true or false,", given)
 
     def _features(self, features: Mapping[str, Any]) -> bool | None:
         """Check what is said of features; return what is said of the default socket."""
         default_socket = None
-        self._check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
+        self.check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():
-            given = self._table(("features",), features, name)
-            self._check_keys(("features", name), given, keys, name)
+            given = self.table(("features",), features, name)
+            self.check_keys(("features", name), given, keys, name)
             for key in keys:
                 if key in given:
                     self._feature_key(("features", name, key), given[key])
@@ -273,62 +259,10 @@ class _Reading:
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":
             if value not in ("on", "off"):
-                self._wrong(path, f'{_dotted(path)} is "on" or "off",', value)
+                self.wrong(path, f'{dotted(path)} is "on" or "off",', value)
         elif not isinstance(value, bool):
-            self._wrong(path, f"{_dotted(path)} is true or false,", value)
+            self.wrong(path, f"{dotted(path)} is true or false,", value)
         elif "memacct" in path and value:
-            self._wrong(path, f"{_dotted(path)}: {NO_MEMACCT}")
+            self.wrong(path, f"{dotted(path)}: {NO_MEMACCT}")
         elif "context-share" in path and not value:
-            self._wrong(path, f"{_dotted(path)}: {ALWAYS_SHARED}")
-
-    def _value(
-        self,
-        path: Path,
-        given: Mapping[str, Any],
-        key: str,
-        read: Callable[[str], Any],
-        types: tuple[type, ...],
-    ) -> Any:
-        if key not in given:
-            return None
-        value = given[key]
-        if isinstance(value, bool) or not isinstance(value, types):
-            names = " or ".join({str: "text", int: "a whole number", float: "a number"}[each] for each in types)
-            self._wrong((*path, key), f"{_dotted((*path, key))} is {names},", value)
-            return None
-        try:
-            return read(value if isinstance(value, str) else f"{value:g}" if value == value else "")
-        except BadText as error:
-            self._wrong((*path, key), f"{_dotted((*path, key))} is {error.allowed}", value)
-            return None
-
-    def _table(self, path: Path, given: Mapping[str, Any], key: str) -> dict[str, Any]:
-        table = given.get(key, {})
-        if isinstance(table, dict):
-            return table
-        self._wrong((*path, key), f"{_dotted((*path, key))} is a table,", table)
-        return {}
-
-    def _check_keys(self, path: Path, given: Mapping[str, Any], known: tuple[str, ...], owner: str) -> None:
-        for key in given:
-            if key not in known:
-                near = get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
-                self._wrong((*path, key), f"{_dotted((*path, key))} is no key of {owner}; {hint}")
-
-    def _wrong(self, path: Path, said: str, value: Any = None) -> None:
-        """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
-        self.problems.append((path, said if value is None else f"{said} not {_shown(value)}"))
-
-
-def _dotted(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
-def _shown(value: Any) -> str:
-    """Return a value as TOML writes it, if it is a short one."""
-    if isinstance(value, dict):
-        return "a table"
-    if isinstance(value, list):
-        return "a list"
-    return dumps(value, ensure_ascii=False, default=str)[:100]
+            self.wrong(path, f"{dotted(path)}: {ALWAYS_SHARED}")

@@ -10,6 +10,7 @@ from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
 from pympsd.state_machine.v3.named_server import NamedServer, Source
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.texts import percentage_text
 
@@ -28,7 +29,7 @@ def shown(
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
     for name, server in sorted(servers.items()):
         said = any(each.limits != NamespaceLimits() for each in server.namespaces.values())
-        if server.source is not Source.AUTO or said or len(server.namespaces) > 1:
+        if server.source is not Source.AUTO or said or len(server.namespaces) > 1 or server.partitions:
             lines += ["", f"[servers.{name}]", *_of_server(server, surroundings)]
             for each in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
                 limits = server.namespaces[each].limits
@@ -36,6 +37,7 @@ def shown(
                     lines += [f"[servers.{name}.namespaces.{each}]", *_limits(limits, surroundings)]
                 if server.namespaces[each].clients_only:
                     lines += [f"[servers.{name}.namespaces.{each}.pympsd]", "clients_only = true"]
+            lines += _partitions(server, surroundings)
     return "\n".join(lines)
 
 
@@ -45,6 +47,19 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
     if server.allowed_devices is not None:
         uuids = (surroundings.devices[ordinal].uuid for ordinal in server.allowed_devices)
         yield f'allowed_devices = "{",".join(uuids)}"'
+
+
+def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
+    for device in sorted({one.device for one in server.partitions}):
+        facts = surroundings.devices[device]
+        yield from (f"[[servers.{server.name}.devices]]", f'uuid = "{facts.uuid}"')
+        for one in server.partitions:
+            if one.device == device:
+                remainder = chunk_count(facts) in one.chunks
+                yield f"[[servers.{server.name}.devices.sm_partitions]]"
+                yield from (f'name = "{one.name}"', f"chunks = {len(one.chunks) - remainder}")
+                if remainder:
+                    yield "include_remainder = true"
 
 
 def _limits(limits: NamespaceLimits, surroundings: Surroundings) -> Iterator[str]:

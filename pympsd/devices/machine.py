@@ -185,6 +185,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         attributes={**profile.attributes, **identity},
         stops_kernels=True,
         isolates_address_spaces=capability >= (7, 0),
+        sm_chunks=profile.sm_chunks if multiprocessors == profile.multiprocessors else None,
     )
 
 

@@ -22,6 +22,8 @@ class Profile:
     multiprocessors: int
     memory_bytes: int
     attributes: dict[str, int] = field(factory=dict)
+    sm_chunks: tuple[int, int] | None = None
+    """As in DeviceFacts: recorded of the H100, and told of the H200."""
 
 
 _EVERY_DEVICE: Final = {
@@ -159,11 +161,11 @@ def _architecture(
 PROFILES: Final = {
     "H200": Profile(
         "NVIDIA H200", (9, 0), 132, 150109880320,
-        _architecture(233472, 232448, 2048, 1980000, 3201000, 6016, 62914560),
+        _architecture(233472, 232448, 2048, 1980000, 3201000, 6016, 62914560), sm_chunks=(15, 8),
     ),
     "H100": Profile(
         "NVIDIA H100 80GB HBM3", (9, 0), 132, 85017493504,
-        _architecture(233472, 232448, 2048, 1980000, 2619000, 5120, 52428800),
+        _architecture(233472, 232448, 2048, 1980000, 2619000, 5120, 52428800), sm_chunks=(15, 8),
     ),
     "A100": Profile(
         "NVIDIA A100-SXM4-80GB", (8, 0), 108, 81038 << 20,

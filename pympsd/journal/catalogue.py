@@ -68,6 +68,8 @@ CONTROL_LINES: Final = {
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),
     "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
+    "partition_added": same("Adding SM partition '{name}' on device {device}"),
+    "partition_removed": same("Removing SM partition '{name}' of device {device}"),
     "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),
     "state_refused": Line("{path} is left out: {reason}", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
@@ -169,10 +171,15 @@ SERVER_LINES: Final = {
     ),
     "context_refused": same(f"Failed to accept client {_CLIENT} with status {{status}}"),
     "context_refused_reason": Line("{reason}", None),
+    "partition_refused": Line("Client {pid} {reason}", None),
     "context_faulted": same("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
     "context_faulted_reason": Line("{reason}", None),
     "fault_handling": Line(
         "Volta MPS: Server is handling a fatal GPU error.", "Server is handling a fatal GPU error."
+    ),
+    "fault_in_partition": Line(
+        "Volta MPS: Server is handling a fatal GPU error in SM partition '{name}'.",
+        "Server is handling a fatal GPU error in SM partition '{name}'.",
     ),
     "fault_on_device": Line(None, f"Client {_CLIENT} on device {{device}} to be torn down"),
     "fault_process": Line(None, "All clients belonging to error trigging process {pid} will be torn down"),

@@ -292,7 +292,7 @@ def _dispatcher(
         serves_unmapped=settings.unmapped_users == "nobody",
         has_other_backend=setup.machine.instead is not None,
         pipe_directory=setup.directory.path,
-        chooses_devices=settings.backend != "vendor",
+        has_own_servers=settings.backend != "vendor",
         rules=setup.rules,
     )
     return Dispatcher(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from attrs import evolve
+
 from pympsd.state_machine import debuggers, failed_starts, turns
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import ClientConnected, ReturnedContext, ServerReported
@@ -22,8 +24,10 @@ from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import places, routing
+from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+from pympsd.vocabulary.partitions import VARIABLE, ChosenPartition
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown
 
@@ -74,6 +78,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         server=name,
         mps_namespace=event.mps_namespace,
         rule=rule,
+        sm_partition=event.environment.get(VARIABLE, ""),
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
@@ -311,6 +316,7 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in turns.take_admissible(daemon, server.name):
         if entry.client and entry.peer is not None:
+            partitions = chosen(daemon, server.name, entry.sm_partition)
             if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):
                 server.clients[entry.client] = Client(
                     entry.client,
@@ -320,13 +326,22 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     entry.namespace,
                     process=entry.process,
                     mps_namespace=entry.mps_namespace,
+                    partitions={device: one.name for device, one in partitions.items()},
                 )
-            yield _grant(daemon, server, entry.client, entry.mps_namespace, entry.rule)
+            yield _grant(daemon, server, entry.client, entry.mps_namespace, entry.rule, partitions)
 
 
-def _grant(daemon: Daemon, server: Server, client: int, namespace: str, rule: NamespaceLimits | None) -> AdmitClient:
+def _grant(
+    daemon: Daemon,
+    server: Server,
+    client: int,
+    namespace: str,
+    rule: NamespaceLimits | None,
+    partitions: dict[int, ChosenPartition] | None = None,
+) -> AdmitClient:
     priority = routing.priority(daemon, server.name, namespace)
     limits = client_limits(daemon, server, namespace, rule)
     if limits is not None:
         priority = max(priority, limits.least_priority)
+        limits = evolve(limits, partitions=partitions or {})
     return AdmitClient(client, server.serial, server.pid, priority, limits)

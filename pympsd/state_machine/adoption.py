@@ -121,6 +121,7 @@ def _client(server: Server, client: ReturnedClient) -> Client:
         contexts,
         process=client.process,
         mps_namespace=client.mps_namespace,
+        partitions=dict(client.partitions),
     )
 
 

@@ -61,6 +61,8 @@ class Client:
     """As in ClientConnected."""
     mps_namespace: str = ""
     """The namespace of its server that it came to, in protocol 3."""
+    partitions: dict[int, str] = field(factory=dict)
+    """Its SM partition on each device that is in static use for it, by ordinal; empty: it has none there."""
 
     def is_process(self, pid: int, process: int) -> bool:
         """Whether this is the client of a process."""
@@ -155,6 +157,8 @@ class QueueEntry:
     """As in Client."""
     rule: NamespaceLimits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
+    sm_partition: str = ""
+    """What its CUDA_MPS_SM_PARTITION says."""
 
 
 @define
@@ -280,8 +284,8 @@ class Daemon:
     counts: Counter[Count] = field(factory=Counter)
     """What has happened since this daemon began."""
     pipe_directory: str = ""
-    chooses_devices: bool = True
-    """Whether a server may be given some of the devices only; the driver's own server has all."""
+    has_own_servers: bool = True
+    """Whether servers are pympsd's, not the driver's: those can be given some of the devices, and partitions."""
     named_servers: dict[str, NamedServer] = field(factory=dict)
     """Protocol 3's servers, by name."""
     rules: tuple[Rule, ...] | None = None

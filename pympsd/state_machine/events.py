@@ -190,6 +190,8 @@ class ReturnedClient:
     """As in ClientConnected."""
     mps_namespace: str = ""
     """As in ClientConnected."""
+    partitions: dict[int, str] = field(factory=dict)
+    """Its SM partitions by device ordinal."""
 
 
 @frozen

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.partitions import ChosenPartition
 
 
 @frozen
@@ -43,6 +44,8 @@ class ClientLimits:
     namespace: str = ""
     least_priority: int = 0
     """The level that its own variable cannot go beyond: 1 keeps it below normal."""
+    partitions: dict[int, ChosenPartition] = field(factory=dict)
+    """By ordinal, of devices in static use."""
 
 
 @frozen

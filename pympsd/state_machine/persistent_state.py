@@ -12,6 +12,7 @@ from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
+from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import KINDS, Rule
 
 MOST_GENERATIONS: Final = 1 << 22
@@ -63,6 +64,7 @@ class PersistentNamedServer:
     allowed_devices: tuple[int, ...] | None = None
     source: str = Source.COMMAND
     failed: str = ""
+    partitions: tuple[SmPartition, ...] = ()
 
 
 @frozen
@@ -186,6 +188,13 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
         raise ValueError(" ".join(problems))
     if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
         raise ValueError(f"server {named.name} has a device that is not there")
+    for partition in named.partitions:
+        if (
+            name_problem(partition.name)
+            or not 0 <= partition.device < devices
+            or min(partition.chunks, default=-1) < 0
+        ):
+            raise ValueError(f"server {named.name} cannot have the SM partition {partition.name}")
     for namespace in named.namespaces:
         namespace.limits  # noqa: B018 - raises for an impossible one
         _check_limits(namespace.pinned_memory or {}, devices)
@@ -213,7 +222,13 @@ def _persistent(server: Server) -> PersistentServer:
 def _persistent_named(named: NamedServer) -> PersistentNamedServer:
     namespaces = tuple(map(_persistent_namespace, named.namespaces.values()))
     return PersistentNamedServer(
-        named.name, named.uid, namespaces, named.allowed_devices, named.source.value, named.failed
+        named.name,
+        named.uid,
+        namespaces,
+        named.allowed_devices,
+        named.source.value,
+        named.failed,
+        tuple(named.partitions),
     )
 
 

@@ -44,6 +44,8 @@ class DeviceFacts:
     isolates_address_spaces: bool = False
     """Whether the clients of one executor cannot reach each other's memory: true on emulated machines
     from Volta on, unless described otherwise."""
+    sm_chunks: tuple[int, int] | None = None
+    """The chunks of SMs for static partitions: their number, and the SMs in each; None: by compute capability."""
 
     @property
     def is_volta_or_newer(self) -> bool:

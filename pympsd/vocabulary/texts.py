@@ -78,6 +78,13 @@ def read_boolean(text: str) -> bool:
     return text == "true"
 
 
+def read_count(text: str) -> int:
+    """Read a number from 1 on."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text)):
+        raise BadText("a number from 1 on,", text)
+    return int(text)
+
+
 def percentage_text(percentage: ThreadPercentage) -> str:
     """Return a percentage with two decimals."""
     return f"{percentage.value:.2f}"

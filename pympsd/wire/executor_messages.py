@@ -60,6 +60,8 @@ class Attach:
     The figure given with the client's first context applies as long as it has any.
     """
     priority: int
+    chunks: tuple[int, ...] = ()
+    """The chunks of its static SM partition; empty: it has none."""
 
 
 @message(68)

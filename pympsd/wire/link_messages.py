@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.wire.messages import message
 from pympsd.wire.versions import Versions
 
@@ -67,6 +68,8 @@ class AdmitClient:
     """Reported to the next daemon, as ``namespace``."""
     least_priority: int = 0
     """The level that its environment cannot go beyond."""
+    partitions: dict[int, ChosenPartition] = field(factory=dict)
+    """What it gets on devices in static use, by ordinal."""
 
 
 @message(36)
@@ -218,6 +221,8 @@ class ReturningClient:
     contexts: tuple[tuple[int, int, int], ...]
     """(serial, number, device) of each, as in ContextReported."""
     mps_namespace: str = ""
+    partitions: dict[int, str] = field(factory=dict)
+    """Its SM partitions by device ordinal."""
 
 
 @message(54)

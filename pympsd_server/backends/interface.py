@@ -140,6 +140,8 @@ class Quota:
     """
     priority: int
     """As ClientPriority.level: 0 normal, 1 below normal."""
+    chunks: tuple[int, ...] = ()
+    """The chunks of SMs (`pympsd.vocabulary.partitions`) that it runs on, and no others; empty: on any."""
 
 
 class Stream(Protocol):

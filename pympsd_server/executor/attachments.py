@@ -103,7 +103,7 @@ class Attachments:
         self._send(answer, fds)
 
     def _create_context(self, request: Attach) -> ClientContext:
-        quota = Quota(request.multiprocessors, request.memory_bytes, request.priority)
+        quota = Quota(request.multiprocessors, request.memory_bytes, request.priority, request.chunks)
         backend = self._device.create_context(
             request.client, quota, self._fault_report(request.context), request.context
         )

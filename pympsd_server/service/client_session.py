@@ -14,11 +14,8 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain, require_room
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices import memory_limits
-from pympsd.devices.machine import with_attributes
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
 from pympsd.version import API_VERSION
-from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
 from pympsd.wire.errors import RemoteError
@@ -27,14 +24,10 @@ from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.executors import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.client_limits import ClientLimits, PartitionRefused
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
-from pympsd_server.state_machine.quotas import (
-    AffinityRefused,
-    context_multiprocessors,
-    memory_limit,
-    process_multiprocessors,
-)
+from pympsd_server.state_machine.quotas import AffinityRefused, memory_limit
 from pympsd_server.state_machine.roster import Client, Context, NoSuchContext
 
 ROOM: Final = 8
@@ -55,9 +48,7 @@ class ClientSession:
     client: Client
     channel: MessageChannel
     pidfd: int
-    thread_percentage: ThreadPercentage
-    memory_limits: dict[int, int]
-    """Both as of the client's connect, lowered by its environment; later changes are for later clients."""
+    limits: ClientLimits
     allowed: tuple[int, ...] | None = None
     """The ordinals of the devices that it may see; None: all."""
     ordinals: tuple[int, ...] = ()
@@ -75,9 +66,9 @@ class ClientSession:
         client = server.roster.add_client(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
-        limits = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
-        own = MessageChannel(sock), pidfd, server.percentage_of(admitted), limits, admitted.devices
-        return cls(server, containment, client, *own)
+        memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
+        limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
+        return cls(server, containment, client, MessageChannel(sock), pidfd, limits, admitted.devices)
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
@@ -144,13 +135,9 @@ class ClientSession:
         if refused:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
-        seen = tuple(self._as_seen(devices[ordinal]) for ordinal in self.ordinals)
+        seen = tuple(self.limits.as_seen(ordinal, devices[ordinal]) for ordinal in self.ordinals)
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
-
-    def _as_seen(self, device: DeviceFacts) -> DeviceFacts:
-        """Return a device as this client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2)."""
-        return with_attributes(device, MULTIPROCESSOR_COUNT=process_multiprocessors(self.thread_percentage, device))
 
     def _limit_memory(self) -> str:
         """Lower the memory limits by the client's environment; return why it is refused, or an empty string.
@@ -159,13 +146,13 @@ class ClientSession:
         """
         visible = [self.server.devices[ordinal] for ordinal in self.ordinals]
         if not all(device.is_volta_or_newer for device in visible):
-            self.memory_limits = {}
+            self.limits.memory = {}
             return ""
         environment = self.client.environment
         limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
         own = {self.ordinals[number]: limit.value for number, limit in limits.items()}
-        self.memory_limits = {
-            ordinal: memory_limit(self.memory_limits.get(ordinal, 0), own.get(ordinal, 0))
+        self.limits.memory = {
+            ordinal: memory_limit(self.limits.memory.get(ordinal, 0), own.get(ordinal, 0))
             for ordinal in self.ordinals
         }
         lenient = environment.get("PYMPSD_LENIENT_LIMITS") == "1"
@@ -252,19 +239,24 @@ class ClientSession:
             raise ExecutorError(*refusal)
 
     def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
-        """Return the SMs of a requested context: the client can only lower those of its process."""
-        process, environment, facts = self.thread_percentage, self.client.environment, self.server.devices[device]
-        limits = asked.thread_percentage, asked.affinity, asked.partition
+        environment, facts = self.client.environment, self.server.devices[device]
         try:
-            return context_multiprocessors(process, environment, facts, *limits)
+            return self.limits.multiprocessors(device, facts, environment, asked)
+        except PartitionRefused as error:
+            self.server.log.info("partition_refused", pid=self.client.pid, reason=str(error))
+            reason = f"this process {error}"
+            raise ExecutorError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, reason) from None
         except AffinityRefused as error:
             raise ExecutorError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, str(error)) from None
 
     def _number(self, executor: Executor) -> Context:
         """Give a new context its number and its connections, before the executor makes it."""
         slots, slot = connection_slots(self.client.environment), executor.slot
+        isolated = self.server.devices[slot.device].isolates_address_spaces
+        partition = self.limits.partition(slot.device).name if isolated else ""
+        numbered = self.client, slot.device, executor.generation, slots, slot.user, partition
         try:
-            return self.server.roster.open_context(self.client, slot.device, executor.generation, slots, slot.user)
+            return self.server.roster.open_context(*numbered)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
@@ -280,8 +272,9 @@ class ClientSession:
             context=context.serial,
             new_stream=new_stream,
             multiprocessors=multiprocessors,
-            memory_bytes=self.memory_limits.get(context.device, 0),
+            memory_bytes=self.limits.memory.get(context.device, 0),
             priority=self.client.priority,
+            chunks=self.limits.partition(context.device).chunks,
         )
         try:
             if new_stream:

@@ -20,7 +20,7 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.executors import ExecutorError, Executors
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
-from pympsd_server.state_machine.executor_slots import ExecutorSlot
+from pympsd_server.state_machine.executor_slots import ExecutorSlot, Place
 from pympsd_server.state_machine.roster import Client, Context
 
 TEARDOWN_SECONDS: Final = 5.0
@@ -45,7 +45,7 @@ class Containment:
     clients: set[int] = field(factory=set, init=False)
     """Serials of the present clients that a fault has reached."""
     expelled: set[int] = field(factory=set, init=False)
-    """Serials of the present clients whose namespace was deleted."""
+    """Serials of the present clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
     """The sticky error of each context that was torn down, by its serial."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
@@ -94,13 +94,13 @@ class Containment:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
         # Its kernel and addresses are nobody else's business: other clients may be other users'.
-        self._contain(context.slot, code, REACHED)
+        self._contain([context.place], code, REACHED)
 
     def executor_lost(self, slot: ExecutorSlot, reason: str) -> None:
         """Handle the unexpected end of an executor as a fatal fault of its device."""
         if slot in self.slots or not self._has_contexts(slot):
             return  # it was to be replaced, or the next client's context starts another
-        self._contain(slot, Result.ERROR_LAUNCH_FAILED, reason)
+        self._contain(self._places(slot), Result.ERROR_LAUNCH_FAILED, reason)
 
     async def reset(self, context: Context, reason: str) -> None:
         """Stop a context's work by ending its executor, as a fatal fault of its device.
@@ -111,7 +111,7 @@ class Containment:
         if executor is None:
             return
         if context.slot not in self.slots:
-            self._contain(context.slot, Result.ERROR_LAUNCH_FAILED, reason)
+            self._contain(self._places(context.slot), Result.ERROR_LAUNCH_FAILED, reason)
         await self.executors.end(executor)
 
     def context_closed(self, context: Context) -> None:
@@ -140,32 +140,40 @@ class Containment:
             code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
             return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
         if client.serial in self.expelled:
-            reason = "the namespace that this process came to was deleted with its clients: end it"
+            reason = "the namespace or SM partition that this process came to was deleted with its clients: end it"
             return Result.ERROR_MPS_CLIENT_TERMINATED, reason
         if self.server.slot_of(client, device) in self.slots:
             reason = f"device {device} is being made anew after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
 
-    def _contain(self, slot: ExecutorSlot, code: int, reason: str) -> None:
-        blast = blast_of(slot, self.server.roster.clients.values())
+    def _places(self, slot: ExecutorSlot) -> list[Place]:
+        """Return all places of a slot, whose executor is lost."""
+        partitions = {context.place for context in self.server.roster.contexts_in(slot)}
+        return [Place(slot), *sorted(partitions - {Place(slot)})]
+
+    def _contain(self, places: list[Place], code: int, reason: str) -> None:
+        blast = blast_of(places, self.server.roster.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta all clients share the server's own context.
             blast = _everything(self.server)
         fresh = [client for client in blast.clients if client.serial not in self.clients]
-        self.slots |= set(blast.slots)
-        self.clients |= {client.serial for client in blast.clients}
-        self.server.begin_fault()
-        self._held.unpark_all()  # a second fault: they look again
+        if blast.slots:
+            self.slots |= set(blast.slots)
+            self.clients |= {client.serial for client in blast.clients}
+            self.server.begin_fault()
+            self._held.unpark_all()  # a second fault: they look again
+            self.server.log.error("fault_handling")
+        else:
+            self.server.log.error("fault_in_partition", name=places[0].partition)
         self._log(blast)
         reached = [context for client in fresh for context in client.contexts.values()]
         for context in reached:
-            self.contexts[context.serial] = sticky_error(slot.device, code, context)
+            self.contexts[context.serial] = sticky_error(places[0].slot.device, code, context)
         self.nursery.start_soon(self._tear_down, reached, reason)
 
     def _log(self, blast: Blast) -> None:
         log = self.server.log
-        log.error("fault_handling")
         for step in blast.steps:
             if isinstance(step, OnDevice):
                 names = {"pid": step.client.pid, "context": step.context.number}
@@ -178,7 +186,8 @@ class Containment:
             for context in client.contexts.values():
                 if context.serial not in self.server.opening:
                     log.info("context_terminated", pid=client.pid, context=context.number)
-        log.info("fault_devices")
+        if blast.slots:
+            log.info("fault_devices")
         for device in blast.devices:
             log.info("fault_device", device=device)
         log.info("fault_clients")

@@ -112,7 +112,8 @@ class DaemonLink:
         for serial, admitted in self._clients.items():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
             known = serial, client.pid, client.uid, client.command, client.namespace
-            self._push(link.ReturningClient(*known, contexts, client.mps_namespace))
+            partitions = {device: one.name for device, one in client.partitions.items()}
+            self._push(link.ReturningClient(*known, contexts, client.mps_namespace, partitions))
 
     def adopted(self) -> None:
         """Report to the daemon that took the link over what it has not asked for."""

@@ -1,7 +1,8 @@
 """How far a fatal fault reaches: the devices connected to the faulty one through shared clients, and their clients.
 
 If each user has executors of their own, a fault stays among the executors of its user: other users' work on the same
-device is in other processes, which continue (docs/decisions/006).
+device is in other processes, which continue (docs/decisions/006). Where clients do not share an address space either,
+the fault of a context in a static SM partition stays with the contexts of that partition.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
 faults-and-shutdown, whose order of discovery this keeps: the contexts of a device, then their processes with all
@@ -16,7 +17,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.state_machine.executor_slots import ExecutorSlot
+from pympsd_server.state_machine.executor_slots import ExecutorSlot, Place
 from pympsd_server.state_machine.roster import Client, Context
 
 OTHER_DEVICES_ERROR: Final = Result.ERROR_LAUNCH_FAILED
@@ -45,7 +46,7 @@ class Blast:
 
     steps: tuple[OnDevice | WholeProcess, ...] = ()
     slots: tuple[ExecutorSlot, ...] = ()
-    """Slots whose executors are to be replaced, in order of their devices' ordinals."""
+    """Slots whose executors are to be replaced, by their devices' ordinals; none if SM partitions contain it."""
     clients: tuple[Client, ...] = ()
     """Clients that get a sticky error, in the order of discovery."""
     contexts: frozenset[int] = frozenset()
@@ -57,19 +58,20 @@ class Blast:
         return tuple(slot.device for slot in self.slots)
 
 
-def blast_of(faulty: ExecutorSlot, clients: Iterable[Client]) -> Blast:
-    """Return what a fatal fault in a slot reaches, given all clients of the server in order of arrival."""
+def blast_of(faulty: Iterable[Place], clients: Iterable[Client]) -> Blast:
+    """Return what a fatal fault in some places reaches, given all clients of the server in order of arrival."""
     present = tuple(clients)
     steps: list[OnDevice | WholeProcess] = []
-    slots, affected = [faulty], []
-    for slot in slots:  # grows during the loop
-        found = [(client, context) for client in present for context in _contexts(client) if context.slot == slot]
+    places, affected = [*faulty], []
+    for place in places:  # grows during the loop
+        found = [(client, context) for client in present for context in _contexts(client) if context.place == place]
         steps += [OnDevice(client, context) for client, context in found]
         for client, _ in found:
             if client not in affected:
                 affected.append(client)
                 steps.append(WholeProcess(client, tuple(_contexts(client))))
-                slots += dict.fromkeys(each.slot for each in _contexts(client) if each.slot not in slots)
+                places += dict.fromkeys(each.place for each in _contexts(client) if each.place not in places)
+    slots = {place.slot for place in places if not place.partition}
     contexts = frozenset(context.serial for client in affected for context in _contexts(client))
     return Blast(tuple(steps), tuple(sorted(slots)), tuple(affected), contexts)
 

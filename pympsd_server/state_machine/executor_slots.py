@@ -28,6 +28,14 @@ class ExecutorSlot:
         return self.user in (ALL_USERS, uid)
 
 
+@frozen(order=True)
+class Place:
+    """Contexts that a fault of one reaches: those of a slot, or of one SM partition in it."""
+
+    slot: ExecutorSlot
+    partition: str = ""
+
+
 def slot_of(uid: int, device: int, facts: DeviceFacts) -> ExecutorSlot:
     """Return the slot of a user's contexts on a device."""
     return ExecutorSlot(device, ALL_USERS if facts.isolates_address_spaces else uid)

@@ -31,10 +31,13 @@ def multiprocessors(percentage: ThreadPercentage, available: int) -> int:
     return min(available, max(LEAST, exact - exact % STEP))
 
 
-def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
-    """Return the SMs that a process may use; before Volta all (MPS documents, 2.3.5.2)."""
+def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, most: int | None = None) -> int:
+    """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
+    2.3.5.2).
+    """
     available = device.multiprocessors
-    return multiprocessors(percentage, available) if device.is_volta_or_newer else available
+    by_percentage = multiprocessors(percentage, available) if device.is_volta_or_newer else available
+    return by_percentage if most is None else min(most, by_percentage)
 
 
 def affine_multiprocessors(asked: int, available: int) -> int:
@@ -53,12 +56,14 @@ def context_multiprocessors(
     thread_percentage: float | None,
     affinity: int | None,
     partition: int | None = None,
+    most: int | None = None,
 ) -> int:
     """Return the SMs of a new context, by the last two levels; raise AffinityRefused.
 
-    ``environment`` is the client's as of its connect: only that enables per-context partitioning.
+    ``environment`` is the client's as of its connect: only that enables per-context partitioning. ``partition``: the
+    SMs of a green context; ``most``: those of the client's static partition.
     """
-    available = process_multiprocessors(context_percentage(process, environment, thread_percentage), device)
+    available = process_multiprocessors(context_percentage(process, environment, thread_percentage), device, most)
     if partition is not None:
         if not device.is_volta_or_newer or not 1 <= partition <= available:
             raise AffinityRefused(f"a green context has 1 to {available} SMs of a Volta or newer device")

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd_server.state_machine.connections import Pool
-from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
+from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, Place
 
 
 class NoSuchContext(KeyError):
@@ -26,6 +26,13 @@ class Context:
     """The generation of its executor."""
     user: int = ALL_USERS
     """The user of that executor's slot."""
+    partition: str = ""
+    """The SM partition that its faults stay in; empty: they reach all of the slot."""
+
+    @property
+    def place(self) -> Place:
+        """What its faults reach first."""
+        return Place(self.slot, self.partition)
 
     @property
     def slot(self) -> ExecutorSlot:
@@ -73,13 +80,20 @@ class Roster:
         return client
 
     def open_context(
-        self, client: Client, device: int, generation: int, slots: int = 1, user: int = ALL_USERS
+        self,
+        client: Client,
+        device: int,
+        generation: int,
+        slots: int = 1,
+        user: int = ALL_USERS,
+        partition: str = "",
     ) -> Context:
         """Number a new context and give it connection slots; a PoolExhausted takes no number."""
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.contexts_made += 1
-        context = Context(self._serials.take(), client.contexts_made, device, client.serial, generation, user)
+        numbers = self._serials.take(), client.contexts_made, device, client.serial, generation
+        context = Context(*numbers, user, partition)
         pool.take(context.serial, slots)
         client.contexts[context.serial] = context
         return context

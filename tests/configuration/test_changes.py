@@ -9,21 +9,24 @@ from hypothesis import strategies as st
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
+    CreatePartition,
     CreateServer,
     DeleteNamespace,
+    DeletePartition,
     DeleteServer,
     Impossible,
     SetNamespace,
     State,
     changes,
 )
-from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.reader import read_plan
 from pympsd.configuration.show import shown
 from pympsd.devices.machine import describe
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.partitions import SmPartition
 
 HERE = Surroundings(describe("2xH200"), 0)
 HALF = NamespaceLimits(ThreadPercentage(50.0))
@@ -49,6 +52,12 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
                 )
                 for name, limits in plan.namespaces.items():
                     server.namespaces[name] = Namespace(name, limits)
+                for partition in plan.partitions:
+                    _add(server, partition)
+            case CreatePartition(server_name, partition):
+                _add(servers[server_name], partition)
+            case DeletePartition(server_name, there):
+                servers[server_name].partitions.remove(there)
             case CreateNamespace(server_name, name, limits):
                 servers[server_name].namespaces[name] = Namespace(name, limits)
             case SetNamespace(server_name, name, limits, _):
@@ -59,6 +68,10 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
             case DeleteNamespace(server_name, name):
                 del servers[server_name].namespaces[name]
     return servers
+
+
+def _add(server: NamedServer, plan: PartitionPlan) -> None:
+    server.partitions.append(SmPartition(plan.name, plan.device, tuple(range(plan.chunks))))
 
 
 def test_a_missing_server_is_made() -> None:
@@ -131,12 +144,24 @@ LIMITS = st.builds(
     MEMORY,
     st.none() | st.integers(0, 1).map(ClientPriority),
 )
+PARTITION_LISTS = st.lists(
+    st.builds(PartitionPlan, st.sampled_from("pq"), st.integers(0, 1), st.integers(1, 2), st.just(False)),
+    max_size=2,
+    unique_by=lambda one: (one.name, one.device),
+).map(tuple)
 SERVERS = st.builds(
-    lambda name, uid, devices, namespaces: ServerPlan(name, 7 if name == "uid_7" else uid, devices, namespaces),
+    lambda name, uid, devices, namespaces, partitions: ServerPlan(
+        name,
+        7 if name == "uid_7" else uid,
+        devices,
+        namespaces,
+        partitions=tuple(one for one in partitions if devices is None or one.device in devices),
+    ),
     NAMES,
     st.sampled_from([None, 0, 7]),
     st.sampled_from([None, (0,), (1, 0)]),
     st.dictionaries(st.sampled_from(["default", "hi", "lo"]), LIMITS, max_size=3),
+    PARTITION_LISTS,
 )
 PLANS = st.lists(SERVERS, max_size=3, unique_by=lambda server: server.name).map(lambda servers: _plan(*servers))
 

@@ -108,6 +108,11 @@ def test_an_uncapped_default_beside_capped_namespaces_is_warned_of() -> None:
     )
 
 
+def _partition(*texts: str) -> str:
+    """Return a line with SM partitions of device 0."""
+    return f"devices = [{{ uuid = '0', sm_partitions = [{', '.join(f'{{ {text} }}' for text in texts)}] }}]"
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -134,12 +139,55 @@ def test_an_uncapped_default_beside_capped_namespaces_is_warned_of() -> None:
         ("namespaces.b = 1", "servers.a.namespaces.b is a table, not 1"),
         ("namespaces.b.uid = 1", "servers.a.namespaces.b.uid is no key of a namespace; the keys are pinned_memory"),
         ("namespaces.B.client_priority = 1", "Bad name 'B': 1 to 64 lowercase letters, digits and underscores"),
-        ('devices = [{ uuid = "GPU-0" }]', "servers.a.devices: static SM partitions are not there yet"),
+        ("devices = 1", "servers.a.devices are tables, each under [[servers.a.devices]], not 1"),
+        ("devices = [{}]", "servers.a.devices.0.uuid is the UUID of a device, not 0"),
+        ('devices = [{ uuid = "GPU-0" }]', "servers.a.devices.0.uuid: no device 'GPU-0'; devices: 0 (GPU-"),
+        (
+            'devices = [{ uuid = "0", name = "x" }]',
+            "servers.a.devices.0.name is no key of a server's device; the keys",
+        ),
+        (_partition("chunks = 4"), "servers.a.devices.0.sm_partitions.0.name: a name is needed"),
+        (_partition('name = "P", chunks = 4'), "servers.a.devices.0.sm_partitions.0.name: Bad name 'P': 1 to 64"),
+        (_partition('name = "p"'), "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 on, not 0"),
+        (_partition('name = "p", chunks = "4"'), "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 on,"),
+        (
+            _partition('name = "p", chunks = 1, include_remainder = 1'),
+            "servers.a.devices.0.sm_partitions.0.include_remainder is true or",
+        ),
+        (_partition('name = "p", chunks = 16'), "servers.a.devices: the SM partitions of device 0 have 16 chunks"),
+        (
+            _partition(*['name = "p", chunks = 1'] * 2),
+            "servers.a.devices: two SM partitions of device 0 have the name p",
+        ),
+        (
+            _partition(*(f'name = "{name}", chunks = 1, include_remainder = true' for name in "pq")),
+            "servers.a.devices: one SM partition of device 0 can have include_remainder",
+        ),
     ],
 )
 def test_an_error_is_said_with_its_line_and_key(line: str, said: str) -> None:
     (error,) = _errors(f'schema_version = "1.0"\n[servers.a]\n# comment\n{line}\n')
     assert error.startswith(f"F:4: {said}")
+
+
+def test_partitions_are_on_devices_of_their_server() -> None:
+    text = 'schema_version = "1.0"\n[servers.a]\nallowed_devices = "1"\n' + _partition('name = "p", chunks = 1')
+    with pytest.raises(BadFile) as caught:
+        read_plan(text, HERE)
+    (problem,) = caught.value.problems
+    assert problem.shown("F") == "F:4: servers.a.devices.0.uuid: the server's allowed_devices lack it"
+
+
+def test_partitions_of_all_servers_fit_a_device_together() -> None:
+    lines = ['schema_version = "1.0"']
+    for name in "ab":
+        lines += [f"[servers.{name}]", _partition('name = "p", chunks = 8')]
+    with pytest.raises(BadFile) as caught:
+        read_plan("\n".join(lines), HERE)
+    (problem,) = caught.value.problems
+    assert problem.text == (
+        "servers.b.devices: the SM partitions of device 0 have 16 chunks together, and it has 15 (servers: a, b)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,15 @@ class Replay:
     daemon: DaemonProcess
     clients: dict[str, ClientProcess] = field(factory=dict)
     inodes: dict[str, int] = field(factory=dict)
+    partition: str = ""
+    """The last CUDA_MPS_SM_PARTITION that was printed."""
 
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
         first, second = (device.uuid for device in describe(MACHINE["PYMPSD_EMULATED_DEVICES"]))
         known = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log", "U0": first, "U1": second}
-        known |= {"ME": os.geteuid(), **{name: client.pid for name, client in self.clients.items()}}
+        known |= {"ME": os.geteuid(), "PARTITION": self.partition}
+        known |= {name: client.pid for name, client in self.clients.items()}
         for name, value in known.items():
             text = text.replace("{" + name + "}", str(value))
         return text
@@ -91,6 +94,7 @@ class Replay:
         finally:
             self.daemon.settings = settings
         assert done.returncode == step.get("exit", 0), (step, done)
+        self.partition = done.stdout.partition("CUDA_MPS_SM_PARTITION=")[2].strip() or self.partition
         if "keep" in step:
             Path(self.text(step["keep"])).write_text(done.stdout)
         elif "same" in step:
@@ -104,7 +108,9 @@ class Replay:
         environment["CUDA_MPS_PIPE_DIRECTORY"] = self.text(step["at"])
         client = self.clients[step["client"]] = self.daemon.client(step.get("as"), **environment)
         if "fails" in step:
-            assert client.do("init") == step["fails"], (step, client.do("error"))
+            said = client.do("init")
+            said = client.do("ctx 0") if said == "CUDA_SUCCESS" else said
+            assert said == step["fails"], (step, client.do("error"))
         else:
             client.connect()
 

@@ -31,6 +31,9 @@ LIMITS = st.sampled_from(
     ["--active-thread-percentage=25", "--pinned-memory-limit=4G", "--client-priority=1", "--pinned-memory-limit=0=1G"]
 )
 NUMBER = st.integers(0, 7)
+PARTITIONS = st.sampled_from(["p", "q"])
+CHOICES = st.sampled_from(["", "p", "0/p,1/q", "q", "1/p"])
+"""What clients say of partitions."""
 FILES = st.dictionaries(
     SERVERS,
     st.dictionaries(NAMESPACES, st.sampled_from(["", "active_thread_percentage = 30", "client_priority = 1"])),
@@ -63,6 +66,8 @@ class NamedMachine(RuleBasedStateMachine):
         self.waiting: dict[int, tuple[str, str]] = {}
         self.on_server: dict[int, int] = {}
         self.came_to: dict[int, str] = {}
+        self.partitions: dict[int, dict[int, str]] = {}
+        """By client and device."""
         self.settled: Counter[int] = Counter()
         self.session = 0
         self.unanswered: set[int] = set()
@@ -111,6 +116,9 @@ class NamedMachine(RuleBasedStateMachine):
                 assert serial not in self.leaving
                 self._check_limits(server, namespace, priority, limits)
                 self.on_server[client] = serial
+                assert limits is not None
+                self.partitions[client] = {device: one.name for device, one in limits.partitions.items()}
+                self._check_partitions(server, limits)
                 self.settled[client] += 1
             case do.RefuseClient(client, code, reason):
                 del self.waiting[client]
@@ -140,6 +148,15 @@ class NamedMachine(RuleBasedStateMachine):
         assert limits.memory_limits == {n: limit.value for n, limit in found.pinned_memory.items()}
         assert priority == found.client_priority.level
         assert (limits.server, limits.namespace) == (server, namespace)
+
+    def _check_partitions(self, server: str, limits: do.ClientLimits) -> None:
+        known = self.daemon.named_servers[server].partitions
+        assert {one.device for one in known} <= limits.partitions.keys()
+        for device, chosen in limits.partitions.items():
+            is_known = any(
+                (one.device, one.name, one.chunks) == (device, chosen.name, chosen.chunks) for one in known
+            )
+            assert bool(chosen.problem) != is_known
 
     def _says(self, line: str, file: bytes | None = None) -> None:
         self.session += 1
@@ -177,6 +194,15 @@ class NamedMachine(RuleBasedStateMachine):
     def delete_namespace(self, name: str, server: str, force: bool) -> None:
         self._says(f"namespace delete {name} --server={server}" + " --force" * force)
 
+    @rule(name=PARTITIONS, server=SERVERS, device=st.integers(0, 1), chunks=st.integers(1, 9), more=st.booleans())
+    def create_partition(self, name: str, server: str, device: int, chunks: int, more: bool) -> None:
+        where = f"--server={server} --device={device} --chunks={chunks}"
+        self._says(f"sm-partition create {name} {where} --include-remainder={str(more).lower()}")
+
+    @rule(name=PARTITIONS, server=SERVERS, device=st.integers(0, 1), force=st.booleans())
+    def delete_partition(self, name: str, server: str, device: int, force: bool) -> None:
+        self._says(f"sm-partition delete {name} --server={server} --device={device}" + " --force" * force)
+
     @rule(servers=FILES, prune=st.booleans(), force=st.booleans())
     def apply(self, servers: dict[str, dict[str, str]], prune: bool, force: bool) -> None:
         """Apply a file: applied again at once, it changes nothing but what could not be changed then."""
@@ -203,18 +229,23 @@ class NamedMachine(RuleBasedStateMachine):
                 lines += [f"[servers.{name}.namespaces.{each}]", line]
         return "\n".join(lines).encode()
 
-    @rule(query=st.sampled_from(["server list", "namespace list", "client list --all", "device list", "config show"]))
+    @rule(
+        query=st.sampled_from(
+            ["server list", "namespace list", "client list --all", "device list", "sm-partition list --all"]
+        )
+    )
     def ask(self, query: str) -> None:
         self._says(query)
 
-    @rule(server=st.one_of(st.just(""), SERVERS), namespace=NAMESPACES, uid=UIDS)
-    def connect(self, server: str, namespace: str, uid: int) -> None:
+    @rule(server=st.one_of(st.just(""), SERVERS), namespace=NAMESPACES, uid=UIDS, partition=CHOICES)
+    def connect(self, server: str, namespace: str, uid: int, partition: str = "") -> None:
         self.serial += 1
         own = f"uid_{0 if self.multiuser else uid}"
         came = (server or own, namespace if server else DEFAULT)
         self.waiting[self.serial] = came
         peer = Peer(5000 + self.serial, uid, uid, (uid,))
         at = {"server": server, "mps_namespace": namespace if server else ""}
+        at |= {"environment": {"CUDA_MPS_SM_PARTITION": partition}}
         self.feed(events.ClientConnected(self.serial, peer, "train", 7, **at))  # type: ignore[arg-type]
 
     @precondition(lambda self: self.waiting)
@@ -321,7 +352,10 @@ class NamedMachine(RuleBasedStateMachine):
         serial = sorted(self.awaited)[number % len(self.awaited)]
         self.awaited.remove(serial)
         mine = [client for client, server in self.on_server.items() if server == serial]
-        reports = tuple(events.ReturnedClient(client, 5000 + client, "train", 7) for client in mine)
+        reports = tuple(
+            events.ReturnedClient(client, 5000 + client, "train", 7, partitions=self.partitions[client])
+            for client in mine
+        )
         status = "INITIALIZING" if serial not in self.leaving and not mine else "ACTIVE"
         self.feed(events.ServerReturned(serial, status, serial in self.leaving, reports))
 
@@ -336,6 +370,23 @@ class NamedMachine(RuleBasedStateMachine):
             named = self.daemon.named_servers[server]
             assert not named.deleted
             assert namespace in named.namespaces
+
+    @invariant()
+    def no_chunk_has_two_partitions(self) -> None:
+        every = [
+            (one.device, chunk)
+            for named in self.daemon.named_servers.values()
+            for one in named.partitions
+            for chunk in one.chunks
+        ]
+        assert len(set(every)) == len(every)
+
+    @invariant()
+    def nobody_is_outside_of_partitions(self) -> None:
+        for server in self.daemon.servers.values():
+            named = self.daemon.named_servers.get(server.name)
+            static = {one.device for one in named.partitions} if named else set()
+            assert all(static <= client.partitions.keys() for client in server.clients.values())
 
     @invariant()
     def sockets_are_those_of_servers_and_namespaces(self) -> None:

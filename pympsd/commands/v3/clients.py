@@ -106,4 +106,8 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
-        yield Row((client.pid, server.name, uuid, where, client.command), {**extra, "pci-id": pci})
+        partition = None if ordinal is None else client.partitions.get(ordinal) or None
+        yield Row(
+            (client.pid, server.name, uuid, where, client.command),
+            {**extra, "pci-id": pci, "sm_partition": partition},
+        )

@@ -12,8 +12,10 @@ from pympsd.commands.v3.registry import command, data
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
+    CreatePartition,
     CreateServer,
     DeleteNamespace,
+    DeletePartition,
     DeleteServer,
     Impossible,
     SetDefaultSocket,
@@ -22,7 +24,7 @@ from pympsd.configuration.changes import (
     State,
     changes,
 )
-from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.plan import PartitionPlan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
@@ -31,10 +33,12 @@ from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.v3.gathering import Gathering
 from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
+from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition
 from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.partitions import SmPartition
 
 NO_CHANGE = "no change"
 
@@ -70,7 +74,11 @@ def apply(
     def count_clients(server: str, name: str | None) -> int:
         return len(clients(daemon, server, name))
 
-    state = State(daemon.named_servers, surroundings, count_clients, daemon.rules, daemon.default_socket)
+    def count_clients_in(server: str, partition: SmPartition) -> int:
+        return len(clients_in(daemon, daemon.named_servers[server], partition))
+
+    servers, rules = daemon.named_servers, daemon.rules
+    state = State(servers, surroundings, count_clients, count_clients_in, rules, daemon.default_socket)
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
@@ -142,11 +150,18 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
                     yield from create_namespace(
                         daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
                     )
+            for partition in plan.partitions:
+                other = daemon.gatherings.part(gathering)
+                yield from _create_partition(daemon, plan.name, partition, other)
         case CreateNamespace(server, name, limits, clients_only):
             yield from create_namespace(daemon, server, name, limits, part, clients_only)
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
             yield Reply(part, Answer())
+        case CreatePartition(server, partition):
+            yield from _create_partition(daemon, server, partition, part)
+        case DeletePartition(server, there):
+            yield from delete_partition(daemon, server, there.name, there.device, force, part, Answer())
         case SetRules(rules, _):
             daemon.rules = rules
             yield Log("rules_set", {"count": len(rules)})
@@ -158,3 +173,11 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             yield from delete_server(daemon, name, force, part)
         case DeleteNamespace(server, name):
             yield from delete_namespace(daemon, server, name, force, part)
+
+
+def _create_partition(daemon: Daemon, server: str, plan: PartitionPlan, part: int) -> Iterator[Instruction]:
+    try:
+        yield from create_partition(daemon, server, plan.name, plan.device, plan.chunks, plan.include_remainder)
+        yield Reply(part, Answer())
+    except NotPossible as error:
+        yield Reply(part, refusal(str(error)))

@@ -12,6 +12,7 @@ from pympsd.commands.v3.output import Column, Format, Row
 from pympsd.commands.v3.registry import command, listing
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.servers import server as server_named
+from pympsd.vocabulary.partitions import chunk_count
 
 COLUMNS: Final = tuple(
     Column(name, name)
@@ -31,10 +32,10 @@ COLUMNS: Final = tuple(
 @command(Syntax("device list", options={"server": SERVER, "format": FORMAT}))
 def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, format: Format | None = None) -> Decision:
     """List the devices of each server, by the ordinals that its clients see, and those of no server. Chunks are those
-    of static partitions, which are not there yet.
+    of static SM partitions.
     """
     shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
-    used = [(owner.name, view.ordinals(daemon, owner)) for owner in shown]
+    used = [(owner.name, owner.ordinals(len(daemon.devices))) for owner in shown]
     places: list[tuple[int, str | None, int]] = [
         (shown_as, name, device) for name, devices in used for shown_as, device in enumerate(devices)
     ]
@@ -50,6 +51,8 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "memory_total": device.memory_bytes,
             "daemon_ordinal": index,
         }
-        cells = (ordinal, name, device.pci, device.uuid, device.name, device.multiprocessors, None, None)
+        static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))
+        chunks, attributes = chunk_count(device) or None, "static-partitions" if static else None
+        cells = (ordinal, name, device.pci, device.uuid, device.name, device.multiprocessors, chunks, attributes)
         rows.append(Row(cells, extra))
     return listing(COLUMNS, rows, format)

@@ -112,7 +112,7 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         (process and process.pid) or None,
         str(status(daemon, named)),
         f"{daemon.pipe_directory}/{named.name}",
-        tuple(daemon.devices[ordinal].uuid for ordinal in view.ordinals(daemon, named)),
+        tuple(daemon.devices[ordinal].uuid for ordinal in named.ordinals(len(daemon.devices))),
         " ".join(map(str, contexts)) or None,
     )
     default = named.namespaces.get(DEFAULT)

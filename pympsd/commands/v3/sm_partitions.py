@@ -1,55 +1,157 @@
-"""Static SM partitions: refused by name until they are there."""
+"""The module ``sm-partition``: static SM partitions."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Option, Refused, Syntax
-from pympsd.commands.v3.output import Format
-from pympsd.commands.v3.registry import command
+from pympsd.commands.v3.options import FORMAT, SERVER
+from pympsd.commands.v3.output import Column, Format, Row
+from pympsd.commands.v3.registry import command, listing
+from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus
+from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition, free_of
+from pympsd.state_machine.v3.servers import server as server_named
+from pympsd.state_machine.v3.servers import status
+from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.partitions import VARIABLE, chunk_count, multiprocessors, partition_id
+from pympsd.vocabulary.texts import read_boolean, read_count
 
-NOT_THERE: Final = (
-    "Static SM partitions are not there yet; --active-thread-percentage of a namespace limits the SMs of its clients."
+COLUMNS: Final = tuple(
+    Column(name, name.upper())
+    for name in ("server", "device", "name", "chunks", "sm-count", "include-remainder", "status", "visible-uuid")
 )
-_SERVER: Final = Option(str, "<s>")
-_DEVICE: Final = Option(str, "<device>")
+_DEVICE: Final = Option(str, "<ordinal|UUID>")
 
 
 @command(
     Syntax(
         "sm-partition create",
         required=("name",),
-        options={"server": _SERVER, "device": _DEVICE, "chunks": Option(str, "<n>")},
+        options={
+            "server": SERVER,
+            "device": _DEVICE,
+            "chunks": Option(read_count, "<n>"),
+            "include-remainder": Option(read_boolean, "true|false"),
+        },
         needed=("server", "device", "chunks"),
-    )
+    ),
+    asks_servers=True,
 )
-def create(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
-    """Make a static SM partition; this daemon has none yet."""
-    raise Refused(NOT_THERE)
+def create(
+    daemon: Daemon,
+    caller: Caller,
+    name: str,
+    server: str,
+    device: str,
+    chunks: int,
+    include_remainder: bool = False,
+) -> Decision:
+    """Make a static SM partition of a server: chunks of the SMs of a device that its clients alone use, with
+    --include-remainder those too that are in no chunk. From the first partition on every client of the server has to
+    name one on that device, by the CUDA_MPS_SM_PARTITION that is printed, or as <device>/<name> or <name>.
+    """
+    named = server_named(daemon, server)
+    view.check_owner(caller, named, "sm-partition create")
+    ordinal = _device(daemon, named, device)
+    made = tuple(create_partition(daemon, server, name, ordinal, chunks, include_remainder))
+    facts = daemon.devices[ordinal]
+    if _is_created(daemon, named):
+        count = len(multiprocessors(facts, named.partitions[-1].chunks))
+        said = f"created on device {facts.uuid} (sm-count={count})"
+    else:
+        when = f"it is made when server '{server}' starts"
+        said = f"configured on device {facts.uuid} (chunks={chunks}); {when}"
+    variable = f"{VARIABLE}={facts.uuid}/{partition_id(server, facts, name)}"
+    return Decision(Answer((Part(f"SM partition '{name}' {said}"), Part(variable))), made)
 
 
 @command(
     Syntax(
         "sm-partition delete",
         required=("name",),
-        options={"server": _SERVER, "device": _DEVICE},
+        options={"server": SERVER, "device": _DEVICE},
+        flags=("force",),
         needed=("server", "device"),
-    )
+    ),
+    asks_servers=True,
 )
-def delete(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
-    """Delete a static SM partition; this daemon has none yet."""
-    raise Refused(NOT_THERE)
+def delete(daemon: Daemon, caller: Caller, name: str, server: str, device: str, force: bool = False) -> Decision:
+    """Delete a static SM partition; refused while it has clients, which --force terminates."""
+    named = server_named(daemon, server)
+    view.check_owner(caller, named, "sm-partition delete")
+    ordinal = _device(daemon, named, device)
+    answer = Answer((Part(f"SM partition '{name}' deleted from device {daemon.devices[ordinal].uuid}"),))
+    return Decision(None, tuple(delete_partition(daemon, server, name, ordinal, force, caller.session, answer)))
 
 
 @command(
     Syntax(
         "sm-partition list",
-        options={"server": _SERVER, "device": _DEVICE, "format": Option(Format.parse, "<format>")},
+        options={"server": SERVER, "device": _DEVICE, "format": FORMAT},
         flags=("all",),
-    )
+    ),
+    asks_servers=True,
 )
-def list_partitions(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
-    """List the static SM partitions; this daemon has none yet."""
-    raise Refused(NOT_THERE)
+def list_partitions(
+    daemon: Daemon,
+    caller: Caller,
+    server: str | None = None,
+    device: str | None = None,
+    all: bool = False,
+    format: Format | None = None,
+) -> Decision:
+    """List the static SM partitions, with --all also what is left of each device."""
+    rows = []
+    for named in view.servers(daemon) if server is None else [server_named(daemon, server)]:
+        ordinals = named.ordinals(len(daemon.devices))
+        for ordinal in ordinals if device is None else [_device(daemon, named, device)]:
+            rows += _rows(daemon, named, ordinal)
+            if all and (free := free_of(daemon, ordinal)):
+                rows.append(_unallocated(named, daemon.devices[ordinal], free))
+    return listing(COLUMNS, rows, format)
+
+
+def _rows(daemon: Daemon, named: NamedServer, ordinal: int) -> list[Row]:
+    facts, made = daemon.devices[ordinal], "created" if _is_created(daemon, named) else "configured"
+    return [
+        Row(
+            (
+                named.name,
+                facts.uuid,
+                one.name,
+                sum(chunk < chunk_count(facts) for chunk in one.chunks),
+                len(multiprocessors(facts, one.chunks)),
+                chunk_count(facts) in one.chunks,
+                made,
+                partition_id(named.name, facts, one.name),
+            ),
+            {"clients": sorted(client.pid for client in clients_in(daemon, named, one))},
+        )
+        for one in named.partitions
+        if one.device == ordinal
+    ]
+
+
+def _unallocated(named: NamedServer, facts: DeviceFacts, free: tuple[int, ...]) -> Row:
+    whole = sum(chunk < chunk_count(facts) for chunk in free)
+    cells = named.name, facts.uuid, None, whole, len(multiprocessors(facts, free)), None, "unallocated", None
+    return Row(cells)
+
+
+def _is_created(daemon: Daemon, named: NamedServer) -> bool:
+    return status(daemon, named) in (NamedStatus.READY, NamedStatus.FAULT)
+
+
+def _device(daemon: Daemon, named: NamedServer, word: str) -> int:
+    """Return the daemon's ordinal of a device that a word names as the server's clients do; raise Refused."""
+    ordinals = named.ordinals(len(daemon.devices))
+    facts = [daemon.devices[ordinal] for ordinal in ordinals]
+    found = find_device(facts, word)
+    if found is None:
+        raise Refused(f"No device '{word}' of server '{named.name}'. Devices: {listed(facts)}.")
+    return ordinals[found]

@@ -83,12 +83,6 @@ def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
     return f"{server.name}/{namespace_of(client)} ({number})"
 
 
-def ordinals(daemon: Daemon, server: NamedServer) -> tuple[int, ...]:
-    """Return the ordinals of a server's devices, in its clients' order."""
-    every = tuple(range(len(daemon.devices)))
-    return every if server.allowed_devices is None else server.allowed_devices
-
-
 def percentage_cell(percentage: ThreadPercentage) -> Shown:
     """Return a percentage as a cell."""
     return Shown(percentage_text(percentage), percentage.value)
@@ -96,7 +90,7 @@ def percentage_cell(percentage: ThreadPercentage) -> Shown:
 
 def memory_cell(daemon: Daemon, server: NamedServer, limits: Mapping[int, PinnedMemory]) -> Shown:
     """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device."""
-    each = {ordinal: limits.get(ordinal) for ordinal in ordinals(daemon, server)}
+    each = {ordinal: limits.get(ordinal) for ordinal in server.ordinals(len(daemon.devices))}
     if len(set(each.values())) == 1:
         (limit,) = set(each.values())
         return Shown(memory_text(limit), limit and limit.value)

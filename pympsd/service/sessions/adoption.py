@@ -337,5 +337,11 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     command = sanitised(report.command.encode())
     mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""
     return events.ReturnedClient(
-        report.client, report.pid, command, report.namespace, contexts, mps_namespace=mps_namespace
+        report.client,
+        report.pid,
+        command,
+        report.namespace,
+        contexts,
+        mps_namespace=mps_namespace,
+        partitions=report.partitions,
     )

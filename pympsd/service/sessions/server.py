@@ -86,6 +86,7 @@ class ServerSession:
                 devices=limits.devices,
                 mps_namespace=limits.namespace,
                 least_priority=limits.least_priority,
+                partitions=limits.partitions,
             )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)

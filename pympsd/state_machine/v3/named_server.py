@@ -9,6 +9,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.partitions import SmPartition
 
 MOST_NAMESPACES: Final = 256
 """Of one server: each takes descriptors of the daemon and its keeper."""
@@ -84,3 +85,9 @@ class NamedServer:
     """Its sockets are not open yet."""
     deleted: bool = field(default=False, eq=False)
     """It is removed when its process has ended."""
+    partitions: list[SmPartition] = field(factory=list)
+    """Static SM partitions, in order of creation."""
+
+    def ordinals(self, count: int) -> tuple[int, ...]:
+        """Return the ordinals of its devices out of the daemon's, in its clients' order."""
+        return tuple(range(count)) if self.allowed_devices is None else self.allowed_devices

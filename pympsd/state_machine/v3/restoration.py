@@ -31,7 +31,9 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
 def _named(kept: PersistentNamedServer) -> NamedServer:
     namespaces = {one.name: Namespace(one.name, one.limits, clients_only=one.clients_only) for one in kept.namespaces}
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
-    return NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
+    named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
+    named.partitions += kept.partitions
+    return named
 
 
 def _of_process(name: str, process: PersistentServer) -> NamedServer:

@@ -234,7 +234,7 @@ def _working(session: int) -> Iterator[Instruction]:
 
 
 def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
-    if not daemon.chooses_devices:
+    if not daemon.has_own_servers:
         raise NotPossible("--allowed-devices is not possible with the driver's own server: it has all devices.")
     for ordinal in ordinals:
         if not 0 <= ordinal < len(daemon.devices):

@@ -53,6 +53,12 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     opened.close()
 
 
+@pytest.fixture
+def facts(request: pytest.FixtureRequest, device: Device) -> DeviceFacts:
+    """The facts of the device."""
+    return next(iter(_FACTS[request.node.callspec.params["device"]].values()))
+
+
 @pytest.fixture(params=[(backend, model) for backend in BACKENDS for model in _FACTS[backend]], ids="-".join)
 def any_device(request: pytest.FixtureRequest) -> Iterator[Device]:
     """Devices of 8 GiB from before and after Volta; their capabilities differ."""

@@ -224,10 +224,12 @@ class PortUser:
     _module: Module | None = None
 
     @classmethod
-    def on(cls, device: Device, client: int = 1, **quota: int) -> PortUser:
+    def on(cls, device: Device, client: int = 1, chunks: tuple[int, ...] = (), **quota: int) -> PortUser:
         """Return a user with a new context of a client."""
         fault = Notified()
-        limits = Quota(quota.get("multiprocessors", 0), quota.get("memory_bytes", 0), quota.get("priority", 0))
+        limits = Quota(
+            quota.get("multiprocessors", 0), quota.get("memory_bytes", 0), quota.get("priority", 0), chunks
+        )
         context = device.create_context(client, limits, fault, quota.get("serial", 0))
         return cls(device, context, fault)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import Device, Launch
 from tests.backends.contract.port_user import PTX, Gate, Notified, PortUser
@@ -202,6 +204,23 @@ def test_a_context_keeps_to_its_multiprocessors(device: Device) -> None:
     user.default.notify(waiting)
     assert waiting.stays_silent()
     assert device.trace["resident_blocks_high_water"] == 60  # 4 of 1,024 threads fit two multiprocessors
+
+
+@pytest.mark.needs("limits_multiprocessors")
+def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(device: Device, facts: DeviceFacts) -> None:
+    size, count = chunk_size(facts), chunk_count(facts)
+    rest = facts.multiprocessors - size * count
+    users = [PortUser.on(device, chunks=chunks) for chunks in ((0, 1), (2,), (3, 4, count))]
+    for user in users:
+        words = user.words()
+        user.launch("add", words, 1, grid=(1, 1, 1), block=(32, 1, 1))
+        assert user.synchronize() == Result.SUCCESS
+    traces = [set(trace.multiprocessors) for trace in device.context_traces]
+    assert [len(each) for each in traces] == [2 * size, size, 2 * size + rest]
+    assert len(set().union(*traces)) == 5 * size + rest
+    inner = PortUser.on(device, chunks=(2,), multiprocessors=size)
+    assert set(device.context_traces[-1].multiprocessors) == traces[1]
+    assert inner.synchronize() == Result.SUCCESS
 
 
 def test_the_trace_counts(user: PortUser) -> None:

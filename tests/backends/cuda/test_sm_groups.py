@@ -24,6 +24,13 @@ def test_groups_are_disjoint_while_they_fit(sizes: list[int]) -> None:
         assert len(set(used)) == len(used)
 
 
+def test_groups_are_taken_among_those_of_a_partition() -> None:
+    groups = SmGroups(16, 8)
+    assert groups.take(2, among=(3, 5, 15)) == (3, 5)
+    assert groups.take(2, [(0, 1), (3, 15)], among=(3, 5, 15)) == (3, 15)
+    assert groups.take(2, [(0, 1)]) == (0, 1)
+
+
 def test_a_kept_set_is_taken_again_unless_others_are_less_used() -> None:
     groups = SmGroups(8, 2)
     first = groups.take(4)

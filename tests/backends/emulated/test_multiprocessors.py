@@ -30,6 +30,14 @@ def test_a_context_without_a_limit_counts_as_user_of_none() -> None:
     assert device.take(1) == (0,)
 
 
+def test_a_context_of_a_partition_keeps_to_it() -> None:
+    device = Multiprocessors(10)
+    assert device.take(0, (4, 5, 6)) == (4, 5, 6)
+    assert device.take(9, (4, 5, 6)) == (4, 5, 6)
+    assert device.take(2, (4, 5, 6)) == (4, 5)
+    assert device.take(2, (4, 5, 6)) == (4, 6)
+
+
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 22), st.integers(0, 30)), max_size=40))
 def test_a_context_never_shares_more_than_it_must(count: int, steps: list[tuple[int, int]]) -> None:
     """A step takes some, and releases those of a number of steps before if they are still taken."""

@@ -94,8 +94,8 @@ def test_lists(daemon: Daemon) -> None:
         ["3165259", "a", one, "a/hi (0)", 'python "a, b".py'],
     ]
     assert _printed(daemon, "device list --server=a --format=csv,noheader").splitlines() == [
-        f"0,a,{DEVICES[1].pci},{one},NVIDIA H200,132,-,-",
-        f"1,a,{DEVICES[0].pci},{zero},NVIDIA H200,132,-,-",
+        f"0,a,{DEVICES[1].pci},{one},NVIDIA H200,132,15,-",
+        f"1,a,{DEVICES[0].pci},{zero},NVIDIA H200,132,15,-",
     ]
 
 
@@ -137,7 +137,8 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("client get 3165259 foo", "A client has no field 'foo'. Fields: cmd, device, linux-ns, maws-ns, pci-id, "),
         ("device list --format=xml", "--format is table, csv or json"),
         ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
-        ("sm-partition list", "Static SM partitions are not there yet"),
+        ("sm-partition list --server=c", "No server named 'c'."),
+        ("sm-partition list --server=a --device=2", "No device '2' of server 'a'. Devices: 0 (GPU-"),
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
         ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
         ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
@@ -179,7 +180,12 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("client terminate 5", "No client with PID 5."),
         ("client terminate 3165259 --server=b", "No client with PID 3165259 on server 'b'."),
         ("client terminate 3165259 --timeout=0", "--timeout is a number of seconds above 0, up to 86400, not '0'."),
-        ("sm-partition create p --server=a --device=0 --chunks=1", "Static SM partitions are not there yet"),
+        (
+            "sm-partition create p --server=a --device=0 --chunks=1",
+            "Device 0 has 1 active client outside partitions.",
+        ),
+        ("sm-partition create p --server=a --device=0", "'sm-partition create' needs --chunks=<n>."),
+        ("sm-partition delete p --server=a --device=1", "No SM partition named 'p' on server 'a', device 1."),
         ("feature enable memacct", "Memory accounting by cgroup is not there yet"),
         ("feature disable context_share", "context-share cannot be disabled: every client of pympsd runs in a se"),
         ("memacct set audit_log=true", "Memory accounting by cgroup is not there yet"),

@@ -72,7 +72,17 @@ def _facts(driver: Any, number: int) -> dict[str, Any]:
         "multiprocessors": attributes["MULTIPROCESSOR_COUNT"],
         "memory_bytes": int(driver.cuDeviceTotalMem(device)[1]),
         "attributes": attributes,
+        "sm_chunks": _sm_chunks(driver, device),
     }
+
+
+def _sm_chunks(driver: Any, device: Any) -> tuple[int, int] | None:
+    """Return the groups of SMs that the driver splits the device into, and the SMs in each; None if it does not."""
+    code, every = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+    if int(code):
+        return None
+    code, groups, count, _ = driver.cuDevSmResourceSplitByCount(every.sm.smCount, every, 0, 1)
+    return None if int(code) or not count else (int(count), int(groups[0].sm.smCount))
 
 
 def _text(name: bytes) -> str:

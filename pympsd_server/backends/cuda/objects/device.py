@@ -96,7 +96,7 @@ class CudaDevice:
         driver = self._driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self.poison)
         memory = DeviceMemory(driver, int(handle), window_of(ordinal))
         staging = Staging(driver)
-        self._partitions = Partitions(driver, handle, facts.multiprocessors, memory)
+        self._partitions = Partitions(driver, handle, facts, memory)
         janitor = Janitor()
         self.services = DeviceServices(
             driver=driver,
@@ -209,9 +209,9 @@ class CudaDevice:
             client.take(CONTEXT_BYTES, "a context")
         charged = CONTEXT_BYTES
         try:
-            partition = self._partitions.take(quota.multiprocessors)
+            partition = self._partitions.take(quota.multiprocessors, quota.chunks)
             try:
-                if partition.groups:
+                if partition.green is not None:
                     client.take(PARTITION_BYTES, "a context on some of the multiprocessors")
                     charged += PARTITION_BYTES
                 context = CudaContext(self, self.services, client, partition, quota.priority, serial, on_fault)

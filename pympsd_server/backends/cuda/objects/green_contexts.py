@@ -1,4 +1,6 @@
-"""Partitions of the multiprocessors: green contexts over groups of one split, made when first needed and kept.
+"""Partitions of the multiprocessors: green contexts over groups of a split, made when first needed and kept.
+
+There are two splits: into pairs for limits, and into chunks for static partitions.
 
 Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available at once.
 Source: docs/decisions/004-what-the-gpu-decided.md.
@@ -8,14 +10,19 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from threading import Lock
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.partitions import chunk_count, chunk_size
+from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.objects.sm_groups import SmGroups
+from pympsd_server.backends.interface import BackendError
 
 GROUP_SIZE: Final = 2
 PARTITION_BYTES: Final = 6 << 20
@@ -52,57 +59,89 @@ class Partition:
     """As kernels read them in %smid."""
     green: Any = None
     groups: tuple[int, ...] = ()
+    split: Split | None = None
+    """Whose groups they are."""
+
+
+@define
+class Split:
+    """A device split into groups of multiprocessors, and the partitions that were made of them."""
+
+    parts: Sequence[Any]
+    groups: SmGroups
+    kept: dict[tuple[int, ...], Partition] = field(factory=dict, init=False)
 
 
 class Partitions:
     """The partitions of one device. Safe to use from several threads."""
 
-    def __init__(self, driver: Driver, device: int, multiprocessors: int, memory: DeviceMemory) -> None:
+    def __init__(self, driver: Driver, device: int, facts: DeviceFacts, memory: DeviceMemory) -> None:
         self._driver = driver
         self._device = device
         self._memory = memory
         self._lock = Lock()
-        self._all = Partition(tuple(range(multiprocessors)))
-        kinds = cu.CUdevResourceType
-        resource = driver.call(cu.cuDeviceGetDevResource, device, kinds.CU_DEV_RESOURCE_TYPE_SM)
-        self._parts, count, _ = driver.call(
-            cu.cuDevSmResourceSplitByCount,
-            multiprocessors // GROUP_SIZE,
-            resource,
-            _IGNORE_COSCHEDULING,
-            GROUP_SIZE,
-        )
-        self._groups = SmGroups(int(count), GROUP_SIZE)
-        self._kept: dict[tuple[int, ...], Partition] = {}
+        self._facts = facts
+        self._all = Partition(tuple(range(facts.multiprocessors)))
+        parts, _ = self._split(GROUP_SIZE, _IGNORE_COSCHEDULING)
+        self._pairs = Split(parts, SmGroups(len(parts), GROUP_SIZE))
+        self._chunks: Split | None = None
         self._where = driver.call(cu.cuModuleGetFunction, driver.call(cu.cuModuleLoadData, _WHERE), b"where")
 
-    def take(self, multiprocessors: int) -> Partition:
-        """Return a partition of this many multiprocessors, rounded up to whole groups; 0: all of them."""
+    def take(self, multiprocessors: int, chunks: tuple[int, ...] = ()) -> Partition:
+        """Return a partition of this many multiprocessors, rounded up to whole groups; 0: all of them, or all in the
+        chunks of a static partition, if there are any; raise BackendError.
+        """
         with self._lock:
-            wanted = self._groups.wanted(multiprocessors)
+            if chunks:
+                split, among = self._split_into_chunks(), chunks
+                wanted = -(-multiprocessors // split.groups.size) or len(chunks)
+                wanted = min(wanted, len(chunks))
+            else:
+                split, among = self._pairs, None
+                wanted = split.groups.wanted(multiprocessors)
             if not wanted:
                 return self._all
-            groups = self._groups.take(wanted, self._kept)
+            groups = split.groups.take(wanted, split.kept, among)
             try:
-                if groups not in self._kept:
-                    self._kept[groups] = self._make(groups)
+                if groups not in split.kept:
+                    split.kept[groups] = self._make(split, groups)
             except BaseException:
-                self._groups.give(groups)
+                split.groups.give(groups)
                 raise
-            return self._kept[groups]
+            return split.kept[groups]
 
     def give(self, partition: Partition) -> None:
         """Return a partition: a context that had it is gone."""
         with self._lock:
-            self._groups.give(partition.groups)
+            if partition.split is not None:
+                partition.split.groups.give(partition.groups)
 
-    def _make(self, groups: tuple[int, ...]) -> Partition:
+    def _split(self, size: int, flags: int) -> tuple[list[Any], Any]:
+        """Return the groups of this size that the driver makes of the device, and what is left over."""
+        call, kinds = self._driver.call, cu.CUdevResourceType
+        resource = call(cu.cuDeviceGetDevResource, self._device, kinds.CU_DEV_RESOURCE_TYPE_SM)
+        most = self._facts.multiprocessors // size
+        parts, count, rest = call(cu.cuDevSmResourceSplitByCount, most, resource, flags, size)
+        return list(parts[: int(count)]), rest
+
+    def _split_into_chunks(self) -> Split:
+        if self._chunks is None:
+            size, count = chunk_size(self._facts), chunk_count(self._facts)
+            parts, rest = self._split(size, 0)
+            if len(parts) != count or any(part.sm.smCount != size for part in parts):
+                reason = f"the driver makes {len(parts)} chunks of this device's SMs, not {count} of {size} each"
+                raise BackendError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, reason)
+            self._chunks = Split([*parts, rest], SmGroups(count + 1, size))
+        return self._chunks
+
+    def _make(self, split: Split, groups: tuple[int, ...]) -> Partition:
         call = self._driver.call
-        parts = [self._parts[group] for group in groups]
+        parts = [split.parts[group] for group in groups]
         description = call(cu.cuDevResourceGenerateDesc, parts, len(parts))
         flag = cu.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         green = call(cu.cuGreenCtxCreate, description, self._device, int(flag))
-        return Partition(self._measured(green, len(groups) * GROUP_SIZE), green, groups)
+        count = sum(part.sm.smCount for part in parts)
+        return Partition(self._measured(green, count), green, groups, split)
 
     def _measured(self, green: Any, multiprocessors: int) -> tuple[int, ...]:
         """Return the ids of a green context's multiprocessors: the driver reports only their number."""

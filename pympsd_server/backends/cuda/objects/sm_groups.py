@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from attrs import define, field
 
@@ -24,12 +24,18 @@ class SmGroups:
         groups = -(-multiprocessors // self.size)
         return groups if 0 < groups < self.count else 0
 
-    def take(self, wanted: int, kept: Iterable[tuple[int, ...]] = ()) -> tuple[int, ...]:
-        """Return the groups for a context: a ``kept`` set if it is used no more than the least used groups."""
-        fewest = sorted(range(self.count), key=lambda number: (self._users[number], number))[:wanted]
+    def take(
+        self, wanted: int, kept: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """Return the groups for a context: a ``kept`` set if it is used no more than the least used groups.
+
+        ``among``: the groups that it may have; None: any.
+        """
+        every = range(self.count) if among is None else among
+        fewest = sorted(every, key=lambda number: (self._users[number], number))[:wanted]
         best = tuple(sorted(fewest))
         for ready in kept:
-            if len(ready) == wanted and self._use_of(ready) <= self._use_of(best):
+            if len(ready) == wanted and set(ready) <= set(every) and self._use_of(ready) <= self._use_of(best):
                 best = ready
                 break
         for number in best:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 from pympsd.vocabulary.device_facts import DeviceFacts, mapped_window_of, window_of
+from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import DeviceBudget
@@ -123,7 +124,8 @@ class EmulatedDevice:
             if self._closed:
                 raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
             limited = self.capabilities.limits_multiprocessors
-            multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0)
+            among = sms_of(self._facts, quota.chunks)
+            multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0, among)
             try:
                 context = self._make(address_space, quota, multiprocessors, on_fault, serial)
             except BaseException:

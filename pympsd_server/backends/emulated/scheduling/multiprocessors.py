@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import define, field
 
 
@@ -15,14 +17,17 @@ class Multiprocessors:
     def __attrs_post_init__(self) -> None:
         self._users = [0] * self.count
 
-    def take(self, wanted: int) -> tuple[int, ...]:
+    def take(self, wanted: int, among: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the ids for a context limited to ``wanted``, ascending: those with the fewest users, lowest first.
 
-        0, or at least the number there is, means all of them; such a context counts as a user of none.
+        0, or at least the number there is, means all of them; such a context counts as a user of none. ``among``:
+        the ids of its partition; empty: all.
         """
+        every = among or range(self.count)
+        wanted = wanted if 0 < wanted < len(every) else len(every)
         if not self._is_limit(wanted):
-            return tuple(range(self.count))
-        fewest = sorted(range(self.count), key=lambda number: (self._users[number], number))[:wanted]
+            return tuple(every)
+        fewest = sorted(every, key=lambda number: (self._users[number], number))[:wanted]
         for number in fewest:
             self._users[number] += 1
         return tuple(sorted(fewest))

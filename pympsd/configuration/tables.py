@@ -1,0 +1,95 @@
+"""A TOML file that is being read: its tables and values, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from json import dumps
+from typing import Any
+
+from attrs import frozen
+
+from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.positions import Path
+from pympsd.devices.visible import find_device, listed
+from pympsd.vocabulary.texts import BadText
+
+
+@frozen
+class Tables:
+    """A file that is being read; ``problems`` and ``warnings`` grow."""
+
+    surroundings: Surroundings
+    problems: list[tuple[Path, str]]
+    warnings: list[tuple[Path, str]]
+
+    def value(
+        self,
+        path: Path,
+        given: Mapping[str, Any],
+        key: str,
+        read: Callable[[str], Any],
+        types: tuple[type, ...],
+    ) -> Any:
+        """Return what is read of the text or number at a key; None if it is absent or wrong."""
+        if key not in given:
+            return None
+        value = given[key]
+        if isinstance(value, bool) or not isinstance(value, types):
+            names = " or ".join({str: "text", int: "a whole number", float: "a number"}[each] for each in types)
+            self.wrong((*path, key), f"{dotted((*path, key))} is {names},", value)
+            return None
+        try:
+            return read(value if isinstance(value, str) else f"{value:g}" if value == value else "")
+        except BadText as error:
+            self.wrong((*path, key), f"{dotted((*path, key))} is {error.allowed}", value)
+            return None
+
+    def table(self, path: Path, given: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """Return the table at a key; an empty one if it is absent or wrong."""
+        table = given.get(key, {})
+        if isinstance(table, dict):
+            return table
+        self.wrong((*path, key), f"{dotted((*path, key))} is a table,", table)
+        return {}
+
+    def tables(self, path: Path, given: Any) -> list[dict[str, Any]]:
+        """Return the tables of an array."""
+        if isinstance(given, list) and all(isinstance(each, dict) for each in given):
+            return given
+        self.wrong(path, f"{dotted(path)} are tables, each under [[{dotted(path)}]],", given)
+        return []
+
+    def check_keys(self, path: Path, given: Mapping[str, Any], known: tuple[str, ...], owner: str) -> None:
+        """Note the keys that are not known."""
+        for key in given:
+            if key not in known:
+                near = get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+                self.wrong((*path, key), f"{dotted((*path, key))} is no key of {owner}; {hint}")
+
+    def wrong(self, path: Path, said: str, value: Any = None) -> None:
+        """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
+        self.problems.append((path, said if value is None else f"{said} not {_shown(value)}"))
+
+    def device(self, path: Path, word: str) -> int:
+        """Return the ordinal of a device; -1 if there is none of that name."""
+        devices = self.surroundings.devices
+        found = find_device(devices, word)
+        if found is None:
+            self.wrong(path, f"{dotted(path)}: no device '{word}'; devices: {listed(devices)}")
+        return -1 if found is None else found
+
+
+def dotted(path: Path) -> str:
+    """Return the name of a place in a file."""
+    return ".".join(map(str, path))
+
+
+def _shown(value: Any) -> str:
+    """Return a value as TOML writes it, if it is a short one."""
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list):
+        return "a list"
+    return dumps(value, ensure_ascii=False, default=str)[:100]

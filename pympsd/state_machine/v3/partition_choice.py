@@ -1,0 +1,57 @@
+"""Which static SM partitions a client gets.
+
+A device is in static use for a server that has partitions on it: its clients get no context outside of them there.
+"""
+
+from __future__ import annotations
+
+from pympsd.devices.visible import find_device
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.vocabulary.partitions import ChosenPartition, SmPartition, partition_id
+
+
+def chosen(daemon: Daemon, server_name: str, text: str) -> dict[int, ChosenPartition]:
+    """Return what a client gets on each device that is in static use or that its variable names, by ordinal.
+
+    ``text``: for each device one ``<device>/<id or name>`` or ``<name>``, separated by commas.
+    """
+    named = daemon.named_servers.get(server_name)
+    if named is None:
+        return {}
+    found: dict[int, ChosenPartition] = {}
+    for entry in filter(None, (each.strip() for each in text.split(","))):
+        places, wanted = _named_by(daemon, named, entry)
+        matching = {place: one for place in places if (one := _matching(daemon, named, place, wanted)) is not None}
+        found |= {place: ChosenPartition(one.name, one.chunks) for place, one in matching.items()}
+        if not matching:
+            found |= {place: ChosenPartition(problem=_problem(daemon, named, place, entry)) for place in places}
+    for partition in named.partitions:
+        if partition.device not in found:
+            found[partition.device] = ChosenPartition(problem=_problem(daemon, named, partition.device, ""))
+    return found
+
+
+def _named_by(daemon: Daemon, named: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
+    """Return the devices that an entry of the variable is about, and its word for the partition."""
+    ordinals = named.ordinals(len(daemon.devices))
+    word, slash, wanted = entry.partition("/")
+    if not slash:
+        return ordinals, entry
+    shown = find_device([daemon.devices[ordinal] for ordinal in ordinals], word)
+    return (ordinals, "") if shown is None else ((ordinals[shown],), wanted)
+
+
+def _matching(daemon: Daemon, named: NamedServer, device: int, wanted: str) -> SmPartition | None:
+    on_device = [one for one in named.partitions if one.device == device]
+    ids = {partition_id(named.name, daemon.devices[device], one.name): one for one in on_device}
+    return ids.get(wanted) or next((one for one in on_device if one.name == wanted), None)
+
+
+def _problem(daemon: Daemon, named: NamedServer, device: int, entry: str) -> str:
+    names = ", ".join(sorted(one.name for one in named.partitions if one.device == device))
+    has = f"it has: {names}" if names else "it has none"
+    uuid = daemon.devices[device].uuid
+    if entry:
+        return f"named SM partition '{entry}', which device {uuid} of server '{named.name}' does not have; {has}"
+    return f"named no SM partition of device {uuid}, which server '{named.name}' uses by partitions only; {has}"

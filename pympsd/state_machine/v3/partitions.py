@@ -1,0 +1,129 @@
+"""Making and deleting static SM partitions; see `servers` for what is not possible.
+
+The chunks of a device are of all servers together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.state_machine import terminations
+from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.instructions import Instruction, Log, reply
+from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.v3.servers import NotPossible, clients, server
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.partitions import (
+    LEAST_CAPABILITY,
+    SmPartition,
+    chunk_count,
+    free_chunks,
+)
+
+
+def create_partition(
+    daemon: Daemon, server_name: str, name: str, device: int, chunks: int, include_remainder: bool = False
+) -> Iterator[Instruction]:
+    """Make a partition of a server on a device (the daemon's ordinal), of free chunks."""
+    named = server(daemon, server_name)
+    shown = named.ordinals(len(daemon.devices)).index(device)
+    _check_possible(daemon, named, device, shown)
+    if problem := name_problem(name):
+        raise NotPossible(problem)
+    if _find(named, name, device) is not None:
+        raise NotPossible(f"SM partition '{name}' exists already on device {shown} of server '{server_name}'.")
+    free, remainder = free_of(daemon, device), chunk_count(daemon.devices[device])
+    if include_remainder and remainder not in free:
+        owner, its = next(one for one in partitions_on(daemon, device) if remainder in one[1].chunks)
+        of = "" if owner is named else f" of server '{owner.name}'"
+        raise NotPossible(f"The remaining SMs of device {shown} are in partition '{its.name}'{of}.")
+    whole = [chunk for chunk in free if chunk != remainder]
+    if chunks > len(whole):
+        others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
+        beside = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        raise NotPossible(f"Device {shown} has {_chunks(len(whole))} free, not {chunks}{beside}.")
+    outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
+    if outside:
+        raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions.")
+    taken = (*whole[:chunks], *([remainder] if include_remainder else []))
+    named.partitions.append(SmPartition(name, device, taken))
+    daemon.named_changes += 1
+    yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
+
+
+def delete_partition(
+    daemon: Daemon, server_name: str, name: str, device: int, forced: bool, session: int, answer: Answer
+) -> Iterator[Instruction]:
+    """Delete a partition; its ``session`` gets the answer when the partition's clients have been terminated."""
+    named = server(daemon, server_name)
+    found = _find(named, name, device)
+    if found is None:
+        shown = named.ordinals(len(daemon.devices)).index(device)
+        raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {shown}.")
+    present = clients_in(daemon, named, found)
+    if present and not forced:
+        them = "it" if len(present) == 1 else "them"
+        raise NotPossible(f"SM partition '{name}' has {_clients(len(present))}; terminate {them} first.")
+    named.partitions.remove(found)
+    daemon.named_changes += 1
+    yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
+    process = daemon.server_named(server_name)
+    pids = list(dict.fromkeys(client.pid for client in present))
+    if process is None or not pids:
+        yield from reply(session, answer)
+        return
+    for pid in pids:
+        last = pid == pids[-1]
+        expelled = tuple(client.serial for client in present if client.pid == pid)
+        yield from terminations.begin(
+            daemon, session if last else 0, process, pid, answer if last else None, expelled=expelled
+        )
+
+
+def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPartition]]:
+    """Return the partitions of a device, with their servers."""
+    return [
+        (named, partition)
+        for named in daemon.named_servers.values()
+        for partition in named.partitions
+        if partition.device == device
+    ]
+
+
+def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
+    """Return the chunks of a device that no server has, the one that is left over included."""
+    return free_chunks(daemon.devices[device], [partition for _, partition in partitions_on(daemon, device)])
+
+
+def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> list[Client]:
+    """Return the clients of a partition."""
+    return [one for one in clients(daemon, named.name) if one.partitions.get(partition.device) == partition.name]
+
+
+def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int) -> None:
+    if named.deleted:
+        raise NotPossible(f"Server '{named.name}' is being deleted.")
+    if not daemon.has_own_servers:
+        raise NotPossible(
+            "Static SM partitions are not possible with the driver's own server of this release: "
+            "--active-thread-percentage of a namespace limits the SMs of its clients."
+        )
+    facts = daemon.devices[device]
+    if facts.compute_capability < LEAST_CAPABILITY:
+        major, minor = facts.compute_capability
+        raise NotPossible(
+            f"Static partitions need compute capability 8.0; device {shown}, {facts.name}, has {major}.{minor}."
+        )
+
+
+def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:
+    return next((one for one in named.partitions if (one.name, one.device) == (name, device)), None)
+
+
+def _chunks(count: int) -> str:
+    return "1 chunk" if count == 1 else f"{count} chunks"
+
+
+def _clients(count: int) -> str:
+    return "1 active client" if count == 1 else f"{count} active clients"

@@ -1,0 +1,75 @@
+"""Static SM partitions: the multiprocessors (SMs) of a device in chunks, each of which one partition owns."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
+"""By which a client names its partitions."""
+LEAST_CAPABILITY: Final = (8, 0)
+"""The compute capability from which on devices have them."""
+_ID_BYTES: Final = 27
+"""Which are 36 characters in base64."""
+
+
+@frozen
+class SmPartition:
+    """A partition of a server. The chunk after a device's last one is what the chunks leave over."""
+
+    name: str
+    device: int
+    """The daemon's ordinal."""
+    chunks: tuple[int, ...]
+
+
+@frozen
+class ChosenPartition:
+    """What a client gets on a device in static use: the chunks of its partition, or no context."""
+
+    name: str = ""
+    chunks: tuple[int, ...] = ()
+    problem: str = ""
+    """Why it gets no context; empty: it gets one."""
+
+
+def chunk_size(device: DeviceFacts) -> int:
+    """Return the SMs in a chunk (CUDA's documents: 8 from compute capability 9.0 on, 2 before and if integrated)."""
+    if device.sm_chunks is not None:
+        return device.sm_chunks[1]
+    return 8 if device.compute_capability >= (9, 0) and not device.attributes.get("INTEGRATED") else 2
+
+
+def chunk_count(device: DeviceFacts) -> int:
+    """Return the number of chunks of a device; 0: it has no static partitions."""
+    if device.compute_capability < LEAST_CAPABILITY:
+        return 0
+    return device.multiprocessors // chunk_size(device) if device.sm_chunks is None else device.sm_chunks[0]
+
+
+def multiprocessors(device: DeviceFacts, chunks: Sequence[int]) -> tuple[int, ...]:
+    """Return the ids of the SMs in chunks of a device, the one that is left over included, ascending."""
+    size, count = chunk_size(device), chunk_count(device)
+    every = (
+        range(size * chunk, size * (chunk + 1)) if chunk < count else range(size * count, device.multiprocessors)
+        for chunk in sorted(chunks)
+    )
+    return tuple(number for each in every for number in each)
+
+
+def free_chunks(device: DeviceFacts, partitions: Sequence[SmPartition]) -> tuple[int, ...]:
+    """Return the chunks of a device that none of its partitions owns, the one that is left over included."""
+    taken = {chunk for partition in partitions for chunk in partition.chunks}
+    return tuple(chunk for chunk in range(chunk_count(device) + 1) if chunk not in taken)
+
+
+def partition_id(server: str, device: DeviceFacts, name: str) -> str:
+    """Return the id of a partition: the same after every restart. Treat it as opaque."""
+    digest = sha256("\0".join((server, device.uuid, name)).encode()).digest()
+    return urlsafe_b64encode(digest[:_ID_BYTES]).decode()

@@ -1,0 +1,58 @@
+"""What holds for a client: its percentage of the SMs, its memory, its static SM partitions. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import define, field
+
+from pympsd.devices.machine import with_attributes
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.partitions import ChosenPartition
+from pympsd.vocabulary.partitions import multiprocessors as sms_of
+from pympsd.wire.messages import OpenContext
+from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
+
+
+class PartitionRefused(ValueError):
+    """A client gets no context on a device, which is in static use; the message says why."""
+
+
+@define
+class ClientLimits:
+    """The limits of a client as of its connect, lowered by its environment; later changes are for later clients."""
+
+    thread_percentage: ThreadPercentage
+    memory: dict[int, int]
+    """Bytes by device ordinal."""
+    partitions: dict[int, ChosenPartition] = field(factory=dict)
+    """What it gets on devices in static use, by ordinal."""
+
+    def partition(self, ordinal: int) -> ChosenPartition:
+        """Return its partition of a device, one without chunks if it has none there; raise PartitionRefused."""
+        chosen = self.partitions.get(ordinal, ChosenPartition())
+        if chosen.problem:
+            raise PartitionRefused(chosen.problem)
+        return chosen
+
+    def as_seen(self, ordinal: int, device: DeviceFacts) -> DeviceFacts:
+        """Return a device as the client sees it: with the SMs of its percentage (MPS documents, 2.3.5.2), at most
+        those of its partition.
+        """
+        count = process_multiprocessors(self.thread_percentage, device, self._most(ordinal, device))
+        return with_attributes(device, MULTIPROCESSOR_COUNT=count)
+
+    def multiprocessors(
+        self, ordinal: int, device: DeviceFacts, environment: Mapping[str, str], asked: OpenContext
+    ) -> int:
+        """Return the SMs of a requested context: the client can only lower those of its process. Raise
+        PartitionRefused or AffinityRefused.
+        """
+        self.partition(ordinal)
+        limits = asked.thread_percentage, asked.affinity, asked.partition, self._most(ordinal, device)
+        return context_multiprocessors(self.thread_percentage, environment, device, *limits)
+
+    def _most(self, ordinal: int, device: DeviceFacts) -> int | None:
+        chunks = self.partitions.get(ordinal, ChosenPartition()).chunks
+        return len(sms_of(device, chunks)) if chunks else None
