@@ -114,6 +114,7 @@ FILES: Final = (
     ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
     ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
     ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
+    ("CUDA_MPS_SM_PARTITION", "of a client in protocol 3: its static SM partitions, 0/large"),
     ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "the default pinned memory limits: 0=1G,GPU-...=512MB"),
     ("PYMPSD_BACKEND", _BACKEND),
     ("PYMPSD_VENDOR_SERVER", "the path of the driver's MPS server; default: the first in PATH"),

@@ -9,6 +9,7 @@ from processes import ClientProcess, DaemonProcess, wait_until
 from tested_machine import gpu
 
 from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd_server.state_machine.quotas import multiprocessors
 
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -97,3 +98,26 @@ def test_priorities_are_accepted(daemon: DaemonProcess, start: Start) -> None:
     assert [client.do("prio").split()[0] for client in (normal, below, late)] == ["CUDA_SUCCESS"] * 3
     assert below.do("endless") == "CUDA_SUCCESS"
     assert [client.do("add") for client in (normal, late)] == [RIGHT] * 2
+
+
+def test_clients_of_static_partitions_have_their_chunks_alone(
+    make_daemon: Callable[..., DaemonProcess], start_of: Start
+) -> None:
+    daemon = make_daemon()
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    daemon.run(["server", "create", "a"])
+    rest = gpu().multiprocessors - chunk_size(gpu()) * chunk_count(gpu())
+    counts = {"small": 2 * chunk_size(gpu()), "large": 5 * chunk_size(gpu()) + rest}
+    for name, chunks, remainder in (("small", 2, "false"), ("large", 5, "true")):
+        options = ["--server=a", "--device=0", f"--chunks={chunks}", f"--include-remainder={remainder}"]
+        made = daemon.run(["sm-partition", "create", name, *options])
+        assert f"(sm-count={counts[name]})" in made.stdout, made
+    pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory / "pipe" / "a")}
+    clients = {name: start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION=name) for name in counts}
+    assert {name: int(client.do("sm")) for name, client in clients.items()} == counts
+    seen = {name: places(client) for name, client in clients.items()}
+    assert {name: len(each) for name, each in seen.items()} == counts
+    assert not seen["small"] & seen["large"]
+    outside = daemon.client(**pipe)
+    assert (outside.do("init"), outside.do("ctx 0")) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
+    outside.end()
