@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import field, frozen
 
-from pympsd.configuration.plan import PartitionPlan, Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import PinnedMemory
@@ -128,6 +128,17 @@ class SetDefaultSocket:
 
 
 @frozen
+class SetAccounting:
+    """Set whether limits of cgroups hold."""
+
+    on: bool
+
+    @property
+    def text(self) -> str:
+        return f"set memacct: {'disabled -> enabled' if self.on else 'enabled -> disabled'}"
+
+
+@frozen
 class Impossible:
     """Something that cannot be changed now; the text says why."""
 
@@ -144,6 +155,7 @@ Change = (
     | DeletePartition
     | SetRules
     | SetDefaultSocket
+    | SetAccounting
     | Impossible
 )
 CountClients = Callable[[str, str | None], int]
@@ -160,7 +172,7 @@ class State:
     count_clients_in: Callable[[str, SmPartition], int] = field(default=lambda server, partition: 0)
     """Returns the number of clients of an SM partition."""
     rules: tuple[Rule, ...] | None = None
-    default_socket: bool = True
+    features: Features = field(factory=Features)
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
@@ -169,8 +181,10 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
         found.append(SetRules(rules, state.rules))
-    if plan.default_socket not in (None, state.default_socket):
-        found.append(SetDefaultSocket(not state.default_socket))
+    if plan.features.default_socket not in (None, state.features.default_socket):
+        found.append(SetDefaultSocket(not state.features.default_socket))
+    if plan.features.accounts_cgroups not in (None, state.features.accounts_cgroups):
+        found.append(SetAccounting(not state.features.accounts_cgroups))
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:
@@ -234,6 +248,10 @@ def _difference(
     if memory is not None and memory != namespace.pinned_memory:
         before = memory_limits_text(namespace.pinned_memory, every)
         differences.append(f"pinned-memory-limit {before} -> {memory_limits_text(memory, every)}")
+    total = wanted.total_memory
+    if total is not None and total != namespace.total_memory:
+        before = memory_limits_text(namespace.total_memory, every)
+        differences.append(f"total-memory-limit {before} -> {memory_limits_text(total, every)}")
     if priority is not None and priority != namespace.client_priority:
         differences.append(f"client-priority {namespace.client_priority} -> {priority}")
     if not differences:

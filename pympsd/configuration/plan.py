@@ -37,13 +37,23 @@ class ServerPlan:
 
 
 @frozen
+class Features:
+    """The features of a daemon; None: nothing is said."""
+
+    default_socket: bool | None = True
+    """Clients that name no server are served."""
+    accounts_cgroups: bool | None = True
+    """Limits of cgroups hold (memacct)."""
+
+
+@frozen
 class Plan:
     """A whole file."""
 
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
     """None: nothing is said of them."""
-    default_socket: bool | None = None
+    features: Features = field(factory=lambda: Features(None, None))
 
 
 @frozen

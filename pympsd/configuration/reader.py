@@ -7,10 +7,10 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from pympsd.configuration.partitions import check_chunks, read_partitions
-from pympsd.configuration.plan import Plan, Problem, ServerPlan, Surroundings
+from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
 from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
@@ -25,13 +25,14 @@ SCHEMA: Final = "1.0"
 MOST_NAME: Final = 64
 """Characters of a rule's name."""
 LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
+OWN_KEYS: Final = ("clients_only", "total_memory_limit")
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
-NO_MEMACCT: Final = "memory accounting by cgroup is not there yet: only false is possible"
+NO_AUDIT: Final = "allocations are not logged: only false is possible"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
 _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]+)")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
@@ -77,14 +78,14 @@ class _Reading(Tables):
         if version != SCHEMA:
             said = "is missing; it is" if version is None else "is"
             self.wrong(("schema_version",), f'schema_version {said} "{SCHEMA}"{"," if version else ""}', version)
-        default_socket = self._features(self.table((), parsed, "features"))
+        features = self._features(self.table((), parsed, "features"))
         servers = self.table((), parsed, "servers")
         if self.surroundings.protocol == 2:
             for key in {"servers", "features"} & parsed.keys():
                 self.wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
         check_chunks(self, plans)
-        return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None, default_socket)
+        return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None, features)
 
     def _rules(self, given: Any) -> tuple[Rule, ...]:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
@@ -155,13 +156,16 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)} is a table,", given)
             return NamespaceLimits()
         self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
-        return self._limits(path, given)
+        path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
+        total = self.value(path, own, "total_memory_limit", read_memory_by_device, (str,))
+        total = None if total is None else self._by_ordinal((*path, "total_memory_limit"), total)
+        return evolve(self._limits(path[:-1], given), total_memory=total)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
         own = self.table(path, given, "pympsd") if isinstance(given, dict) else {}
         path = (*path, "pympsd")
-        self.check_keys(path, own, ("clients_only",), "pympsd's table of a namespace")
+        self.check_keys(path, own, OWN_KEYS, "pympsd's table of a namespace")
         said = own.get("clients_only")
         if said is not None and not isinstance(said, bool):
             self.wrong((*path, "clients_only"), f"{dotted((*path, 'clients_only'))} is true or false,", said)
@@ -242,9 +246,9 @@ class _Reading(Tables):
         else:
             self.wrong(path, f"{dotted(path)} is true or false,", given)
 
-    def _features(self, features: Mapping[str, Any]) -> bool | None:
-        """Check what is said of features; return what is said of the default socket."""
-        default_socket = None
+    def _features(self, features: Mapping[str, Any]) -> Features:
+        """Check what is said of features, and return it."""
+        found: dict[str, Any] = {}
         self.check_keys(("features",), features, tuple(FEATURE_KEYS), "features")
         for name, keys in FEATURE_KEYS.items():
             given = self.table(("features",), features, name)
@@ -252,9 +256,9 @@ class _Reading(Tables):
             for key in keys:
                 if key in given:
                     self._feature_key(("features", name, key), given[key])
-                if key == "default_socket" and key in given:
-                    default_socket = given[key] == "on"
-        return default_socket
+                    found[f"{name}.{key}"] = given[key]
+        default_socket = found.get("context-share.default_socket")
+        return Features(None if default_socket is None else default_socket == "on", found.get("memacct.enabled"))
 
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":
@@ -262,7 +266,7 @@ class _Reading(Tables):
                 self.wrong(path, f'{dotted(path)} is "on" or "off",', value)
         elif not isinstance(value, bool):
             self.wrong(path, f"{dotted(path)} is true or false,", value)
-        elif "memacct" in path and value:
-            self.wrong(path, f"{dotted(path)}: {NO_MEMACCT}")
+        elif path[-1] == "audit_log" and value:
+            self.wrong(path, f"{dotted(path)}: {NO_AUDIT}")
         elif "context-share" in path and not value:
             self.wrong(path, f"{dotted(path)}: {ALWAYS_SHARED}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pympsd.configuration.changes import memory_limits_text
-from pympsd.configuration.plan import Surroundings
+from pympsd.configuration.plan import Features, Surroundings
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
-from pympsd.state_machine.v3.named_server import NamedServer, Source
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
@@ -19,12 +19,14 @@ def shown(
     servers: Mapping[str, NamedServer],
     surroundings: Surroundings,
     rules: Sequence[Rule] = (),
-    default_socket: bool = True,
+    features: Features = Features(),  # noqa: B008 - frozen
 ) -> str:
     """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
     lines = [f'schema_version = "{SCHEMA}"']
-    if not default_socket:
+    if not features.default_socket:
         lines += ["", "[features.context-share]", 'default_socket = "off"']
+    if not features.accounts_cgroups:
+        lines += ["", "[features.memacct]", "enabled = false"]
     for rule in rules:
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
     for name, server in sorted(servers.items()):
@@ -35,8 +37,8 @@ def shown(
                 limits = server.namespaces[each].limits
                 if each != DEFAULT or limits != NamespaceLimits():
                     lines += [f"[servers.{name}.namespaces.{each}]", *_limits(limits, surroundings)]
-                if server.namespaces[each].clients_only:
-                    lines += [f"[servers.{name}.namespaces.{each}.pympsd]", "clients_only = true"]
+                if own := [*_own_keys(server.namespaces[each], surroundings)]:
+                    lines += [f"[servers.{name}.namespaces.{each}.pympsd]", *own]
             lines += _partitions(server, surroundings)
     return "\n".join(lines)
 
@@ -60,6 +62,14 @@ def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str
                 yield from (f'name = "{one.name}"', f"chunks = {len(one.chunks) - remainder}")
                 if remainder:
                     yield "include_remainder = true"
+
+
+def _own_keys(namespace: Namespace, surroundings: Surroundings) -> Iterator[str]:
+    if namespace.clients_only:
+        yield "clients_only = true"
+    if namespace.limits.total_memory is not None:
+        every = tuple(range(len(surroundings.devices)))
+        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, every)}"'
 
 
 def _limits(limits: NamespaceLimits, surroundings: Surroundings) -> Iterator[str]:

@@ -68,6 +68,8 @@ CONTROL_LINES: Final = {
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),
     "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
+    "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
+    "accounting_set": same("Feature memacct is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
     "partition_removed": same("Removing SM partition '{name}' of device {device}"),
     "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),

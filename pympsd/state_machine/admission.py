@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from attrs import evolve
-
 from pympsd.state_machine import debuggers, failed_starts, turns
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import ClientConnected, ReturnedContext, ServerReported
 from pympsd.state_machine.instructions import (
     AdmitClient,
     CancelTimer,
+    ClientLimits,
     Instruction,
     KillServer,
     Log,
@@ -24,10 +23,9 @@ from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import places, routing
-from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
-from pympsd.vocabulary.partitions import VARIABLE, ChosenPartition
+from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.partitions import VARIABLE
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown
 
@@ -52,7 +50,8 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         uid = daemon.serving_uid(event.peer.uid)
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
         failed_starts.has_served(daemon, server)
-        yield _grant(daemon, server, event.client, event.mps_namespace, rule)
+        limits = client_limits(daemon, server, event.mps_namespace, rule)
+        yield _grant(daemon, server, event.client, event.mps_namespace, limits)
         return
     refusal = _refusal(daemon, event)
     if refusal is not None:
@@ -78,6 +77,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         server=name,
         mps_namespace=event.mps_namespace,
         rule=rule,
+        cgroups=(event.origin.cgroups if event.origin is not None else None) or (),
         sm_partition=event.environment.get(VARIABLE, ""),
     )
     server = daemon.server_named(name)
@@ -316,7 +316,7 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in turns.take_admissible(daemon, server.name):
         if entry.client and entry.peer is not None:
-            partitions = chosen(daemon, server.name, entry.sm_partition)
+            limits = client_limits(daemon, server, entry.mps_namespace, entry.rule, entry.cgroups, entry.sm_partition)
             if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):
                 server.clients[entry.client] = Client(
                     entry.client,
@@ -326,22 +326,14 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     entry.namespace,
                     process=entry.process,
                     mps_namespace=entry.mps_namespace,
-                    partitions={device: one.name for device, one in partitions.items()},
+                    cgroups=entry.cgroups,
+                    partitions={device: one.name for device, one in limits.partitions.items()} if limits else {},
                 )
-            yield _grant(daemon, server, entry.client, entry.mps_namespace, entry.rule, partitions)
+            yield _grant(daemon, server, entry.client, entry.mps_namespace, limits)
 
 
-def _grant(
-    daemon: Daemon,
-    server: Server,
-    client: int,
-    namespace: str,
-    rule: NamespaceLimits | None,
-    partitions: dict[int, ChosenPartition] | None = None,
-) -> AdmitClient:
+def _grant(daemon: Daemon, server: Server, client: int, namespace: str, limits: ClientLimits | None) -> AdmitClient:
     priority = routing.priority(daemon, server.name, namespace)
-    limits = client_limits(daemon, server, namespace, rule)
     if limits is not None:
         priority = max(priority, limits.least_priority)
-        limits = evolve(limits, partitions=partitions or {})
     return AdmitClient(client, server.serial, server.pid, priority, limits)

@@ -96,6 +96,8 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     if left.rules is not None and daemon.rules is None:
         daemon.rules = left.rules
     daemon.default_socket = left.default_socket or daemon.protocol == 2
+    daemon.accounts_cgroups = left.accounts_cgroups
+    daemon.cgroup_limits = {path: in_memory(limits) for path, limits in left.cgroup_limits.items()}
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 
@@ -121,6 +123,7 @@ def _client(server: Server, client: ReturnedClient) -> Client:
         contexts,
         process=client.process,
         mps_namespace=client.mps_namespace,
+        cgroups=client.cgroups,
         partitions=dict(client.partitions),
     )
 

@@ -61,6 +61,8 @@ class Client:
     """As in ClientConnected."""
     mps_namespace: str = ""
     """The namespace of its server that it came to, in protocol 3."""
+    cgroups: tuple[str, ...] = ()
+    """As in Origin, if they are known."""
     partitions: dict[int, str] = field(factory=dict)
     """Its SM partition on each device that is in static use for it, by ordinal; empty: it has none there."""
 
@@ -157,6 +159,8 @@ class QueueEntry:
     """As in Client."""
     rule: NamespaceLimits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
+    cgroups: tuple[str, ...] = ()
+    """As in Client."""
     sm_partition: str = ""
     """What its CUDA_MPS_SM_PARTITION says."""
 
@@ -290,8 +294,17 @@ class Daemon:
     """Protocol 3's servers, by name."""
     rules: tuple[Rule, ...] | None = None
     """Limits by rule, of clients that come later; None: there have never been any."""
+    cgroup_limits: dict[str, dict[int, PinnedMemory]] = field(factory=dict)
+    """The memory that the clients of a cgroup and those below may hold together, by path and device ordinal."""
+    accounts_cgroups: bool = True
+    """Whether they hold (the feature memacct)."""
     named_changes: int = 0
     """Counts the changes of what the next daemon has to know of them."""
+
+    @property
+    def asks_origins(self) -> bool:
+        """Whether what rules and limits of cgroups ask of a client has to be known."""
+        return self.rules is not None or bool(self.cgroup_limits)
 
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: root's in multi-user mode."""

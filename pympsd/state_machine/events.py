@@ -192,6 +192,8 @@ class ReturnedClient:
     """As in ClientConnected."""
     partitions: dict[int, str] = field(factory=dict)
     """Its SM partitions by device ordinal."""
+    cgroups: tuple[str, ...] = ()
+    """As in Origin, if they are known."""
 
 
 @frozen

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
 
 
@@ -46,6 +47,8 @@ class ClientLimits:
     """The level that its own variable cannot go beyond: 1 keeps it below normal."""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
     """By ordinal, of devices in static use."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """Limits of memory that it shares with other clients, by device ordinal."""
 
 
 @frozen

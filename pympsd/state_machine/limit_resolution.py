@@ -12,10 +12,11 @@ from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
 from pympsd.state_machine.v3 import routing
+from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
-from pympsd.vocabulary.rules import Unknown, first_fitting
+from pympsd.vocabulary.rules import Unknown, first_fitting, is_below
 
 
 class UnknownDevice(ValueError):
@@ -64,13 +65,21 @@ def limits_by_rule(daemon: Daemon, event: ClientConnected) -> NamespaceLimits | 
 
 
 def client_limits(
-    daemon: Daemon, server: Server, namespace: str, rule: NamespaceLimits | None
+    daemon: Daemon,
+    server: Server,
+    namespace: str,
+    rule: NamespaceLimits | None,
+    cgroups: Sequence[str] = (),
+    sm_partition: str = "",
 ) -> ClientLimits | None:
     """Return the limits of a client: those of its namespace, or of its server in protocol 2, lowered by a rule.
 
-    None: they are its server's.
+    None: they are its server's. ``cgroups`` and ``sm_partition``: as in QueueEntry.
     """
     own = routing.client_limits(daemon, server.name, namespace)
+    if own is not None:
+        groups = _memory_groups(daemon, server.name, namespace, cgroups)
+        own = evolve(own, partitions=chosen(daemon, server.name, sm_partition), groups=groups)
     if rule is None:
         return own
     if own is None:
@@ -82,6 +91,28 @@ def client_limits(
     memory = lowered(own.memory_limits, rule.pinned_memory or {})
     least = 0 if rule.client_priority is None else rule.client_priority.level
     return evolve(own, thread_percentage=percentage, memory_limits=memory, least_priority=least)
+
+
+def _memory_groups(
+    daemon: Daemon, server: str, namespace: str, cgroups: Sequence[str]
+) -> dict[int, tuple[MemoryGroup, ...]]:
+    """Return the limits of memory that a client has together with others, by device ordinal: those of its namespace,
+    and of each cgroup that it is in or below.
+    """
+    named = daemon.named_servers.get(server)
+    groups: dict[int, tuple[MemoryGroup, ...]] = {}
+
+    def add(name: str, limits: Mapping[int, PinnedMemory]) -> None:
+        for ordinal, limit in limits.items():
+            groups[ordinal] = (*groups.get(ordinal, ()), MemoryGroup(name, limit.value))
+
+    if named is not None:
+        found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
+        add(f"namespace {server}/{found.name}", found.total_memory)
+    for path, limits in daemon.cgroup_limits.items() if daemon.accounts_cgroups else ():
+        if any(is_below(each, path) for each in cgroups):
+            add(f"cgroup {path}", limits)
+    return groups
 
 
 def lowered(limits: Mapping[int, int], by: Mapping[int, PinnedMemory]) -> dict[int, int]:

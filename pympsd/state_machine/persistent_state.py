@@ -43,6 +43,7 @@ class PersistentNamespace:
     pinned_memory: dict[int, int] | None = None
     client_priority: int | None = None
     clients_only: bool = False
+    total_memory: dict[int, int] | None = None
 
     @property
     def limits(self) -> NamespaceLimits:
@@ -51,6 +52,7 @@ class PersistentNamespace:
             None if self.thread_percentage is None else ThreadPercentage(self.thread_percentage),
             None if self.pinned_memory is None else in_memory(self.pinned_memory),
             None if self.client_priority is None else ClientPriority(self.client_priority),
+            None if self.total_memory is None else in_memory(self.total_memory),
         )
 
 
@@ -92,6 +94,9 @@ class PersistentState:
     named_servers: tuple[PersistentNamedServer, ...] = ()
     rules: tuple[Rule, ...] | None = None
     default_socket: bool = True
+    cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
+    """Bytes by device ordinal."""
+    accounts_cgroups: bool = True
 
 
 EMPTY_STATE = PersistentState()
@@ -140,6 +145,8 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         named_servers=initial.named_servers(daemon),
         rules=daemon.rules,
         default_socket=daemon.default_socket,
+        cgroup_limits={path: _in_bytes(limits) for path, limits in daemon.cgroup_limits.items()},
+        accounts_cgroups=daemon.accounts_cgroups,
     )
 
 
@@ -163,6 +170,8 @@ def check(state: PersistentState, devices: int) -> None:
     if len({named.name for named in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
     _check_limits(state.memory_limits or {}, devices)
+    for limits in state.cgroup_limits.values():
+        _check_limits(limits, devices)
     for rule in state.rules or ():
         _check_limits(_in_bytes(rule.limits.pinned_memory or {}), devices)
         if any(condition.kind not in KINDS for condition in rule.conditions):
@@ -198,6 +207,7 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
     for namespace in named.namespaces:
         namespace.limits  # noqa: B018 - raises for an impossible one
         _check_limits(namespace.pinned_memory or {}, devices)
+        _check_limits(namespace.total_memory or {}, devices)
 
 
 def _check_user(uid: int) -> None:
@@ -240,6 +250,7 @@ def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
         None if said.pinned_memory is None else _in_bytes(said.pinned_memory),
         None if said.client_priority is None else said.client_priority.level,
         namespace.clients_only,
+        None if said.total_memory is None else _in_bytes(said.total_memory),
     )
 
 

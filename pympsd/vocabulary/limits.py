@@ -42,6 +42,16 @@ class ThreadPercentage:
         return f"{self.value:.1f}"
 
 
+@frozen
+class MemoryGroup:
+    """A limit of memory of several clients together, on one device."""
+
+    name: str
+    """As a sentence names it: ``namespace a/hi``, ``cgroup /x``."""
+    limit: int
+    """In bytes."""
+
+
 @frozen(order=True)
 class ClientPriority:
     """A client's priority level: 0 normal, 1 below normal (MPS documents, 2.3.8)."""

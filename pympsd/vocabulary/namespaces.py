@@ -25,6 +25,8 @@ class NamespaceLimits:
     pinned_memory: dict[int, PinnedMemory] | None = None
     """By device ordinal; a device that is absent has no limit."""
     client_priority: ClientPriority | None = None
+    total_memory: dict[int, PinnedMemory] | None = None
+    """Of all clients together, by device ordinal; a device that is absent has no limit."""
 
     def changed_by(self, change: NamespaceLimits) -> NamespaceLimits:
         """Return these limits with what a change says in place of what was said before."""
@@ -32,6 +34,7 @@ class NamespaceLimits:
             self.thread_percentage if change.thread_percentage is None else change.thread_percentage,
             self.pinned_memory if change.pinned_memory is None else change.pinned_memory,
             self.client_priority if change.client_priority is None else change.client_priority,
+            self.total_memory if change.total_memory is None else change.total_memory,
         )
 
 

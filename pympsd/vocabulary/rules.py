@@ -147,7 +147,7 @@ def _is_like(found: str, value: str) -> bool:
     return fnmatchcase(found, value)
 
 
-def _is_below(path: str, value: str) -> bool:
+def is_below(path: str, value: str) -> bool:
     """Whether a path is one that is named, part by part, or lies below it."""
     parts, wanted = path.strip("/").split("/"), value.strip("/").split("/")
     return wanted == [""] or (len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted)))
@@ -160,7 +160,7 @@ def _is_in(namespace: str, value: str) -> bool:
 _FITS: Final = {
     "user": str.__eq__,
     "group": str.__eq__,
-    "cgroup": _is_below,
+    "cgroup": is_below,
     "container": lambda found, value: value == "*" or found.startswith(value),
     "namespace": _is_in,
 }

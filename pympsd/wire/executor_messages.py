@@ -7,6 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import message
 
@@ -62,6 +63,8 @@ class Attach:
     priority: int
     chunks: tuple[int, ...] = ()
     """The chunks of its static SM partition; empty: it has none."""
+    groups: tuple[MemoryGroup, ...] = ()
+    """Limits of memory that the client shares with others; those of its first context apply as long as it has any."""
 
 
 @message(68)

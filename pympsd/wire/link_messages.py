@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.wire.messages import message
 from pympsd.wire.versions import Versions
@@ -70,6 +71,8 @@ class AdmitClient:
     """The level that its environment cannot go beyond."""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
     """What it gets on devices in static use, by ordinal."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """Limits of memory that it shares with other clients, by device ordinal."""
 
 
 @message(36)

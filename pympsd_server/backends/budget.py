@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Final
+from weakref import WeakValueDictionary
 
 from attrs import define, field
 
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
@@ -35,6 +37,8 @@ class DeviceBudget:
     used: int = field(default=0, init=False)
     on_change: Callable[[], None] | None = field(default=None, init=False)
     """Called, from any thread, after bytes were taken or returned."""
+    _groups: WeakValueDictionary[str, GroupBudget] = field(factory=WeakValueDictionary, init=False)
+    """By name, while clients have them."""
     _others: int = field(default=0, init=False)
     """The used bytes not taken by clients of this executor."""
     _lock: Lock = field(factory=Lock, init=False)
@@ -77,10 +81,48 @@ class DeviceBudget:
             self.used -= count
         self.changed()
 
+    def groups(self, limits: Sequence[MemoryGroup]) -> tuple[GroupBudget, ...]:
+        """Return the accounts of groups, one of a name for all its clients; the limit that is given last holds."""
+        with self._lock:
+            found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
+            for group, one in zip(found, limits, strict=True):
+                group.limit = one.limit
+            return tuple(found)
+
+    def take_all(self, count: int, groups: Sequence[GroupBudget]) -> GroupBudget | None:
+        """Take bytes of all groups, or of none; return the one that has not enough left."""
+        with self._lock:
+            for group in groups:
+                if group.used + count > group.limit:
+                    return group
+            for group in groups:
+                group.used += count
+        return None
+
+    def give_all(self, count: int, groups: Sequence[GroupBudget]) -> None:
+        """Return bytes to groups."""
+        with self._lock:
+            for group in groups:
+                group.used -= count
+
     def changed(self) -> None:
         """Call ``on_change``."""
         if self.on_change is not None:
             self.on_change()
+
+
+@define(eq=False)
+class GroupBudget:
+    """The account of clients that have a limit together, in bytes; guarded by the lock of the device's."""
+
+    name: str
+    limit: int = 0
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """The bytes that can still be taken."""
+        return self.limit - self.used
 
 
 @define(eq=False)
@@ -89,17 +131,20 @@ class ClientBudget:
 
     device: DeviceBudget
     limit: int
+    groups: tuple[GroupBudget, ...] = ()
     used: int = field(default=0, init=False)
 
     @property
     def total(self) -> int:
-        """The total of cuMemGetInfo: the limit, if there is one."""
-        return min(self.limit, self.device.total) if self.limit else self.device.total
+        """The total of cuMemGetInfo: the least limit, if there is one."""
+        limits = (self.limit or self.device.total, *(group.limit for group in self.groups))
+        return min(self.device.total, *limits)
 
     @property
     def free(self) -> int:
         """The bytes that can still be taken."""
-        return max(0, min(self.total - self.used, self.device.total - self.device.used))
+        left = (self.device.total - self.device.used, *(group.left for group in self.groups))
+        return max(0, min(self.total - self.used, *left))
 
     def take(self, count: int, what: str = "an allocation") -> None:
         """Take bytes; BackendError OUT_OF_MEMORY names their use and the limit."""
@@ -108,7 +153,13 @@ class ClientBudget:
                 Result.ERROR_OUT_OF_MEMORY,
                 f"{what} takes {count} bytes; this client's limit is {self.total} bytes and it holds {self.used}",
             )
+        if (full := self.device.take_all(count, self.groups)) is not None:
+            raise BackendError(
+                Result.ERROR_OUT_OF_MEMORY,
+                f"{what} takes {count} bytes; the clients of {full.name} have {full.left} of {full.limit} left",
+            )
         if not self.device.take(count):
+            self.device.give_all(count, self.groups)
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
                 f"{what} takes {count} bytes; the device has {self.device.total - self.device.used} "
@@ -118,5 +169,6 @@ class ClientBudget:
 
     def give(self, count: int) -> None:
         """Return bytes."""
+        self.device.give_all(count, self.groups)
         self.device.give(count)
         self.used -= count

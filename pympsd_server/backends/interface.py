@@ -14,6 +14,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -142,6 +143,8 @@ class Quota:
     """As ClientPriority.level: 0 normal, 1 below normal."""
     chunks: tuple[int, ...] = ()
     """The chunks of SMs (`pympsd.vocabulary.partitions`) that it runs on, and no others; empty: on any."""
+    groups: tuple[MemoryGroup, ...] = ()
+    """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
 
 
 class Stream(Protocol):

@@ -103,7 +103,7 @@ class Attachments:
         self._send(answer, fds)
 
     def _create_context(self, request: Attach) -> ClientContext:
-        quota = Quota(request.multiprocessors, request.memory_bytes, request.priority, request.chunks)
+        quota = Quota(request.multiprocessors, request.memory_bytes, request.priority, request.chunks, request.groups)
         backend = self._device.create_context(
             request.client, quota, self._fault_report(request.context), request.context
         )

@@ -67,7 +67,7 @@ class ClientSession:
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
         memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
-        limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
+        limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions, admitted.groups)
         return cls(server, containment, client, MessageChannel(sock), pidfd, limits, admitted.devices)
 
     async def run(self) -> None:
@@ -275,6 +275,7 @@ class ClientSession:
             memory_bytes=self.limits.memory.get(context.device, 0),
             priority=self.client.priority,
             chunks=self.limits.partition(context.device).chunks,
+            groups=self.limits.groups.get(context.device, ()),
         )
         try:
             if new_stream:

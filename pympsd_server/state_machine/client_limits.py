@@ -8,7 +8,7 @@ from attrs import define, field
 
 from pympsd.devices.machine import with_attributes
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limits import MemoryGroup, ThreadPercentage
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.wire.messages import OpenContext
@@ -28,6 +28,8 @@ class ClientLimits:
     """Bytes by device ordinal."""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
     """What it gets on devices in static use, by ordinal."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """Limits of memory that it shares with other clients, by device ordinal."""
 
     def partition(self, ordinal: int) -> ChosenPartition:
         """Return its partition of a device, one without chunks if it has none there; raise PartitionRefused."""

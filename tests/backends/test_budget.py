@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from pympsd_server.backends.budget import NOTEWORTHY_BYTES, DeviceBudget
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.limits import MemoryGroup
+from pympsd_server.backends.budget import NOTEWORTHY_BYTES, ClientBudget, DeviceBudget
+from pympsd_server.backends.interface import BackendError
 
 GIB = 1 << 30
 
@@ -39,3 +44,50 @@ def test_small_differences_are_ignored_and_a_lone_budget_asks_nothing() -> None:
     alone = DeviceBudget(GIB)
     assert alone.take(GIB)
     assert not alone.take(1)
+
+
+GROUPS = {"namespace a/hi": 60, "cgroup /x": 90, "cgroup /x/y": 40}
+MEMBERS = ((), ("namespace a/hi",), ("cgroup /x",), ("cgroup /x", "cgroup /x/y"), ("namespace a/hi", "cgroup /x"))
+"""The groups of each client."""
+
+
+@given(st.lists(st.tuples(st.integers(0, len(MEMBERS) - 1), st.integers(0, 70), st.booleans()), max_size=30))
+def test_no_client_or_group_or_device_holds_more_than_it_may(steps: list[tuple[int, int, bool]]) -> None:
+    """A step takes bytes for a client, or gives back what its last one took."""
+    device = DeviceBudget(100)
+    clients = [
+        ClientBudget(device, 70, device.groups([MemoryGroup(name, GROUPS[name]) for name in names]))
+        for names in MEMBERS
+    ]
+    held: list[list[int]] = [[] for _ in clients]
+    for number, count, takes in steps:
+        client = clients[number]
+        if not takes:
+            client.give(held[number].pop() if held[number] else 0)
+            continue
+        fits = count <= client.free
+        try:
+            client.take(count)
+            held[number].append(count)
+        except BackendError:
+            assert not fits
+        else:
+            assert fits
+    used = [sum(each) for each in held]
+    assert [client.used for client in clients] == used
+    assert device.used == sum(used) <= device.total
+    for name, limit in GROUPS.items():
+        (group,) = device.groups([MemoryGroup(name, limit)])
+        assert group.used == sum(count for names, count in zip(MEMBERS, used, strict=True) if name in names) <= limit
+
+
+def test_a_group_has_the_limit_that_was_given_last_and_is_forgotten_with_its_clients() -> None:
+    device = DeviceBudget(100)
+    one = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 50)]))
+    other = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 30)]))
+    one.take(20)
+    assert (one.total, one.free, other.free) == (30, 10, 10)
+    one.give(20)
+    del one, other
+    (again,) = device.groups([MemoryGroup("cgroup /x", 70)])
+    assert (again.limit, again.used) == (70, 0)

@@ -201,7 +201,10 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
         ),
         ('schema_version = "1.0"\nservers = 1', "F:2: servers is a table, not 1"),
         ('schema_version = "1.0"\n[features.x]', "F:2: features.x is no key of features; the keys are memacct, con"),
-        ('schema_version = "1.0"\n[features.memacct]\nenabled = true', "F:3: features.memacct.enabled: memory acc"),
+        (
+            'schema_version = "1.0"\n[features.memacct]\naudit_log = true',
+            "F:3: features.memacct.audit_log: allocations",
+        ),
         ('schema_version = "1.0"\n[features.memacct]\nenabled = 1', "F:3: features.memacct.enabled is true or fals"),
         (
             'schema_version = "1.0"\n[features.context-share]\nenabled = false',

@@ -18,18 +18,20 @@ from pympsd.configuration.changes import (
     DeletePartition,
     DeleteServer,
     Impossible,
+    SetAccounting,
     SetDefaultSocket,
     SetNamespace,
     SetRules,
     State,
     changes,
 )
-from pympsd.configuration.plan import PartitionPlan, Surroundings
+from pympsd.configuration.plan import Features, PartitionPlan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Configuration, Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
+from pympsd.state_machine.v3.cgroups import set_accounting
 from pympsd.state_machine.v3.gathering import Gathering
 from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
@@ -78,7 +80,7 @@ def apply(
         return len(clients_in(daemon, daemon.named_servers[server], partition))
 
     servers, rules = daemon.named_servers, daemon.rules
-    state = State(servers, surroundings, count_clients, count_clients_in, rules, daemon.default_socket)
+    state = State(servers, surroundings, count_clients, count_clients_in, rules, _features(daemon))
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
@@ -91,7 +93,7 @@ def apply(
 @command(Syntax("config show"), in_both=True)
 def show(daemon: Daemon, caller: Caller) -> Decision:
     """Print a configuration file of the rules, servers and namespaces that there are."""
-    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or (), daemon.default_socket))
+    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or (), _features(daemon)))
 
 
 @command(Syntax("config status"), in_both=True)
@@ -105,6 +107,10 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
         f"pending={pending} failed={failed}"
     )
     return Decision(Answer((Part(text, logged=False),), refused=bool(pending or failed)))
+
+
+def _features(daemon: Daemon) -> Features:
+    return Features(daemon.default_socket, daemon.accounts_cgroups)
 
 
 def _surroundings(daemon: Daemon) -> Surroundings:
@@ -168,6 +174,9 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             yield Reply(part, Answer())
         case SetDefaultSocket(on):
             yield from set_default_socket(daemon, on)
+            yield Reply(part, Answer())
+        case SetAccounting(on):
+            yield from set_accounting(daemon, on)
             yield Reply(part, Answer())
         case DeleteServer(name):
             yield from delete_server(daemon, name, force, part)

@@ -8,18 +8,19 @@ from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Column, Format, Row
+from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_limit
 from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.vocabulary.texts import BadText, read_boolean
+from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
 
 COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODULE", "COVERS"))
 KEYS: Final = (Column("KEY", "KEY"), Column("VALUE", "VALUE"))
-STATES: Final = {"memacct": "disabled", "context-share": "enabled (default)"}
-NO_ACCOUNTING: Final = (
-    "Memory accounting by cgroup is not there yet; --pinned-memory-limit of a namespace limits each of its clients."
-)
+LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "hard-limit", "used"))
+FEATURES: Final = ("memacct", "context-share")
+NO_AUDIT: Final = "Allocations are not logged: audit_log can only be false."
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server."
 
 
@@ -31,10 +32,9 @@ def _read_switch(text: str) -> bool:
 
 @command(Syntax("feature enable", required=("name",)))
 def enable(daemon: Daemon, caller: Caller, name: str) -> Decision:
-    """Enable a feature; memacct is not there yet."""
-    if _feature(daemon, caller, name, "feature enable") == "memacct":
-        raise Refused(NO_ACCOUNTING)
-    return Decision(done())
+    """Enable a feature: memacct, by which limits of cgroups hold; context-share always is."""
+    is_accounting = _feature(daemon, caller, name, "feature enable") == "memacct"
+    return Decision(done(), tuple(set_accounting(daemon, True)) if is_accounting else ())
 
 
 @command(Syntax("feature disable", required=("name",)))
@@ -42,22 +42,28 @@ def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Disable a feature; context-share cannot be."""
     if _feature(daemon, caller, name, "feature disable") == "context-share":
         raise Refused(ALWAYS_SHARED)
-    return Decision(done())
+    return Decision(done(), tuple(set_accounting(daemon, False)))
 
 
 @command(Syntax("feature describe", optional=("name",), options={"format": FORMAT}))
 def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
     """List the features and their states."""
-    shown = STATES if name is None else {_known(name): STATES[_known(name)]}
-    return listing(COLUMNS, [Row((feature, state, feature, None)) for feature, state in shown.items()], format)
+    default = daemon.has_own_servers
+    accounts = "enabled" if daemon.accounts_cgroups and default else "disabled"
+    states = {
+        "memacct": accounts + " (default)" * (daemon.accounts_cgroups or not default),
+        "context-share": "enabled (default)",
+    }
+    shown = FEATURES if name is None else (_known(name),)
+    return listing(COLUMNS, [Row((feature, states[feature], feature, None)) for feature in shown], format)
 
 
 @command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
-def set_accounting(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
-    """Set whether allocations are logged; memory accounting is not there yet."""
+def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
+    """Set whether allocations are logged, which they are not."""
     view.check_daemon_owner(daemon, caller, "memacct set")
     if audit_log:
-        raise Refused(NO_ACCOUNTING)
+        raise Refused(NO_AUDIT)
     return Decision(done())
 
 
@@ -65,6 +71,43 @@ def set_accounting(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
 def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of memory accounting."""
     return listing(KEYS, [Row(("audit_log", False))], format)
+
+
+@command(
+    Syntax(
+        "memacct limit",
+        required=("cgroup",),
+        options={"device": Option(str, "<device>"), "hard-limit": Option(read_memory, "<limit>")},
+        needed=("hard-limit",),
+    )
+)
+def limit(
+    daemon: Daemon, caller: Caller, cgroup: str, hard_limit: PinnedMemory | None, device: str | None = None
+) -> Decision:
+    """Set the memory that the later clients of a cgroup, and of those below it, may hold together: on a device, or on
+    each (4G; unlimited). What the cgroup's clients hold already counts, if they came after its first limit.
+    """
+    view.check_daemon_owner(daemon, caller, "memacct limit")
+    path = cgroup_path(cgroup)
+    ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
+    made = [instruction for ordinal in ordinals for instruction in set_limit(daemon, path, ordinal, hard_limit)]
+    return Decision(done(), tuple(made))
+
+
+@command(Syntax("memacct list", optional=("cgroup",), options={"format": FORMAT}), asks_servers=True)
+def list_limits(daemon: Daemon, caller: Caller, cgroup: str | None = None, format: Format | None = None) -> Decision:
+    """List the limits of cgroups, and what their clients hold."""
+    wanted = None if cgroup is None else cgroup_path(cgroup)
+    rows = []
+    for path, limits in sorted(daemon.cgroup_limits.items()):
+        present = clients_below(daemon, path)
+        for ordinal, most in sorted(limits.items()):
+            used = sum(client.memory.get(ordinal, 0) for client in present)
+            pids = {"clients": sorted(client.pid for client in present)}
+            if wanted in (None, path):
+                cells = (path, daemon.devices[ordinal].uuid, Shown(memory_text(most), most.value), used)
+                rows.append(Row(cells, pids))
+    return listing(LIMITS, rows, format)
 
 
 @command(
@@ -94,6 +137,6 @@ def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> st
 
 def _known(name: str) -> str:
     known = name.replace("_", "-")
-    if known not in STATES:
-        raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(STATES))}.")
+    if known not in FEATURES:
+        raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(FEATURES))}.")
     return known

@@ -116,7 +116,8 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
 def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
     """Set the limits that the later clients of a namespace get, each client on each device: a percentage from 1 to
-    100 of the SMs, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited).
+    100 of the SMs, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited); --total-memory-limit is of all its
+    clients together.
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
@@ -148,5 +149,8 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
             namespace.client_priority.level,
             f"{daemon.pipe_directory}/{server.name}/{namespace.name}",
         ),
-        {"clients_only": namespace.clients_only},
+        {
+            "clients_only": namespace.clients_only,
+            "total_memory_limit": view.memory_cell(daemon, server, namespace.total_memory).value,
+        },
     )

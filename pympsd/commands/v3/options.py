@@ -36,5 +36,6 @@ LIMITS: Final = {
     "active-thread-percentage": Option(read_percentage, "<percentage>"),
     "client-priority": Option(read_priority, "0|1"),
     "pinned-memory-limit": Option(read_memory_by_device, "<limit>"),
+    "total-memory-limit": Option(read_memory_by_device, "<limit>"),
 }
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from attrs import evolve
 
@@ -16,6 +17,11 @@ from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.texts import memory_text, percentage_text
+
+NO_TOTALS: Final = (
+    "{} is not possible with the driver's own server: it knows limits of single clients only; "
+    "--pinned-memory-limit of a namespace limits each of its clients."
+)
 
 
 def servers(daemon: Daemon) -> list[NamedServer]:
@@ -104,17 +110,31 @@ def limits_given(
     active_thread_percentage: ThreadPercentage | None = None,
     client_priority: ClientPriority | None = None,
     pinned_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
+    total_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
 ) -> NamespaceLimits:
     """Return the change of a namespace's limits that options ask for; memory may be that of some devices only."""
-    memory = None
-    if pinned_memory_limit is not None:
-        memory = dict(namespace.pinned_memory)
-        for word, limit in pinned_memory_limit.items():
-            for ordinal in [device_named(daemon, word)] if word else range(len(daemon.devices)):
-                memory.pop(ordinal, None)
-                if limit is not None:
-                    memory[ordinal] = limit
-    return NamespaceLimits(active_thread_percentage, memory, client_priority)
+    if total_memory_limit is not None and not daemon.has_own_servers:
+        raise Refused(NO_TOTALS.format("--total-memory-limit"))
+    memory = _with_limits(daemon, namespace.pinned_memory, pinned_memory_limit)
+    total = _with_limits(daemon, namespace.total_memory, total_memory_limit)
+    return NamespaceLimits(active_thread_percentage, memory, client_priority, total)
+
+
+def _with_limits(
+    daemon: Daemon, limits: Mapping[int, PinnedMemory], given: Mapping[str, PinnedMemory | None] | None
+) -> dict[int, PinnedMemory] | None:
+    """Return limits by ordinal with those that were given by words for devices, an empty one for all of them; None:
+    none were given.
+    """
+    if given is None:
+        return None
+    changed = dict(limits)
+    for word, limit in given.items():
+        for ordinal in [device_named(daemon, word)] if word else range(len(daemon.devices)):
+            changed.pop(ordinal, None)
+            if limit is not None:
+                changed[ordinal] = limit
+    return changed
 
 
 def keeps_limits(count: int) -> str:

@@ -294,7 +294,7 @@ def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_
         return evolve(state, servers=servers)
     # What is by ordinal is meaningless for other devices.
     rules = without_memory(state.rules)
-    return evolve(state, servers=servers, memory_limits=None, named_servers=(), rules=rules)
+    return evolve(state, servers=servers, memory_limits=None, named_servers=(), rules=rules, cgroup_limits={})
 
 
 async def _receive_report(

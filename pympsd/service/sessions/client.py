@@ -56,7 +56,7 @@ class ClientSession(Waiting):
             traced,
             server=self.to_server,
             mps_namespace=self.to_namespace,
-            origin=None if dispatcher.state.rules is None else origin_of(self.known),
+            origin=origin_of(self.known) if dispatcher.state.asks_origins else None,
         )
         await self.queue(dispatcher, self, connected, self._hung_up)
 

@@ -87,6 +87,7 @@ class ServerSession:
                 mps_namespace=limits.namespace,
                 least_priority=limits.least_priority,
                 partitions=limits.partitions,
+                groups=limits.groups,
             )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)

@@ -59,6 +59,11 @@ class Namespace:
         return self.limits.pinned_memory or {}
 
     @property
+    def total_memory(self) -> dict[int, PinnedMemory]:
+        """The limit of all clients together, by device ordinal."""
+        return self.limits.total_memory or {}
+
+    @property
     def client_priority(self) -> ClientPriority:
         """The priority of each client that comes and sets none itself."""
         return self.limits.client_priority or ClientPriority()

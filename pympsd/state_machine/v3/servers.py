@@ -250,4 +250,7 @@ def _path(event: NamespaceOpened) -> str:
 def _shown(daemon: Daemon, named: NamedServer, namespace: str) -> str:
     found = named.namespaces[namespace]
     memory = ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(found.pinned_memory.items()))
-    return f"{found.thread_percentage.value:.2f} %, memory {memory or 'unlimited'}, priority {found.client_priority}"
+    total = ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(found.total_memory.items()))
+    together = f" each, {total} together" if total else ""
+    memory = f"memory {memory or 'unlimited'}{together}"
+    return f"{found.thread_percentage.value:.2f} %, {memory}, priority {found.client_priority}"

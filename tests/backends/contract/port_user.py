@@ -8,6 +8,7 @@ from typing import Any
 
 from attrs import define, field
 
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import (
     Context,
@@ -224,13 +225,19 @@ class PortUser:
     _module: Module | None = None
 
     @classmethod
-    def on(cls, device: Device, client: int = 1, chunks: tuple[int, ...] = (), **quota: int) -> PortUser:
+    def on(
+        cls,
+        device: Device,
+        client: int = 1,
+        chunks: tuple[int, ...] = (),
+        groups: tuple[MemoryGroup, ...] = (),
+        serial: int = 0,
+        **quota: int,
+    ) -> PortUser:
         """Return a user with a new context of a client."""
         fault = Notified()
-        limits = Quota(
-            quota.get("multiprocessors", 0), quota.get("memory_bytes", 0), quota.get("priority", 0), chunks
-        )
-        context = device.create_context(client, limits, fault, quota.get("serial", 0))
+        limits = {"multiprocessors": 0, "memory_bytes": 0, "priority": 0, **quota}
+        context = device.create_context(client, Quota(**limits, chunks=chunks, groups=groups), fault, serial)
         return cls(device, context, fault)
 
     @property

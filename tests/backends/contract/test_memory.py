@@ -7,6 +7,7 @@ import os
 import pytest
 
 from pympsd.vocabulary.device_facts import window_of
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
 from tests.backends.contract.conftest import DEVICE_BYTES
@@ -221,3 +222,19 @@ def test_a_context_on_fewer_multiprocessors_costs_less(device: Device) -> None:
         user.context.destroy()
     assert costs == sorted(costs, reverse=True)
     assert len(set(costs)) == 3
+
+
+def test_clients_of_a_group_have_its_memory_together(device: Device) -> None:
+    limit = DEVICE_BYTES // 2
+    group = MemoryGroup("cgroup /x", limit)
+    one, other = (PortUser.on(device, client, groups=(group,)) for client in (1, 2))
+    alone = PortUser.on(device, 3)
+    assert [user.context.memory_info()[1] for user in (one, other, alone)] == [limit, limit, DEVICE_BYTES]
+    free, _ = other.context.memory_info()
+    address = one.context.allocate(free // 2)
+    with refused(MEMORY):
+        other.context.allocate(free - free // 4)
+    assert free // 2 - (1 << 20) <= other.context.memory_info()[0] <= free // 2
+    alone.context.allocate(free // 2)
+    assert one.free(address).wait() == Result.SUCCESS
+    other.context.allocate(free - free // 4)

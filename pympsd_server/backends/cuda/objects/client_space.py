@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from threading import Lock
 
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget, charged
 from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
@@ -23,12 +25,13 @@ class ClientSpace:
         memory: DeviceMemory,
         device: DeviceBudget,
         limit: int,
+        groups: Sequence[MemoryGroup],
         mappings: ClientMappings,
         deferred_free: DeferredFree,
     ) -> None:
         self.lock = Lock()
         self.memory = memory
-        self.budget = ClientBudget(device, limit)
+        self.budget = ClientBudget(device, limit, device.groups(groups))
         self.mappings = mappings
         self.deferred_free = deferred_free
         self._owned = OwnedRanges()

@@ -205,7 +205,8 @@ class CudaDevice:
             if client is None:
                 mappings = ClientMappings(self._driver, self._departed_mappings)
                 frees = DeferredFree(self.services.janitor)
-                client = ClientSpace(self.services.memory, self.budget, quota.memory_bytes, mappings, frees)
+                limits = quota.memory_bytes, quota.groups
+                client = ClientSpace(self.services.memory, self.budget, *limits, mappings, frees)
             client.take(CONTEXT_BYTES, "a context")
         charged = CONTEXT_BYTES
         try:

@@ -142,7 +142,7 @@ class EmulatedDevice:
         on_fault: Callable[[Outcome], None],
         serial: int,
     ) -> EmulatedContext:
-        client = self._spaces.of(address_space, quota.memory_bytes)
+        client = self._spaces.of(address_space, quota.memory_bytes, quota.groups)
         overhead = context_overhead(self._facts, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
         placement = Placement(multiprocessors, self._facts.attributes)

@@ -1,0 +1,61 @@
+"""Limits of the memory that the clients of a cgroup hold together, and whether they hold (the feature memacct)."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from typing import Final
+
+from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.v3.servers import NotPossible
+from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.rules import is_below
+
+MOST_CGROUPS: Final = 4096
+MOUNT: Final = "/sys/fs/cgroup"
+_OF_PATTERNS: Final = frozenset("*?[")
+
+
+def cgroup_path(text: str) -> str:
+    """Return the path of a cgroup below the mount point, which may stand in front; raise NotPossible."""
+    path = text if text.startswith("/") else ""
+    if path == MOUNT or path.startswith(f"{MOUNT}/"):
+        path = path.removeprefix(MOUNT) or "/"
+    if path != posixpath.normpath(path) or path.startswith("//") or _OF_PATTERNS & set(path):
+        raise NotPossible(f"A cgroup is named by its full path, such as {MOUNT}/batch or /batch, not '{text}'.")
+    return path
+
+
+def set_limit(daemon: Daemon, path: str, device: int, limit: PinnedMemory | None) -> Iterator[Instruction]:
+    """Set the limit of a cgroup on a device (the daemon's ordinal), or lift it; for clients that come later."""
+    if not daemon.has_own_servers:
+        raise NotPossible("Limits of cgroups are not possible with the driver's own server: it knows single clients.")
+    limits = dict(daemon.cgroup_limits.get(path, {}))
+    limits.pop(device, None)
+    if limit is not None:
+        limits[device] = limit
+    if limits and path not in daemon.cgroup_limits and len(daemon.cgroup_limits) >= MOST_CGROUPS:
+        raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
+    daemon.cgroup_limits.pop(path, None)
+    if limits:
+        daemon.cgroup_limits[path] = limits
+    yield Log("cgroup_limit_set", {"path": path, "device": device, "limit": str(limit or "unlimited")})
+
+
+def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+    """Set whether limits of cgroups hold for clients that come later."""
+    if on and not daemon.has_own_servers:
+        raise NotPossible("Limits of cgroups are not possible with the driver's own server: it knows single clients.")
+    daemon.accounts_cgroups = on
+    yield Log("accounting_set", {"state": "enabled" if on else "disabled"})
+
+
+def clients_below(daemon: Daemon, path: str) -> list[Client]:
+    """Return the clients in a cgroup and those below, as far as their cgroups are known."""
+    return [
+        client
+        for server in daemon.servers.values()
+        for client in server.clients.values()
+        if any(is_below(each, path) for each in client.cgroups)
+    ]
