@@ -82,7 +82,10 @@ def test_the_server_imports_only_the_shared_packages(modules: tuple[Module, ...]
 
 def test_the_client_imports_only_vocabulary_wire_and_channel(modules: tuple[Module, ...]) -> None:
     client = _of(modules, "pympsd_client")
-    assert _breaches(client, "pympsd", CLIENT_MAY) == []
+    # The fixtures start daemons; programs never import them.
+    fixtures = _of(modules, "pympsd_client.pytest_plugin")
+    assert _breaches([each for each in client if each not in fixtures], "pympsd", CLIENT_MAY) == []
+    assert _breaches(fixtures, "pympsd", (*CLIENT_MAY, "pympsd.control")) == []
     assert _breaches(client, "pympsd_server", ()) == []
 
 

@@ -43,6 +43,7 @@ def create_partition(
         others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
         beside = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
         raise NotPossible(f"Device {shown} has {_chunks(len(whole))} free, not {chunks}{beside}.")
+    _check_clients_known(daemon, server_name)
     outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
     if outside:
         raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions.")
@@ -61,6 +62,7 @@ def delete_partition(
     if found is None:
         shown = named.ordinals(len(daemon.devices)).index(device)
         raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {shown}.")
+    _check_clients_known(daemon, server_name)
     present = clients_in(daemon, named, found)
     if present and not forced:
         them = "it" if len(present) == 1 else "them"
@@ -115,6 +117,12 @@ def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int)
         raise NotPossible(
             f"Static partitions need compute capability 8.0; device {shown}, {facts.name}, has {major}.{minor}."
         )
+
+
+def _check_clients_known(daemon: Daemon, name: str) -> None:
+    process = daemon.server_named(name)
+    if process is not None and process.awaited:
+        raise NotPossible(f"Server '{name}' has not told this daemon its clients yet; try again.")
 
 
 def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:

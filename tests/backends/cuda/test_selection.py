@@ -76,6 +76,7 @@ def test_the_childs_answer_is_read() -> None:
     facts = {
         "name": "a real one", "uuid": GPUS[0].uuid, "pci": GPUS[0].pci, "compute_capability": [9, 0],
         "multiprocessors": 132, "memory_bytes": GPUS[0].memory_bytes, "attributes": GPUS[0].attributes,
+        "sm_chunks": [15, 8],
     }  # fmt: skip
     assert probed_by(printing(json.dumps({"devices": [facts]}))) == Probed((GPUS[0],))
     assert probed_by(printing('{"absent": "why"}')) == Probed(absent="why")

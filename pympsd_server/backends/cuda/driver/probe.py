@@ -78,10 +78,13 @@ def _facts(driver: Any, number: int) -> dict[str, Any]:
 
 def _sm_chunks(driver: Any, device: Any) -> tuple[int, int] | None:
     """Return the groups of SMs that the driver splits the device into, and the SMs in each; None if it does not."""
-    code, every = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
-    if int(code):
+    try:
+        code, every = driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM)
+        if int(code):
+            return None
+        code, groups, count, _ = driver.cuDevSmResourceSplitByCount(every.sm.smCount, every, 0, 1)
+    except RuntimeError:  # a driver before 12.4 has no such functions
         return None
-    code, groups, count, _ = driver.cuDevSmResourceSplitByCount(every.sm.smCount, every, 0, 1)
     return None if int(code) or not count else (int(count), int(groups[0].sm.smCount))
 
 

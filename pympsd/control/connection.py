@@ -1,10 +1,4 @@
-"""Ask the running daemon from Python: its queries as data, its commands as text.
-
->>> from pympsd.control import Control                                               # doctest: +SKIP
->>> with Control() as daemon:                                                        # doctest: +SKIP
-...     servers, waiting = daemon.query("get_server_list", "get_waiting_list")
-...     daemon.command("set_default_active_thread_percentage 50")
-"""
+"""A connection to the daemon: its queries as data, its commands as text."""
 
 from __future__ import annotations
 
@@ -58,6 +52,11 @@ class Control:
     def query(self, *queries: str) -> list[Any]:
         """Return what queries of protocol 2 answer with --json, all asked in one request; raise CannotAsk."""
         return [json.loads(text) for text in self._ask([f"{query} --json" for query in queries])]
+
+    def listing(self, query: str) -> list[dict[str, Any]]:
+        """Return the rows of a query of protocol 3, such as ``namespace list``; raise CannotAsk."""
+        rows: list[dict[str, Any]] = json.loads(self._ask([f"{query} --format=json"])[0])
+        return rows
 
     def command(self, line: str) -> str:
         """Give a command; return what it prints. Raise CannotAsk if it is refused."""

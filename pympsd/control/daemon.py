@@ -1,0 +1,200 @@
+"""The daemon that runs, and one that is started for a while, in directories of its own."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import msgspec
+
+from pympsd import pipe_sockets
+from pympsd.control.connection import CannotAsk, Control
+from pympsd.control.records import Client, Device, Server, Waiting
+
+START_SECONDS: Final = 60.0
+"""The time that a daemon has to be ready: a GPU's driver may take long to say which devices there are."""
+END_SECONDS: Final = 30.0
+"""The time that a daemon has to end with its servers, before it is killed."""
+OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_SOCKET", "WATCHDOG_")
+"""Beginnings of the variables that a daemon which is started does not inherit."""
+
+T = TypeVar("T")
+
+
+class CannotStart(Exception):
+    """A daemon did not start; the message is what it says."""
+
+
+class RunningDaemon:
+    """The daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
+
+    Each call is a connection of its own, so that another daemon may take over between two calls. CannotAsk is raised
+    if there is none, or if it refuses.
+    """
+
+    def __init__(self, pipe_directory: str = "") -> None:
+        self.pipe_directory: Final = pipe_directory or os.fsdecode(pipe_sockets.pipe_directory())
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return the daemon's devices."""
+        return _as(tuple[Device, ...], self._query("device_query")["devices"])
+
+    def servers(self) -> tuple[Server, ...]:
+        """Return the servers that run, with their clients, and these with their contexts."""
+        return _as(tuple[Server, ...], self._query("get_server_list"))
+
+    def ps(self) -> tuple[Client, ...]:
+        """Return the clients that have a context, of all servers."""
+        return tuple(client for server in self.servers() for client in server.clients if client.contexts)
+
+    def waiting(self) -> tuple[Waiting, ...]:
+        """Return who waits for a server, in their order."""
+        return _as(tuple[Waiting, ...], self._query("get_waiting_list"))
+
+    def listing(self, query: str) -> list[dict[str, Any]]:
+        """Return the rows of a query of protocol 3, such as ``namespace list``."""
+        with Control(self.pipe_directory) as control:
+            return control.listing(query)
+
+    def command(self, line: str) -> str:
+        """Give a command; return what it prints."""
+        with Control(self.pipe_directory) as control:
+            return control.command(line)
+
+    def environment(self, server: str = "", namespace: str = "") -> dict[str, str]:
+        """Return the variables of a client: of the daemon, or in protocol 3 of a server or a namespace of it."""
+        folder = os.path.join(self.pipe_directory, server, namespace) if server else self.pipe_directory
+        return {"CUDA_MPS_PIPE_DIRECTORY": folder, "PYMPSD_REQUIRE_MPS": "1"}
+
+    def _query(self, query: str) -> Any:
+        with Control(self.pipe_directory) as control:
+            return control.query(query)[0]
+
+
+class Daemon(RunningDaemon):
+    """A daemon that runs during a ``with`` block, in temporary directories, and ends with its servers after it.
+
+    ``machine``: its emulated machine, as PYMPSD_EMULATED_DEVICES has it; empty: this machine's GPUs. ``protocol``: 2
+    or 3. ``users``: ``in-turn`` or ``together``. ``options``: more options of the command line. ``settings``:
+    variables for the daemon, which inherits none of CUDA's and its own.
+    """
+
+    def __init__(
+        self,
+        machine: str = "",
+        protocol: int = 2,
+        users: str = "in-turn",
+        options: tuple[str, ...] = (),
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._machine, self._settings = machine, dict(settings or {})
+        self._arguments = ("-f", "--protocol", str(protocol), "--users", users, *options)
+        self._folder = Path(tempfile.mkdtemp(prefix="pympsd-"))
+        self._folder.chmod(0o755)  # other users may have clients
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_directory: Final = str(self._folder / "log")
+        super().__init__(str(self._folder / "pipe"))
+
+    @property
+    def pid(self) -> int:
+        """The daemon's PID; 0 if it does not run."""
+        return 0 if self._process is None or self._process.poll() is not None else self._process.pid
+
+    def log(self) -> str:
+        """Return what is in its control.log and server.log."""
+        names = ("control.log", "server.log")
+        return "".join(
+            path.read_text(errors="replace") for name in names if (path := Path(self.log_directory, name)).exists()
+        )
+
+    def start(self) -> Self:
+        """Start it, and return when it accepts clients; raise CannotStart."""
+        for folder in (self.pipe_directory, self.log_directory):
+            os.makedirs(folder, exist_ok=True)
+        notice = str(self._folder / "notice")
+        complaints, output = Path(self._folder, "stderr"), Path(self.log_directory, "control.log")
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
+            complaints.open("wb") as errors,
+            output.open("ab") as log,
+        ):
+            ready.bind(notice)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pympsd", *self._arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=errors,
+                env={**self._environment(), "NOTIFY_SOCKET": notice},
+            )
+            is_ready = _is_ready(ready, self._process)
+        os.unlink(notice)
+        if not is_ready:
+            self._kill()
+            said = complaints.read_text(errors="replace").strip()
+            raise CannotStart(said or f"the daemon was not ready within {START_SECONDS:.0f} s")
+        return self
+
+    def stop(self) -> None:
+        """End it with its servers and their clients' contexts, and remove its directories."""
+        if self.pid:
+            with suppress(CannotAsk):
+                self.command("quit -t 0")
+        self._kill(END_SECONDS)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(OWN_VARIABLES)}
+        emulated = {"PYMPSD_EMULATED_DEVICES": self._machine, "PYMPSD_BACKEND": "emulated"} if self._machine else {}
+        own = {
+            "CUDA_MPS_PIPE_DIRECTORY": self.pipe_directory,
+            "CUDA_MPS_LOG_DIRECTORY": self.log_directory,
+            # Compute modes that somebody has set for a machine of this name are not this one's.
+            "PYMPSD_STATE_DIRECTORY": str(self._folder),
+        }
+        return {**inherited, **own, **emulated, **self._settings}
+
+    def _kill(self, patience: float = 0.0) -> None:
+        process = self._process
+        if process is not None:
+            try:
+                process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a daemon says that it is ready; return whether it does, in time."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        readable, _, _ = select.select([ready.fileno(), pidfd], [], [], START_SECONDS)
+    finally:
+        os.close(pidfd)
+    return ready.fileno() in readable
+
+
+def _as(kind: type[T], found: Any) -> T:
+    # Keys of JSON are texts, which stand for ordinals here.
+    return msgspec.convert(found, kind, strict=False)

@@ -1,0 +1,65 @@
+"""Daemons for programs that run with trio: the same calls, awaited. Each runs in a thread, which waits.
+
+>>> import trio
+>>> from pympsd.control.trio_daemon import open_daemon
+>>> async def main():
+...     async with open_daemon(machine="H200") as daemon:
+...         print(await daemon.ps())
+>>> trio.run(main)
+()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from pympsd.control.daemon import Daemon, RunningDaemon
+from pympsd.control.records import Client, Device, Server, Waiting
+
+
+@frozen
+class TrioDaemon:
+    """A daemon whose calls are awaited; ``daemon`` has those that do not wait: ``environment``, ``pid``, ``log``."""
+
+    daemon: RunningDaemon
+
+    async def devices(self) -> tuple[Device, ...]:
+        """As RunningDaemon.devices."""
+        return await trio.to_thread.run_sync(self.daemon.devices)
+
+    async def servers(self) -> tuple[Server, ...]:
+        """As RunningDaemon.servers."""
+        return await trio.to_thread.run_sync(self.daemon.servers)
+
+    async def ps(self) -> tuple[Client, ...]:
+        """As RunningDaemon.ps."""
+        return await trio.to_thread.run_sync(self.daemon.ps)
+
+    async def waiting(self) -> tuple[Waiting, ...]:
+        """As RunningDaemon.waiting."""
+        return await trio.to_thread.run_sync(self.daemon.waiting)
+
+    async def listing(self, query: str) -> list[dict[str, Any]]:
+        """As RunningDaemon.listing."""
+        return await trio.to_thread.run_sync(self.daemon.listing, query)
+
+    async def command(self, line: str) -> str:
+        """As RunningDaemon.command."""
+        return await trio.to_thread.run_sync(self.daemon.command, line)
+
+
+@asynccontextmanager
+async def open_daemon(**arguments: Any) -> AsyncIterator[TrioDaemon]:
+    """Start a daemon with the arguments of Daemon, and end it after the block."""
+    daemon = Daemon(**arguments)
+    try:
+        await trio.to_thread.run_sync(daemon.start)
+        yield TrioDaemon(daemon)
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(daemon.stop)

@@ -1,0 +1,107 @@
+"""Fixtures for tests of programs that use MPS: a daemon with an emulated machine, clients, faults; docs/python.md.
+
+A project asks for them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in its conftest.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pytest
+
+from pympsd.control import Daemon
+
+MARK: Final = "mps"
+FAULT_SECONDS: Final = 60.0
+_FAULT: Final = """
+from pympsd_client import driver as cuda
+
+def call(result, *values):
+    assert result == 0, (result, cuda.last_error() if hasattr(cuda, "last_error") else "")
+    return values[0] if values else None
+
+PTX = b".version 7.0 .target sm_70 .address_size 64 .visible .entry fault() { trap; }"
+call(*cuda.cuInit(0))
+context = call(*cuda.cuDevicePrimaryCtxRetain(0))
+call(*cuda.cuCtxSetCurrent(context))
+kernel = call(*cuda.cuModuleGetFunction(call(*cuda.cuModuleLoadData(PTX)), b"fault"))
+call(*cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0))
+print(cuda.cuCtxSynchronize()[0].name)
+"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    config.addinivalue_line(
+        "markers", f"{MARK}(**arguments): the arguments of pympsd.control.Daemon for this test's mps_daemon"
+    )
+
+
+@pytest.fixture
+def mps_machine() -> str:
+    """The emulated machine of the daemons, as PYMPSD_EMULATED_DEVICES has it. Redefine it for another one."""
+    return "H200"
+
+
+@pytest.fixture
+def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Daemon]:
+    """A daemon for one test."""
+    mark = request.node.get_closest_marker(MARK)
+    arguments: dict[str, Any] = {"machine": mps_machine, **(mark.kwargs if mark else {})}
+    with Daemon(**arguments) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def mps_session_daemon() -> Iterator[Daemon]:
+    """A daemon with one emulated H200 for the whole session; what tests set in it stays for the next ones."""
+    with Daemon(machine="H200") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python programs as clients of the test's daemon; they are killed after the test.
+
+    ``mps_client("train.py", "--epochs=1", server="a", namespace="hi", CUDA_MPS_CLIENT_PRIORITY="1")``: the arguments
+    of the interpreter, where the client comes to in protocol 3, and more variables. The pipes are of texts.
+    """
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, server: str = "", namespace: str = "", **variables: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, **mps_daemon.environment(server, namespace), **variables}
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def mps_fault(mps_client: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
+    """Have another client's kernel trap, a fatal fault of its device; return the error that it got.
+
+    The arguments are ``server``, ``namespace`` and variables, as of ``mps_client``.
+    """
+
+    def fault(**where: str) -> str:
+        printed, complaint = mps_client("-c", _FAULT, **where).communicate(timeout=FAULT_SECONDS)
+        assert printed, complaint
+        return printed.strip()
+
+    return fault

@@ -1,0 +1,26 @@
+"""What docs/python.md and the docstrings show is what happens."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from pympsd import control
+from pympsd.control import trio_daemon
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+
+
+def test_the_examples_of_the_page() -> None:
+    found = doctest.testfile(str(PAGE), module_relative=False, optionflags=doctest.ELLIPSIS)
+    assert found.failed == 0
+    assert found.attempted > 10
+
+
+@pytest.mark.parametrize("module", [control, trio_daemon])
+def test_the_examples_of_docstrings(module: object) -> None:
+    found = doctest.testmod(module)  # type: ignore[arg-type]
+    assert found.failed == 0
+    assert found.attempted
