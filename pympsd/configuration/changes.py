@@ -252,6 +252,9 @@ def _difference(
     if total is not None and total != namespace.total_memory:
         before = memory_limits_text(namespace.total_memory, every)
         differences.append(f"total-memory-limit {before} -> {memory_limits_text(total, every)}")
+    partition, present = wanted.sm_partition, namespace.limits.sm_partition or ""
+    if partition is not None and partition != present:
+        differences.append(f"sm-partition {present or 'none'} -> {partition or 'none'}")
     if priority is not None and priority != namespace.client_priority:
         differences.append(f"client-priority {namespace.client_priority} -> {priority}")
     if not differences:

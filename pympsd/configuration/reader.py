@@ -25,7 +25,7 @@ SCHEMA: Final = "1.0"
 MOST_NAME: Final = 64
 """Characters of a rule's name."""
 LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
-OWN_KEYS: Final = ("clients_only", "total_memory_limit")
+OWN_KEYS: Final = ("clients_only", "total_memory_limit", "sm_partition")
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
@@ -159,7 +159,8 @@ class _Reading(Tables):
         path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
         total = self.value(path, own, "total_memory_limit", read_memory_by_device, (str,))
         total = None if total is None else self._by_ordinal((*path, "total_memory_limit"), total)
-        return evolve(self._limits(path[:-1], given), total_memory=total)
+        partition = self.value(path, own, "sm_partition", _read_partition, (str,))
+        return evolve(self._limits(path[:-1], given), total_memory=total, sm_partition=partition)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
@@ -270,3 +271,9 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)}: {NO_AUDIT}")
         elif "context-share" in path and not value:
             self.wrong(path, f"{dotted(path)}: {ALWAYS_SHARED}")
+
+
+def _read_partition(text: str) -> str:
+    if text and name_problem(text):
+        raise BadText("the name of an SM partition, or empty;", text)
+    return text

@@ -67,6 +67,8 @@ def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str
 def _own_keys(namespace: Namespace, surroundings: Surroundings) -> Iterator[str]:
     if namespace.clients_only:
         yield "clients_only = true"
+    if namespace.limits.sm_partition:
+        yield f'sm_partition = "{namespace.limits.sm_partition}"'
     if namespace.limits.total_memory is not None:
         every = tuple(range(len(surroundings.devices)))
         yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, every)}"'

@@ -79,7 +79,7 @@ def client_limits(
     own = routing.client_limits(daemon, server.name, namespace)
     if own is not None:
         groups = _memory_groups(daemon, server.name, namespace, cgroups)
-        own = evolve(own, partitions=chosen(daemon, server.name, sm_partition), groups=groups)
+        own = evolve(own, partitions=chosen(daemon, server.name, namespace, sm_partition), groups=groups)
     if rule is None:
         return own
     if own is None:

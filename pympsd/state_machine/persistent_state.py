@@ -44,6 +44,7 @@ class PersistentNamespace:
     client_priority: int | None = None
     clients_only: bool = False
     total_memory: dict[int, int] | None = None
+    sm_partition: str | None = None
 
     @property
     def limits(self) -> NamespaceLimits:
@@ -53,6 +54,7 @@ class PersistentNamespace:
             None if self.pinned_memory is None else in_memory(self.pinned_memory),
             None if self.client_priority is None else ClientPriority(self.client_priority),
             None if self.total_memory is None else in_memory(self.total_memory),
+            self.sm_partition,
         )
 
 
@@ -251,6 +253,7 @@ def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
         None if said.client_priority is None else said.client_priority.level,
         namespace.clients_only,
         None if said.total_memory is None else _in_bytes(said.total_memory),
+        said.sm_partition,
     )
 
 

@@ -27,6 +27,8 @@ class NamespaceLimits:
     client_priority: ClientPriority | None = None
     total_memory: dict[int, PinnedMemory] | None = None
     """Of all clients together, by device ordinal; a device that is absent has no limit."""
+    sm_partition: str | None = None
+    """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 
     def changed_by(self, change: NamespaceLimits) -> NamespaceLimits:
         """Return these limits with what a change says in place of what was said before."""
@@ -35,6 +37,7 @@ class NamespaceLimits:
             self.pinned_memory if change.pinned_memory is None else change.pinned_memory,
             self.client_priority if change.client_priority is None else change.client_priority,
             self.total_memory if change.total_memory is None else change.total_memory,
+            self.sm_partition if change.sm_partition is None else change.sm_partition,
         )
 
 

@@ -143,6 +143,8 @@ LIMITS = st.builds(
     st.none() | st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))),
     MEMORY,
     st.none() | st.integers(0, 1).map(ClientPriority),
+    MEMORY,
+    st.sampled_from([None, "", "p"]),
 )
 PARTITION_LISTS = st.lists(
     st.builds(PartitionPlan, st.sampled_from("pq"), st.integers(0, 1), st.integers(1, 2), st.just(False)),

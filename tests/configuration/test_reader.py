@@ -137,6 +137,15 @@ def _partition(*texts: str) -> str:
         ("uid = true", "servers.a.uid is a user's number, not true"),
         ("namespaces = 1", "servers.a.namespaces is a table, not 1"),
         ("namespaces.b = 1", "servers.a.namespaces.b is a table, not 1"),
+        ('namespaces.b.pympsd.sm_partition = "X"', "servers.a.namespaces.b.pympsd.sm_partition is the name of an SM"),
+        (
+            "namespaces.b.pympsd.total_memory_limit = 4",
+            "servers.a.namespaces.b.pympsd.total_memory_limit is text",
+        ),
+        (
+            "namespaces.b.pympsd.total = 4",
+            "servers.a.namespaces.b.pympsd.total is no key of pympsd",
+        ),
         ("namespaces.b.uid = 1", "servers.a.namespaces.b.uid is no key of a namespace; the keys are pinned_memory"),
         ("namespaces.B.client_priority = 1", "Bad name 'B': 1 to 64 lowercase letters, digits and underscores"),
         ("devices = 1", "servers.a.devices are tables, each under [[servers.a.devices]], not 1"),

@@ -117,7 +117,7 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
 def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
     """Set the limits that the later clients of a namespace get, each client on each device: a percentage from 1 to
     100 of the SMs, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited); --total-memory-limit is of all its
-    clients together.
+    clients together; --sm-partition is the static SM partition that they get, whatever they name.
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
@@ -151,6 +151,7 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
         ),
         {
             "clients_only": namespace.clients_only,
+            "sm_partition": namespace.limits.sm_partition or None,
             "total_memory_limit": view.memory_cell(daemon, server, namespace.total_memory).value,
         },
     )

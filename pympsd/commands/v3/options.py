@@ -7,6 +7,7 @@ from typing import Final
 from pympsd.commands.v3.grammar import Option
 from pympsd.commands.v3.output import Format
 from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
 MOST_SECONDS: Final = 86400
@@ -28,6 +29,13 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
+def read_partition(text: str) -> str:
+    """Read the name of an SM partition; ``none`` is an empty one."""
+    if name_problem(text):
+        raise BadText("none or the name of an SM partition: lowercase letters, digits and underscores,", text)
+    return "" if text == "none" else text
+
+
 FORMAT: Final = Option(Format.parse, "table|csv|json[,noheader]")
 SERVER: Final = Option(str, "<s>")
 UID: Final = Option(read_uid, "<n>")
@@ -37,5 +45,6 @@ LIMITS: Final = {
     "client-priority": Option(read_priority, "0|1"),
     "pinned-memory-limit": Option(read_memory_by_device, "<limit>"),
     "total-memory-limit": Option(read_memory_by_device, "<limit>"),
+    "sm-partition": Option(read_partition, "<name>|none"),
 }
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)

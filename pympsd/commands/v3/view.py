@@ -111,13 +111,16 @@ def limits_given(
     client_priority: ClientPriority | None = None,
     pinned_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
     total_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
+    sm_partition: str | None = None,
 ) -> NamespaceLimits:
     """Return the change of a namespace's limits that options ask for; memory may be that of some devices only."""
     if total_memory_limit is not None and not daemon.has_own_servers:
         raise Refused(NO_TOTALS.format("--total-memory-limit"))
+    if sm_partition and not daemon.has_own_servers:
+        raise Refused("--sm-partition is not possible with the driver's own server of this release.")
     memory = _with_limits(daemon, namespace.pinned_memory, pinned_memory_limit)
     total = _with_limits(daemon, namespace.total_memory, total_memory_limit)
-    return NamespaceLimits(active_thread_percentage, memory, client_priority, total)
+    return NamespaceLimits(active_thread_percentage, memory, client_priority, total, sm_partition)
 
 
 def _with_limits(

@@ -8,13 +8,15 @@ from __future__ import annotations
 from pympsd.devices.visible import find_device
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import ChosenPartition, SmPartition, partition_id
 
 
-def chosen(daemon: Daemon, server_name: str, text: str) -> dict[int, ChosenPartition]:
+def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[int, ChosenPartition]:
     """Return what a client gets on each device that is in static use or that its variable names, by ordinal.
 
-    ``text``: for each device one ``<device>/<id or name>`` or ``<name>``, separated by commas.
+    ``namespace``: the one it comes to, which may be bound to a partition; ``text``: for each device one
+    ``<device>/<id or name>`` or ``<name>``, separated by commas.
     """
     named = daemon.named_servers.get(server_name)
     if named is None:
@@ -26,10 +28,28 @@ def chosen(daemon: Daemon, server_name: str, text: str) -> dict[int, ChosenParti
         found |= {place: ChosenPartition(one.name, one.chunks) for place, one in matching.items()}
         if not matching:
             found |= {place: ChosenPartition(problem=_problem(daemon, named, place, entry)) for place in places}
+    _bind(daemon, named, namespace, found)
     for partition in named.partitions:
         if partition.device not in found:
             found[partition.device] = ChosenPartition(problem=_problem(daemon, named, partition.device, ""))
     return found
+
+
+def _bind(daemon: Daemon, named: NamedServer, namespace: str, found: dict[int, ChosenPartition]) -> None:
+    """Change what a client has named to the partition that its namespace is bound to, if it is bound to one."""
+    bound = (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).limits.sm_partition
+    if not bound:
+        return
+    its = {one.device: one for one in named.partitions if one.name == bound}
+    where = f"namespace '{namespace or DEFAULT}' of server '{named.name}'"
+    came = f"came to {where}, which is bound to SM partition '{bound}'"
+    for device in its or named.ordinals(len(daemon.devices)):
+        if device not in its:
+            found[device] = ChosenPartition(problem=f"{came}; the server has none of that name")
+        elif device in found and found[device].name != bound:
+            found[device] = ChosenPartition(problem=f"{came}, and named another one")
+        else:
+            found[device] = ChosenPartition(bound, its[device].chunks)
 
 
 def _named_by(daemon: Daemon, named: NamedServer, entry: str) -> tuple[tuple[int, ...], str]:
