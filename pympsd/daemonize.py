@@ -155,7 +155,14 @@ def _configuration(
     text = text_of([options.apply])
     if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
         raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
-    surroundings = Surroundings(machine.devices, os.geteuid(), options.multiuser, settings.pipe_directory, protocol)
+    surroundings = Surroundings(
+        machine.devices,
+        os.geteuid(),
+        options.multiuser,
+        settings.pipe_directory,
+        protocol,
+        settings.backend != "vendor",
+    )
     try:
         plan, warnings = read_plan(text.decode(), surroundings)
     except UnicodeDecodeError:

@@ -23,6 +23,7 @@ def read_partitions(
     for number, table in enumerate(tables.tables(path, given)):
         place = (*path, number)
         tables.check_keys(place, table, DEVICE_KEYS, "a server's device")
+        tables.needs_own_servers((*place, "sm_partitions"), table)
         word = table.get("uuid", 0)
         if not isinstance(word, str):
             tables.wrong((*place, "uuid"), f"{dotted((*place, 'uuid'))} is the UUID of a device,", word)

@@ -66,6 +66,8 @@ class Surroundings:
     multiuser: bool = False
     pipe_directory: str = ""
     protocol: int = 3
+    has_own_servers: bool = True
+    """Its servers are pympsd's own, not the driver's."""
 
 
 @frozen

@@ -157,6 +157,8 @@ class _Reading(Tables):
             return NamespaceLimits()
         self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
         path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
+        for key in ("total_memory_limit", "sm_partition"):
+            self.needs_own_servers((*path, key), own)
         total = self.value(path, own, "total_memory_limit", read_memory_by_device, (str,))
         total = None if total is None else self._by_ordinal((*path, "total_memory_limit"), total)
         partition = self.value(path, own, "sm_partition", _read_partition, (str,))
@@ -254,6 +256,8 @@ class _Reading(Tables):
         for name, keys in FEATURE_KEYS.items():
             given = self.table(("features",), features, name)
             self.check_keys(("features", name), given, keys, name)
+            if name == "memacct":
+                self.needs_own_servers(("features", name, "enabled"), given)
             for key in keys:
                 if key in given:
                     self._feature_key(("features", name, key), given[key])

@@ -68,6 +68,11 @@ class Tables:
                 hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
                 self.wrong((*path, key), f"{dotted((*path, key))} is no key of {owner}; {hint}")
 
+    def needs_own_servers(self, path: Path, given: Mapping[str, Any]) -> None:
+        """Note a key that asks for what the driver's own server does not do."""
+        if given.get(str(path[-1])) and not self.surroundings.has_own_servers:
+            self.wrong(path, f"{dotted(path)} is not possible with the driver's own server of this release")
+
     def wrong(self, path: Path, said: str, value: Any = None) -> None:
         """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
         self.problems.append((path, said if value is None else f"{said} not {_shown(value)}"))

@@ -130,7 +130,7 @@ class Daemon(RunningDaemon):
         ):
             ready.bind(notice)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pympsd", *self._arguments],
+                [sys.executable, "-P", "-m", "pympsd", *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=errors,

@@ -179,6 +179,25 @@ def test_an_error_is_said_with_its_line_and_key(line: str, said: str) -> None:
     assert error.startswith(f"F:4: {said}")
 
 
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        (
+            '[servers.a.namespaces.b]\npympsd.total_memory_limit = "4G"',
+            "servers.a.namespaces.b.pympsd.total_memory_limit",
+        ),
+        ('[servers.a.namespaces.b]\npympsd.sm_partition = "p"', "servers.a.namespaces.b.pympsd.sm_partition"),
+        ("[servers.a]\n" + _partition('name = "p", chunks = 1'), "servers.a.devices.0.sm_partitions"),
+        ("[features.memacct]\nenabled = true", "features.memacct.enabled"),
+    ],
+)
+def test_what_the_drivers_own_server_does_not_do_is_refused(line: str, key: str) -> None:
+    text = f'schema_version = "1.0"\n{line}\n'
+    (error,) = _errors(text, has_own_servers=False)
+    assert error == f"F:3: {key} is not possible with the driver's own server of this release"
+    read_plan(text, HERE)
+
+
 def test_partitions_are_on_devices_of_their_server() -> None:
     text = 'schema_version = "1.0"\n[servers.a]\nallowed_devices = "1"\n' + _partition('name = "p", chunks = 1')
     with pytest.raises(BadFile) as caught:

@@ -74,8 +74,9 @@ def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing() -> None:
     assert not Path(never.pipe_directory).parent.exists()
 
 
-def test_a_daemon_ends_with_its_servers_clients_or_not() -> None:
-    with Daemon(machine="2xH200") as daemon:
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_daemon_ends_with_its_servers_clients_or_not(protocol: int) -> None:
+    with Daemon(machine="2xH200", protocol=protocol) as daemon:
         client = _client(daemon)
         (server,) = daemon.servers()
         pid = daemon.pid

@@ -114,7 +114,14 @@ def _features(daemon: Daemon) -> Features:
 
 
 def _surroundings(daemon: Daemon) -> Surroundings:
-    return Surroundings(daemon.devices, daemon.uid, daemon.multiuser, daemon.pipe_directory, daemon.protocol)
+    return Surroundings(
+        daemon.devices,
+        daemon.uid,
+        daemon.multiuser,
+        daemon.pipe_directory,
+        daemon.protocol,
+        daemon.has_own_servers,
+    )
 
 
 def _carry_out(
