@@ -29,9 +29,19 @@ from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
+from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.vocabulary import files
+from pympsd.vocabulary.plugins import named_policy
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import BadSetting, Settings, check_executor_settings
+from pympsd.vocabulary.settings import (
+    SCHEDULING_POLICIES,
+    SCHEDULING_POLICY,
+    TURN_POLICIES,
+    TURN_POLICY,
+    BadSetting,
+    Settings,
+    check_executor_settings,
+)
 
 READY = b"."
 CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
@@ -85,6 +95,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
                 1,
             )
+        turn_policy = _policies(machine)
         configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
         lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
         if lost and options.replace:
@@ -133,7 +144,20 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         configuration,
         plan.rules if plan else None,
         metrics,
+        turn_policy,
     )
+
+
+def _policies(machine: Machine) -> TurnPolicy:
+    """Return the turn policy; raise BadSetting, also for a scheduling policy that executors could not have."""
+    policy, turns = os.environ.get(SCHEDULING_POLICY), os.environ.get(TURN_POLICY)
+    if policy and machine.backend != "emulated":
+        raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
+    if policy:
+        named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
+    # The default one is not looked up: that takes longer than all else here.
+    chosen: TurnPolicy = named_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
+    return chosen
 
 
 def _metrics(options: Options) -> socket.socket | None:

@@ -128,6 +128,11 @@ FILES: Final = (
         "PYMPSD_STRICT_BOUNDS",
         "1: an emulated GPU faults at the first byte beyond an allocation, not at the next unit",
     ),
+    ("PYMPSD_TURN_POLICY", "order, fewest-turns or a plug-in: who of the waiting users is next; default order"),
+    (
+        "PYMPSD_SCHEDULING_POLICY",
+        "fair, memory, deadline:MILLISECONDS or a plug-in: whose work an emulated GPU runs next; default fair",
+    ),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
     ("PYMPSD_STATE_DIRECTORY", "where compute modes and users of machines in short form are kept; default /tmp"),
 )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolved, state_folder_of
@@ -42,6 +42,7 @@ from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
@@ -57,7 +58,7 @@ FINAL_ANSWER_SECONDS = 1.0
 
 @frozen
 class DaemonSetup:
-    """What is prepared before the fork."""
+    """What is prepared before the fork. ``metrics``: where scrapers connect."""
 
     settings: Settings
     machine: Machine
@@ -72,7 +73,7 @@ class DaemonSetup:
     """The path and the text of the file to apply, which is a valid one."""
     rules: tuple[Rule, ...] | None = None
     metrics: socket.socket | None = None
-    """Where scrapers connect."""
+    turn_policy: TurnPolicy = field(factory=order)
 
 
 def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
@@ -294,6 +295,7 @@ def _dispatcher(
         pipe_directory=setup.directory.path,
         has_own_servers=settings.backend != "vendor",
         rules=setup.rules,
+        turn_policy=setup.turn_policy,
     )
     return Dispatcher(
         state=state,
@@ -311,9 +313,8 @@ def _dispatcher(
 
 
 def _most_servers(setup: DaemonSetup) -> int:
-    if setup.protocol == 3:
-        return MOST_NAMED_SERVERS + 1  # none ends to make room
-    return MOST_SERVERS if setup.settings.users == "together" else 1
+    most = MOST_SERVERS if setup.settings.users == "together" else 1
+    return MOST_NAMED_SERVERS + 1 if setup.protocol == 3 else most  # there none ends to make room
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:

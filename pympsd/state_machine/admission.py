@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.state_machine import debuggers, failed_starts, turns
+from pympsd.state_machine import debuggers, failed_starts
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import ClientConnected, ReturnedContext, ServerReported
 from pympsd.state_machine.instructions import (
@@ -22,6 +22,7 @@ from pympsd.state_machine.limit_resolution import client_limits, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import places, routing
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
@@ -81,13 +82,13 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         sm_partition=event.environment.get(VARIABLE, ""),
     )
     server = daemon.server_named(name)
-    ready = server is not None and server.phase in OPEN and not turns.is_closed_to_newcomers(daemon, uid)
+    ready = server is not None and server.phase in OPEN and not queue.is_closed_to_newcomers(daemon, uid)
     where = places.place(daemon, name, event.mps_namespace)
     yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid, **where})
     if ready:
         daemon.queue.append(entry)
     else:
-        yield from turns.join(daemon, entry)
+        yield from queue.join(daemon, entry)
     yield from serve_queue(daemon)
 
 
@@ -100,7 +101,7 @@ def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruc
     if server is not None and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
     if not any(entry.server == name and not entry.client for entry in daemon.queue):
-        yield from turns.join(daemon, QueueEntry(daemon.tickets.take(), uid, server=name))
+        yield from queue.join(daemon, QueueEntry(daemon.tickets.take(), uid, server=name))
     yield from serve_queue(daemon)
 
 
@@ -128,11 +129,12 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
         may_start = may_start and not daemon.is_full and daemon.quitting is None
         if may_start and not failed_starts.is_pausing(daemon, entry.server):
             starting += 1
+            queue.begin(daemon, entry)
             yield _spawn(daemon, entry)
     if daemon.is_full:
         yield from _make_room(daemon)
     for server in _open_servers(daemon):
-        yield from turns.log_closing(daemon, server)
+        yield from queue.log_closing(daemon, server)
         if _is_waited_for(daemon, server):
             yield from time_silence(server)
 
@@ -151,7 +153,8 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
     for entry in daemon.queue:
         if entry.server not in excluded:
             first.setdefault(entry.server, entry)
-    return list(first.values())[: None if daemon.together else 1]
+    waiting = list(first.values())
+    return waiting if daemon.together or not waiting else [queue.next_in_turn(daemon, waiting)]
 
 
 def _make_room(daemon: Daemon) -> Iterator[Instruction]:
@@ -171,7 +174,7 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
 
 def close_to_newcomers(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
     """End the time for which newcomers of the active user may overtake a queue entry."""
-    turns.close_to_newcomers(daemon, ticket)
+    queue.close_to_newcomers(daemon, ticket)
     yield from serve_queue(daemon)
 
 
@@ -314,7 +317,7 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    for entry in turns.take_admissible(daemon, server.name):
+    for entry in queue.take_admissible(daemon, server.name):
         if entry.client and entry.peer is not None:
             limits = client_limits(daemon, server, entry.mps_namespace, entry.rule, entry.cgroups, entry.sm_partition)
             if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine import debuggers, shutdown, turns
+from pympsd.state_machine import debuggers, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
@@ -18,6 +18,7 @@ from pympsd.state_machine.persistent_state import PersistentServer, PersistentSt
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import restoration
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
@@ -49,7 +50,7 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, left.quit.timeout)
     for uid in left.wishes:
-        yield from turns.join(daemon, QueueEntry(daemon.tickets.take(), daemon.serving_uid(uid)))
+        yield from queue.join(daemon, QueueEntry(daemon.tickets.take(), daemon.serving_uid(uid)))
     yield from serve_queue(daemon)
 
 

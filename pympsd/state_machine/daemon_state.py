@@ -10,6 +10,7 @@ from attrs import Factory, define, field, frozen
 
 from pympsd.state_machine import server_lifecycle
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.state_machine.v3.gathering import Gathering, Gatherings
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
@@ -153,6 +154,8 @@ class QueueEntry:
     joins: bool = False
     last_to_overtake: int | None = None
     """The last ticket that may still overtake this one; None: all may, until its timer ends."""
+    has_turn: bool = False
+    """The server that it waits for was started for it."""
     server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
     """The name of the server that it waits for."""
     mps_namespace: str = ""
@@ -264,6 +267,10 @@ class Daemon:
     """A server of this backend has served a client."""
     turn_patience: float = 30.0
     """Seconds for which newcomers of the active user may overtake a waiting user; 0: they never may."""
+    turn_policy: TurnPolicy = field(factory=order)
+    """Which of the users that take turns is next."""
+    turns_had: Counter[str] = field(factory=Counter)
+    """By the name of a user's server."""
     terminations: dict[int, Termination] = field(factory=dict)
     """By a serial of their own, so that a late answer is not taken for a later one's."""
     servers: dict[int, Server] = field(factory=dict)

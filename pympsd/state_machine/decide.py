@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import singledispatch
 
-from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations, turns
+from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations
 from pympsd.state_machine.daemon_state import Context, Count, Daemon, Server
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Reply, SetTimer, SpawnServer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import places, servers, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
@@ -28,7 +29,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
         decided = list(answer_line(daemon, event))
     else:
         decided = list(_decide(event, daemon))
-    decided += [*turns.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    decided += [*queue.cancel_stale_timers(daemon), *debuggers.release(daemon)]
     daemon.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
     daemon.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
     if daemon.protocol == 3:

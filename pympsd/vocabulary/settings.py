@@ -19,6 +19,12 @@ CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
 """The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
 STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
 """1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
+SCHEDULING_POLICY: Final = "PYMPSD_SCHEDULING_POLICY"
+SCHEDULING_POLICIES: Final = "pympsd.scheduling_policies"
+"""The group of entry points that PYMPSD_SCHEDULING_POLICY names: whose work an emulated device runs next."""
+TURN_POLICY: Final = "PYMPSD_TURN_POLICY"
+TURN_POLICIES: Final = "pympsd.turn_policies"
+"""The group of entry points that PYMPSD_TURN_POLICY names: which of the waiting users gets the next turn."""
 MOST_CONNECTIONS: Final = 32
 """CUDA's maximum."""
 DIALECTS: Final = ("documented", "r580", "json")

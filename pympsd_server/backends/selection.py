@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.interface import BackendError, Device
@@ -11,8 +13,9 @@ def open_device(setup: ExecutorSetup) -> Device:
     """Open the device that a setup describes; BackendError names a backend that this build lacks."""
     if setup.backend == "emulated":
         from pympsd_server.backends.emulated.device.device import EmulatedDevice
+        from pympsd_server.backends.emulated.scheduling.policy import policy_of
 
-        return EmulatedDevice(setup.device, setup.ordinal)
+        return EmulatedDevice(setup.device, setup.ordinal, policy_of(os.environ))
     if setup.backend == "cuda":
         from pympsd_server.backends.cuda.objects.device import CudaDevice
 

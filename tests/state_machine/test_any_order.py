@@ -7,6 +7,7 @@ from typing import Any
 from daemon_machine import (
     CrowdedMachine,
     DaemonMachine,
+    FewestTurnsMachine,
     MultiuserMachine,
     NoOvertakingMachine,
     OwnDaemonMachine,
@@ -16,12 +17,14 @@ from hypothesis import settings
 
 DaemonMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 OwnDaemonMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
+FewestTurnsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 NoOvertakingMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 MultiuserMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TogetherMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 CrowdedMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestRootDaemon = DaemonMachine.TestCase
 TestOwnDaemon = OwnDaemonMachine.TestCase
+TestFewestTurnsDaemon = FewestTurnsMachine.TestCase
 TestNoOvertakingDaemon = NoOvertakingMachine.TestCase
 TestMultiuserDaemon = MultiuserMachine.TestCase
 TestDaemonOfUsersTogether = TogetherMachine.TestCase

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import Daemon
@@ -20,6 +23,7 @@ from pympsd.state_machine.instructions import (
 )
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.turns.policies import WaitingUser, fewest_turns, order
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 
@@ -292,3 +296,60 @@ def test_there_are_no_turns_in_multiuser_mode() -> None:
         "Cmd:start_server -uid 600",
     ]
     assert story.daemon.servers[1].phase is Phase.ACTIVE
+
+
+# --- turn policies
+
+
+def ends(story: Story, server: int, client: int) -> list[Instruction]:
+    """Let the last client of a server leave it, and the server end."""
+    story.feed(events.ClientGonePushed(server, client))
+    return story.feed(events.ServerExited(server, 0))
+
+
+def spawned(instructions: list[Instruction]) -> list[int]:
+    """Return the users whose servers start."""
+    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
+
+
+def test_a_policy_chooses_who_is_next(story: Story) -> None:
+    story.daemon.turn_policy = fewest_turns()
+    story.connects(1, A)
+    story.is_ready(1, 847)
+    story.connects(2, B)
+    ends(story, 1, 1)
+    story.is_ready(2, 848)
+    # A has had a turn, and C none: C is next, though A came before.
+    story.connects(3, A)
+    story.connects(4, C)
+    assert spawned(ends(story, 2, 2)) == [C]
+
+
+def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: Story) -> None:
+    story.daemon.turn_policy = fewest_turns()
+    story.connects(1, A)
+    story.is_ready(1, 847)
+    story.connects(2, B)
+    ends(story, 1, 1)
+    story.is_ready(2, 848)
+    story.connects(3, A)
+    turn_timer_ends(story)
+    story.connects(4, C)
+    ends(story, 2, 2)
+    assert admitted(story.is_ready(3, 849)) == [4]
+    ends(story, 3, 4)
+    assert admitted(story.is_ready(4, 850)) == [3]
+
+
+def test_a_policy_that_returns_what_does_not_wait_changes_nothing(busy: Story) -> None:
+    busy.daemon.turn_policy = lambda users: evolve(users[0], uid=1)
+    busy.connects(3, C)
+    assert spawned(ends(busy, 1, 1)) == [B]
+
+
+@given(st.lists(st.builds(WaitingUser, st.integers(0), st.integers(1), st.integers(0, 3)), min_size=1))
+def test_policies_return_one_of_those_who_wait(users: list[WaitingUser]) -> None:
+    assert order()(users) is users[0]
+    chosen = fewest_turns()(users)
+    assert chosen.turns == min(user.turns for user in users)
+    assert chosen is next(user for user in users if user.turns == chosen.turns)

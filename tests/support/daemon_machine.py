@@ -41,6 +41,7 @@ from pympsd.state_machine.decide import handle
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import MOVES, Phase
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.turns.policies import fewest_turns, order
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
 
@@ -115,6 +116,7 @@ class DaemonMachine(RuleBasedStateMachine):
     multiuser = False
     turn_patience = 30.0
     most_servers = 1
+    turn_policy = staticmethod(order())
 
     @property
     def together(self) -> bool:
@@ -132,6 +134,7 @@ class DaemonMachine(RuleBasedStateMachine):
             multiuser=self.multiuser,
             most_servers=self.most_servers,
             turn_patience=self.turn_patience,
+            turn_policy=self.turn_policy,
         )
 
     # --- the I/O layer
@@ -1009,6 +1012,20 @@ class OwnDaemonMachine(DaemonMachine):
     """The daemon of a user other than root."""
 
     daemon_uid = 500
+
+
+class FewestTurnsMachine(DaemonMachine):
+    """The same, but who has had the fewest turns is next."""
+
+    turn_policy = staticmethod(fewest_turns())
+
+    def _check_overtaking(self, client: int) -> None:
+        """Who is chosen overtakes those who came before, whatever their patience."""
+
+    @invariant()
+    def the_queue_moves_on(self) -> None:
+        queue = self.daemon.queue
+        assert not queue or self.daemon.servers or any(self._pause_of(entry.uid) for entry in queue)
 
 
 class NoOvertakingMachine(DaemonMachine):

@@ -8,12 +8,11 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.scheduling.fair_share import (
+from pympsd_server.backends.emulated.scheduling.fair_share import TURNS_OF_NORMAL, FairQueue
+from pympsd_server.backends.emulated.scheduling.policy import (
     GREATEST_PRIORITY,
     LEAST_PRIORITY,
-    TURNS_OF_NORMAL,
     ContextQueue,
-    FairQueue,
     TimeShare,
     weight_of_priority,
 )

@@ -17,8 +17,8 @@ from pympsd_server.backends.emulated.device.stream import EmulatedEvent, Emulate
 from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
 from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
-from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Transfer, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
@@ -58,7 +58,7 @@ class EmulatedContext:
         self._abandoned = 0.0
         """When it was abandoned, on the monotonic clock; 0 if it was not."""
         self._is_ending = False
-        self.queue = ContextQueue(level)
+        self.queue = ContextQueue(level, memory_used=memory.used_by_client)
         self.pending: dict[WorkItem, None] = {}
         self.busy: dict[WorkStream, None] = {}
         """Streams with unfinished items."""

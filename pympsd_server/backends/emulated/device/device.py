@@ -16,23 +16,23 @@ from pympsd_server.backends.emulated.device.context_cost import context_overhead
 from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpaces
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
-from pympsd_server.backends.emulated.scheduling.fair_share import GREATEST_PRIORITY, LEAST_PRIORITY
 from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.interface import BackendError, Outcome, Quota
 
 
 class EmulatedDevice:
-    """One device of an emulated machine. ``ordinal`` chooses its window of addresses."""
+    """One device of an emulated machine. ``ordinal`` chooses its window of addresses; ``policy``: whose work runs."""
 
-    def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
+    def __init__(self, facts: DeviceFacts, ordinal: int, policy: Policy | None = None) -> None:
         self._facts = facts
         self._ordinal = ordinal
         self._budget = DeviceBudget(facts.memory_bytes)
         self._multiprocessors = Multiprocessors(facts.multiprocessors)
         self._spaces = ClientSpaces(facts, window_of(ordinal), self._budget)
-        self._scheduler = Scheduler()
+        self._scheduler = Scheduler(policy)
         self._trace = Trace()
         self._lock = Lock()
         self._contexts: dict[EmulatedContext, int] = {}

@@ -10,9 +10,9 @@ from pympsd_server.backends.emulated.device.launch_limits import check_launch, c
 from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
 from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
-from pympsd_server.backends.emulated.scheduling.fair_share import TimeShare
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
+from pympsd_server.backends.emulated.scheduling.policy import TimeShare
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import HostFunction, Marker, Transfer, WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch

@@ -62,6 +62,10 @@ class ContextMemory:
         """The part of it that the client's calls can access."""
         return self._client.accessible
 
+    def used_by_client(self) -> int:
+        """Return the bytes that its client holds, in all its contexts on the device."""
+        return self._budget.used
+
     def allocate(self, count: int) -> int:
         """Return the address of ``count`` new bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         if count <= 0:

@@ -9,68 +9,14 @@ as others want it too, and never none: kernels that wait for each other make pro
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 from attrs import define, field
 
-GREATEST_PRIORITY: Final = -5
-LEAST_PRIORITY: Final = 0
+from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, Runnable
+
 TURNS_OF_NORMAL: Final = 16
 """What the normal level gets for one turn below normal, in turns and in time, if both always want to run."""
-
-
-def weight_of_priority(priority: int) -> int:
-    """Return a stream's weight; out-of-range priorities are clamped, each step halves the time."""
-    clamped = max(GREATEST_PRIORITY, min(LEAST_PRIORITY, priority))
-    return 1 << (clamped - GREATEST_PRIORITY)
-
-
-@define(eq=False)
-class TimeShare:
-    """The time of the compute thread that a context or stream has used: nanoseconds times weight."""
-
-    weight: int = 1
-    used: int = 0
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        """The lowest goes first; on a tie the higher priority."""
-        return self.used, self.weight
-
-
-class Runnable(Protocol):
-    """Work that waits for the compute thread."""
-
-    @property
-    def blocked(self) -> bool:
-        """Whether it cannot run now: no multiprocessor has room for it."""
-
-    @property
-    def time_share(self) -> TimeShare:
-        """Its stream's share."""
-
-    @property
-    def queue(self) -> ContextQueue:
-        """Its context's ready work."""
-
-
-@define(eq=False)
-class ContextQueue:
-    """The ready work of one context. ``level`` is its client's priority: 0 normal, anything else below."""
-
-    level: int = 0
-    time_share: TimeShare = field(factory=TimeShare)
-    ready: list[Runnable] = field(factory=list)
-    floor: int = 0
-    """The time used by the stream that ran last, when it began."""
-
-    def first(self) -> Runnable | None:
-        """Return the work that runs next in this context."""
-        if len(self.ready) == 1:
-            only = self.ready[0]
-            return None if only.blocked else only
-        able = [work for work in self.ready if not work.blocked]
-        return min(able, key=lambda work: work.time_share.rank) if able else None
 
 
 @define(eq=False)
@@ -97,9 +43,11 @@ class _Level:
 
 
 class FairQueue:
-    """All work that could run now. Not locked: its owner is."""
+    """The policy of fair shares."""
 
-    def __init__(self) -> None:
+    def __init__(self, argument: str = "") -> None:
+        if argument:
+            raise ValueError("the policy takes no argument")
         self._normal = _Level()
         self._below = _Level()
         self._turns_due = 0
@@ -157,7 +105,7 @@ class FairQueue:
         """Account for the time that the work last returned by ``next`` has used."""
         work.time_share.used += nanoseconds * work.time_share.weight
         queue = work.queue
-        queue.time_share.used += nanoseconds
+        queue.time_share.used += nanoseconds * queue.time_share.weight
         if queue.level == 0:
             self._turns_due = max(0, self._turns_due - 1)
             self._time_due = max(0, self._time_due - nanoseconds)

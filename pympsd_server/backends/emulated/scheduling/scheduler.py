@@ -7,6 +7,7 @@ runs or a callback is called.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import traceback
@@ -18,6 +19,7 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
+from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Outcome
 
@@ -28,17 +30,18 @@ Calls = list[Callable[[], None]]
 class Scheduler:
     """Runs the work items of all contexts of a device."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: Policy | None = None) -> None:
+        """``policy``: fair shares by default."""
         self.lock = threading.Lock()
         self._work = threading.Condition(self.lock)
         self._rested = threading.Condition(self.lock)
-        self._ready = FairQueue()
+        self._ready: Policy = policy or FairQueue()
         self._closing = False
         self._pauses = 0
         self._computing = False
         """Whether the compute thread runs an item."""
         self.slices = 0
-        self._thread = threading.Thread(target=self._compute, name="compute", daemon=True)
+        self._thread = threading.Thread(target=self._compute_or_end, name="compute", daemon=True)
         self._thread.start()
 
     # --- submission
@@ -90,6 +93,13 @@ class Scheduler:
         except Exception as error:
             fault = _outcome_of(error)
         self._after(item, True, fault, None)
+
+    def _compute_or_end(self) -> None:
+        try:
+            self._compute()
+        except Exception:  # a policy's defect: nothing would run any more, and nobody would know
+            traceback.print_exc()
+            os._exit(os.EX_SOFTWARE)
 
     def _compute(self) -> None:
         while (item := self._next()) is not None:

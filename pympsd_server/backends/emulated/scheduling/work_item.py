@@ -9,8 +9,8 @@ from typing import Protocol
 
 from pympsd_server.backends.emulated.device.trace import Trace
 from pympsd_server.backends.emulated.ptx.faults import Cancelled
-from pympsd_server.backends.emulated.scheduling.fair_share import ContextQueue, TimeShare
 from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, TimeShare
 from pympsd_server.backends.interface import Completion, Outcome
 
 

@@ -5,11 +5,13 @@ Ticket numbers are the only clock: when an entry's time is over it draws one mor
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.turns.policies import WaitingUser
 from pympsd.vocabulary.namespaces import server_of_user
 
 
@@ -28,6 +30,19 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
         return
     daemon.turn_timers.add(entry.ticket)
     yield SetTimer(Timer(TimerKind.TURN, entry.ticket), daemon.turn_patience)
+
+
+def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
+    """Return whose server is to start next, of the first entries of the users that wait."""
+    waiting = Counter(entry.server for entry in daemon.queue)
+    users = {WaitingUser(entry.uid, waiting[entry.server], daemon.turns_had[entry.server]): entry for entry in first}
+    return users.get(daemon.turn_policy(tuple(users)), first[0])
+
+
+def begin(daemon: Daemon, entry: QueueEntry) -> None:
+    """Note that the server which an entry waits for starts: the entry is admitted, whoever else waits."""
+    entry.has_turn = True
+    daemon.turns_had[entry.server] += 1
 
 
 def close_to_newcomers(daemon: Daemon, ticket: int) -> None:
@@ -57,7 +72,7 @@ def take_admissible(daemon: Daemon, server: str) -> list[QueueEntry]:
     taken, kept = [], []
     barrier: float = float("inf")
     for entry in daemon.queue:
-        if entry.server == server and (not entry.client or entry.ticket < barrier):
+        if entry.server == server and (not entry.client or entry.has_turn or entry.ticket < barrier):
             taken.append(entry)
             continue
         if entry.server != server and entry.last_to_overtake is not None:

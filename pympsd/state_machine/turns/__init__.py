@@ -1,0 +1,1 @@
+"""The queue of waiting users, and which of them is next."""

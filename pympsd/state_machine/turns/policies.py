@@ -1,0 +1,44 @@
+"""Which of the waiting users gets the next turn: plug-ins of the group ``pympsd.turn_policies``.
+
+``PYMPSD_TURN_POLICY=NAME[:ARGUMENT]`` names one, a callable that takes the argument ("" without one), raises
+ValueError if it is wrong, and returns a `TurnPolicy`. Like all of the state machine a policy looks at no clock and
+keeps nothing: what it may know is in `WaitingUser`. docs/research.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+
+@frozen
+class WaitingUser:
+    """A user who waits for a server."""
+
+    uid: int
+    waiting: int
+    """How many of the user's clients, and operators' requests to start the server, wait."""
+    turns: int
+    """How many turns the user has had since this daemon began."""
+
+
+TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
+"""Returns one of the users given, which are at least one, in the order in which they came."""
+
+
+def order(argument: str = "") -> TurnPolicy:
+    """Return the default policy: who came first."""
+    _take_no_argument(argument)
+    return lambda users: users[0]
+
+
+def fewest_turns(argument: str = "") -> TurnPolicy:
+    """Return a policy: who has had the fewest turns; of several, who came first."""
+    _take_no_argument(argument)
+    return lambda users: min(users, key=lambda user: user.turns)
+
+
+def _take_no_argument(argument: str) -> None:
+    if argument:
+        raise ValueError("the policy takes no argument")

@@ -1,0 +1,69 @@
+"""A policy: the work whose deadline is next runs first.
+
+Work is due some time after it became ready: the period in a stream of the least priority, half of it for each step of
+priority above, 16 times as long for clients below normal. What is not finished by then gets a new deadline, because
+kernels may wait for each other: none keeps the device for longer than its period while others are ready.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from pympsd_server.backends.emulated.scheduling.policy import (
+    LEAST_PRIORITY,
+    ContextQueue,
+    Runnable,
+    weight_of_priority,
+)
+
+DEFAULT_MILLISECONDS: Final = 50.0
+_LEAST_WEIGHT: Final = weight_of_priority(LEAST_PRIORITY)
+_BELOW_NORMAL: Final = 16
+
+
+class Deadlines:
+    """Earliest deadline first; the argument is the period in milliseconds."""
+
+    def __init__(self, argument: str = "", clock: Callable[[], int] = time.monotonic_ns) -> None:
+        try:
+            milliseconds = float(argument or DEFAULT_MILLISECONDS)
+        except ValueError:
+            milliseconds = 0.0
+        if not 0 < milliseconds <= 60_000:
+            raise ValueError(f"the period is a number of milliseconds above 0, at most 60000; not {argument!r}")
+        self._period = milliseconds * 1e6
+        self._clock = clock
+        self._due: dict[Runnable, float] = {}
+
+    def add(self, work: Runnable) -> None:
+        """Give work that became ready its deadline."""
+        work.queue.ready.append(work)
+        self._due[work] = self._deadline(work)
+
+    def _deadline(self, work: Runnable) -> float:
+        # A weight is 2 ** steps: that of a stream of the least priority is the greatest.
+        period = self._period * work.time_share.weight / _LEAST_WEIGHT
+        return self._clock() + period * (_BELOW_NORMAL if work.queue.level else 1)
+
+    def remove(self, work: Runnable) -> None:
+        """Forget work that has finished."""
+        work.queue.ready.remove(work)
+        del self._due[work]
+
+    def drop(self, queue: ContextQueue) -> None:
+        """Forget all work of a context."""
+        for work in queue.ready:
+            del self._due[work]
+        queue.ready.clear()
+
+    def next(self) -> Runnable | None:
+        """Return what is due first, of what can run."""
+        able = (work for work in self._due if not work.blocked)
+        return min(able, key=self._due.__getitem__, default=None)
+
+    def charge(self, work: Runnable, nanoseconds: int) -> None:
+        """Renew a deadline that is missed."""
+        if work in self._due and self._due[work] < self._clock():
+            self._due[work] = self._deadline(work)

@@ -1,0 +1,109 @@
+"""What a scheduling policy of the emulated device sees of the work that is ready, and what it has to do.
+
+A policy decides whose work the compute thread runs next. ``PYMPSD_SCHEDULING_POLICY=NAME[:ARGUMENT]`` names one that
+is an entry point of the group ``pympsd.scheduling_policies``: a callable that takes the argument ("" without one),
+raises ValueError if it is wrong, and returns a `Policy`, one for each device. docs/research.md shows how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from attrs import define, field
+
+from pympsd.vocabulary.plugins import named_policy
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY
+
+GREATEST_PRIORITY: Final = -5
+LEAST_PRIORITY: Final = 0
+
+
+def weight_of_priority(priority: int) -> int:
+    """Return a stream's weight; out-of-range priorities are clamped, each step halves the time."""
+    clamped = max(GREATEST_PRIORITY, min(LEAST_PRIORITY, priority))
+    return 1 << (clamped - GREATEST_PRIORITY)
+
+
+@define(eq=False)
+class TimeShare:
+    """The time of the compute thread that a context or stream has used: nanoseconds times weight."""
+
+    weight: int = 1
+    used: int = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The lowest goes first; on a tie the higher priority."""
+        return self.used, self.weight
+
+
+class Runnable(Protocol):
+    """Work that waits for the compute thread."""
+
+    @property
+    def blocked(self) -> bool:
+        """Whether it cannot run now: no multiprocessor has room for it."""
+
+    @property
+    def time_share(self) -> TimeShare:
+        """Its stream's share."""
+
+    @property
+    def queue(self) -> ContextQueue:
+        """Its context's ready work."""
+
+
+@define(eq=False)
+class ContextQueue:
+    """The ready work of one context. ``level`` is its client's priority: 0 normal, anything else below."""
+
+    level: int = 0
+    time_share: TimeShare = field(factory=TimeShare)
+    memory_used: Callable[[], int] = int
+    """Returns the bytes that its client holds on the device."""
+    ready: list[Runnable] = field(factory=list)
+    floor: int = 0
+    """The time used by the stream that ran last, when it began."""
+
+    def first(self) -> Runnable | None:
+        """Return the work that runs next in this context."""
+        if len(self.ready) == 1:
+            only = self.ready[0]
+            return None if only.blocked else only
+        able = [work for work in self.ready if not work.blocked]
+        return min(able, key=lambda work: work.time_share.rank) if able else None
+
+
+class Policy(Protocol):
+    """The order of all work that could run now. Its owner calls it under a lock; times are in nanoseconds.
+
+    It keeps ``ready`` of each context's queue: what was added and neither removed nor dropped.
+    """
+
+    def add(self, work: Runnable) -> None:
+        """Add work that became ready."""
+
+    def remove(self, work: Runnable) -> None:
+        """Remove work that has finished."""
+
+    def drop(self, queue: ContextQueue) -> None:
+        """Remove all work of a context."""
+
+    def next(self) -> Runnable | None:
+        """Return what runs now, for a slice of about 1 ms; None when nothing can. It stays ready until removed.
+
+        Kernels may wait for each other: whatever is ready and not blocked has to run some time.
+        """
+
+    def charge(self, work: Runnable, nanoseconds: int) -> None:
+        """Account for the time that the work last returned by ``next`` has used."""
+
+
+def policy_of(environment: Mapping[str, str]) -> Policy | None:
+    """Return a new policy of the kind that PYMPSD_SCHEDULING_POLICY names; None if it names none."""
+    text = environment.get(SCHEDULING_POLICY, "")
+    if not text:
+        return None
+    made: Policy = named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
+    return made

@@ -1,0 +1,40 @@
+"""Policies that the daemon's environment names: of turns between users, and of an emulated device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from processes import DaemonProcess
+
+MakeDaemon = Callable[..., DaemonProcess]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"PYMPSD_TURN_POLICY": "random"}, "PYMPSD_TURN_POLICY is one of fewest-turns, order, or an entry point"),
+        ({"PYMPSD_TURN_POLICY": "order:1"}, "PYMPSD_TURN_POLICY=order:1: the policy takes no argument"),
+        ({"PYMPSD_SCHEDULING_POLICY": "deadline:no"}, "PYMPSD_SCHEDULING_POLICY=deadline:no: the period is a number"),
+    ],
+)
+def test_a_policy_that_cannot_be_keeps_the_daemon_from_starting(
+    make_daemon: MakeDaemon, setting: dict[str, str], said: str
+) -> None:
+    done = make_daemon(**setting).start()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("policy", ["fair", "memory", "deadline:5"])
+def test_work_runs_under_every_policy(make_daemon: MakeDaemon, policy: str) -> None:
+    daemon = make_daemon(PYMPSD_SCHEDULING_POLICY=policy, PYMPSD_TURN_POLICY="fewest-turns")
+    assert daemon.start("-d").returncode == 0
+    clients = [daemon.client(os.geteuid()).connect() for _ in range(2)]
+    for client in clients:
+        assert client.do("ctx 0") == "CUDA_SUCCESS"
+    for client in clients:
+        assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+        client.end()
