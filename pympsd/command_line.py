@@ -46,6 +46,8 @@ def main(arguments: "Sequence[str]") -> int:
         if_protocol = b"" if options.quit == "--quit" else b"3"
         return control_client.give_commands(_quit(options), options.strict, options.timeout, if_protocol)
     words = ["config", "apply", options.apply] if options.apply else options.words
+    if words[:2] == ["trace", "start"] and len(words) == 3 and not words[2].startswith(("/", "-")):
+        words = [*words[:2], f"{posix.getcwd()}/{words[2]}"]  # the daemon has another working directory
     return control_client.give_commands(words, options.strict, options.timeout)
 
 

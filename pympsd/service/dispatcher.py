@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import explain
+from pympsd.channel.trace_file import TraceFile
 from pympsd.commands.operator_line import answer_line, asked_process, asked_servers
 from pympsd.journal.setup import Journal
 from pympsd.service.keeper_link import Keeper
+from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.rate_limit import UserRateLimits
+from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
@@ -49,28 +52,6 @@ CONNECT_LINES: Final = frozenset(
 """Log lines that any user may cause by connecting as a client."""
 
 
-@frozen
-class Admission:
-    """What a server is told of a client that it gets; ``pidfd`` is a copy for the server, -1: none."""
-
-    client: int
-    peer: Peer
-    command: str
-    namespace: int
-    priority: int
-    environment: dict[str, str] = field(factory=dict)
-    pidfd: int = -1
-    limits: do.ClientLimits | None = None
-
-
-class ConnectedOperator(Protocol):
-    """An operator's session (sessions.operator, sessions.vendor.tool)."""
-
-    def working(self) -> None: ...
-    def answer(self, answer: Answer) -> None: ...
-    async def drain(self) -> None: ...
-
-
 class RunningServer(Protocol):
     """A server's session (sessions.server, sessions.vendor.server)."""
 
@@ -84,14 +65,9 @@ class RunningServer(Protocol):
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
     def somebody_waits(self) -> None: ...
+    def start_trace(self, trace: TraceFile) -> None: ...
+    async def stop_trace(self) -> None: ...
     async def refresh(self) -> bool: ...
-
-
-class Sockets(Protocol):
-    """The sockets of servers and namespaces (namespace_sockets)."""
-
-    def open(self, server: str, namespace: str, uid: int) -> str: ...
-    def close(self, server: str, namespace: str) -> None: ...
 
 
 class WaitingClient(Protocol):
@@ -140,6 +116,7 @@ class Dispatcher:
     """Saves the state for the next daemon."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
+    tracing: Tracing = field(factory=Tracing)
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -203,6 +180,7 @@ class Dispatcher:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
+            self.tracing.observe(self.state)
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()
@@ -288,6 +266,11 @@ class Dispatcher:
             case do.CloseNamespace(server, namespace):
                 if self.sockets:
                     self.sockets.close(server, namespace)
+            case do.StartTrace(session, file):
+                times_devices = self.settings.backend == "emulated"
+                self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
+            case do.StopTrace(session):
+                self.nursery.start_soon(self._stop_trace, session)
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
@@ -295,11 +278,19 @@ class Dispatcher:
                 if timer in self.timers:
                     self.timers.pop(timer).cancel()
             case do.Exit(status):
+                self.tracing.end()
                 self.status = status
                 self.done.set()
             case do.ChangeBackend():
                 self.changes_backend = True
                 self.done.set()
+
+    async def _stop_trace(self, session: int) -> None:
+        self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
+
+    def _reply(self, session: int, answer: Answer) -> None:
+        for instruction in do.reply(session, answer):
+            self._carry_out(instruction)
 
     def _admit(self, instruction: do.AdmitClient) -> None:
         client = self.clients.get(instruction.client)

@@ -169,6 +169,21 @@ class OpenNamespace:
 
 
 @frozen
+class StartTrace:
+    """Begin a trace in a file, and answer the session that asked for it."""
+
+    session: int
+    file: str
+
+
+@frozen
+class StopTrace:
+    """Complete the trace, and answer the session that asked for that."""
+
+    session: int
+
+
+@frozen
 class CloseNamespace:
     """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server."""
 
@@ -205,6 +220,8 @@ Instruction = (
     | CancelTimer
     | OpenNamespace
     | CloseNamespace
+    | StartTrace
+    | StopTrace
     | Exit
     | ChangeBackend
 )

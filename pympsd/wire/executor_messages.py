@@ -65,6 +65,8 @@ class Attach:
     """The chunks of its static SM partition; empty: it has none."""
     groups: tuple[MemoryGroup, ...] = ()
     """Limits of memory that the client shares with others; those of its first context apply as long as it has any."""
+    pid: int = 0
+    """The client's, for traces."""
 
 
 @message(68)
@@ -159,6 +161,22 @@ class MemoryUsed:
 @frozen
 class Ping:
     """A health check, answered by a thread that never waits for a kernel."""
+
+    request: int
+
+
+@message(79)
+@frozen
+class StartTimeline:
+    """With 1 fd: write to this trace what the device does from now on; refused if its work cannot be timed."""
+
+    request: int
+
+
+@message(80)
+@frozen
+class StopTimeline:
+    """Write to no trace any more; answered when all is written."""
 
     request: int
 

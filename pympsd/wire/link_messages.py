@@ -172,6 +172,24 @@ class MemoryReported:
     """The kernels that this server has started on the device."""
 
 
+@message(58)
+@frozen
+class StartTrace:
+    """With 1 fd: the executors write to this trace what they do."""
+
+
+@message(59)
+@frozen
+class StopTrace:
+    """They write no more; answered by TraceStopped."""
+
+
+@message(60)
+@frozen
+class TraceStopped:
+    """All is written."""
+
+
 # --- the next daemon takes a server over with the link, which the keeper held. Other builds have to read these.
 
 

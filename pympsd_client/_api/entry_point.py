@@ -19,6 +19,7 @@ from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
 from pympsd_client._arguments.values import returned
+from pympsd_client._call_trace import traced
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
@@ -148,7 +149,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         )
     if signature.name == "cuLaunchKernel":
         function = with_cache(function, DONE, this_thread)
-    made: EntryPoint = function
+    made: EntryPoint = traced(signature.name, function)
     return made
 
 

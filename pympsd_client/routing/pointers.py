@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd_client._call_trace import traced
 from pympsd_client.native import _entry_points
 
 
@@ -72,7 +73,10 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
     library = LIBRARIES[module]
 
     def resolve(name: str, signature: str) -> Any:
-        return import_module(library.functions).resolve(name, signature)
+        function, format, *core = import_module(library.functions).resolve(name, signature)
+        timed = traced(name, function)
+        # The core alone may be called in its place, unless calls are traced.
+        return (function, format, *core) if timed is function else (timed, format)
 
     def failed(name: str, error: BaseException) -> Any:
         return import_module(library.functions).failed(name, error)

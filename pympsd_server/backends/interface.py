@@ -2,8 +2,7 @@
 
 Addresses are in the device's own window, sizes are bytes. The executor's worker threads make calls concurrently; no
 call waits for a stream. The end of asynchronous work is reported through a ``Completion``: called once, from any
-thread, with the result of the context so far. Errors are ``BackendError``. Sources: the CUDA driver API, chapters
-Memory, Module, Stream and Event Management, Execution Control. For native workers: `pympsd_server.native.access`.
+thread, with the result of the context so far. Errors are ``BackendError``. Source: the CUDA driver API.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.capabilities import Capabilities, Limit
 from pympsd_server.backends.conditions import EvaluatesConditions
+from pympsd_server.backends.timeline import TellsTimeline
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
@@ -290,7 +290,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
 
-class Device(Protocol):
+class Device(TellsTimeline, Protocol):
     """One device, opened by its executor."""
 
     @property

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from pympsd.channel.descriptors import PROCESS_ADVICE, close_all, explain
+from pympsd.channel.trace_file import TraceFile
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
     AskTrace,
@@ -17,6 +19,8 @@ from pympsd.wire.executor_messages import (
     DropClient,
     ExecutorDone,
     ExecutorRefused,
+    StartTimeline,
+    StopTimeline,
     Terminate,
     Trace,
 )
@@ -30,6 +34,7 @@ from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.native_mirror import Workers, native_access
 from pympsd_server.executor.operations.shared_events import SharedEvents
 from pympsd_server.executor.record_source import native_worker
+from pympsd_server.executor.timeline import ExecutorTimeline
 
 
 class Send(Protocol):
@@ -42,8 +47,9 @@ class Send(Protocol):
 class Attachments:
     """The clients of one device. Used by one thread, the owner's."""
 
-    def __init__(self, device: Device, generation: int, send: Send, ordinal: int = 0) -> None:
-        self._device = device
+    def __init__(self, device: Device, generation: int, send: Send, ordinal: int = 0, name: str = "") -> None:
+        self._device, self._ordinal, self._name = device, ordinal, name
+        self._timeline: ExecutorTimeline | None = None
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)
         self._generation = generation
         self._send = send
@@ -51,14 +57,20 @@ class Attachments:
         self._shared_events = SharedEvents()
         self._owners: dict[int, Client] = {}
         """The client of each context."""
+        self._pids: dict[int, int] = {}
+        """Its PID."""
         self.workers = Workers.chosen(device)
         self._native = self.workers.native
         self._access = native_access(device)
 
-    def handle(self, message: Any) -> None:
-        """Answer a request of the owner."""
+    def handle(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        """Answer a request of the owner, which may bring a descriptor."""
         try:
-            self._answer(message)
+            if isinstance(message, StartTimeline) and fds:
+                self._start_timeline(message, *fds)
+            else:
+                close_all(fds)
+                self._answer(message)
         except BackendError as error:
             self._send(ExecutorRefused(message.request, error.code, error.reason))
         except Exception as error:
@@ -75,6 +87,9 @@ class Attachments:
                 self._terminate(message)
             case DropClient():
                 self._drop(message)
+            case StopTimeline():
+                self._stop_timeline()
+                self._send(ExecutorDone(message.request))
             case AskTrace():
                 self._send_trace(message)
             case _:
@@ -96,6 +111,7 @@ class Attachments:
             context.backend.destroy()
             raise
         self._owners[request.context] = client
+        self._pids[request.context] = request.pid
         _, total = context.backend.memory_info()
         ring = AREA_BYTES if self._native else 0
         priorities = self._device.stream_priorities
@@ -110,7 +126,12 @@ class Attachments:
         return ClientContext(backend, self._generation)
 
     def _fault_report(self, context: int) -> Callable[[Outcome], None]:
-        return lambda outcome: self._send(ContextFaulted(context, outcome.code, outcome.reason))
+        def report(outcome: Outcome) -> None:
+            if (timeline := self._timeline) is not None:
+                timeline.faulted(context, outcome.reason, time.perf_counter_ns())
+            self._send(ContextFaulted(context, outcome.code, outcome.reason))
+
+        return report
 
     def _client(self, request: Attach) -> tuple[Client, tuple[int, ...]]:
         if not request.new_stream:
@@ -144,6 +165,7 @@ class Attachments:
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
         client.contexts.pop(request.context).destroy()
+        del self._pids[request.context]
         self._send(ExecutorDone(request.request, self._device.unfinished))
 
     def _terminate(self, request: Terminate) -> None:
@@ -156,10 +178,30 @@ class Attachments:
     def _drop(self, request: DropClient) -> None:
         client = self._clients.pop(request.client, None)
         if client is not None:
-            for context in client.contexts:
+            contexts = tuple(client.contexts)
+            for context in contexts:
                 del self._owners[context]
             client.drop()
+            for context in contexts:
+                del self._pids[context]
         self._send(ExecutorDone(request.request, self._device.unfinished))
+
+    def _start_timeline(self, request: StartTimeline, fd: int) -> None:
+        self._stop_timeline()
+        timeline = ExecutorTimeline(TraceFile(fd), self._ordinal, self._name, self._pids)
+        try:
+            self._device.set_timeline(timeline)
+        except BackendError:
+            timeline.close()
+            raise
+        self._timeline = timeline
+        self._send(ExecutorDone(request.request))
+
+    def _stop_timeline(self) -> None:
+        if self._timeline is not None:
+            self._device.set_timeline(None)
+            self._timeline.close()
+            self._timeline = None
 
     def _send_trace(self, request: AskTrace) -> None:
         device = self._device

@@ -18,6 +18,7 @@ from pympsd.wire.executor_messages import ExecutorDone, Ping
 from pympsd.wire.framing import FrameReader
 
 _RECEIVE_BYTES: Final = 1 << 16
+Handle = Callable[[Any, tuple[int, ...]], None]
 
 
 @frozen
@@ -31,7 +32,7 @@ class Link:
 
     def __init__(self, link: socket.socket) -> None:
         self._socket = link
-        self._reader = FrameReader()
+        self._reader = FrameReader(fds_allowed=1)
         self._received: deque[Any] = deque()
         self._outgoing: SimpleQueue[_Outgoing | None] = SimpleQueue()
         self._sender = threading.Thread(target=self._send_all, name="link sender", daemon=True)
@@ -63,34 +64,36 @@ class Link:
         while not self._received:
             if not self._receive():
                 return None
-        return self._received.popleft()
+        return self._received.popleft()[0]
 
-    def watch(self, handle: Callable[[Any], None]) -> None:
-        """Pass messages to ``handle`` in a separate thread, in order; return when the link ends.
+    def watch(self, handle: Handle) -> None:
+        """Pass messages, with their descriptors, to ``handle`` in another thread, in order; return at the link's end.
 
         The calling thread only reads the link and answers Pings, so it detects the end at once.
         """
-        requests: SimpleQueue[Any] = SimpleQueue()
+        requests: SimpleQueue[tuple[Any, tuple[int, ...]]] = SimpleQueue()
         threading.Thread(target=_take_all, args=(requests, handle), name="owner", daemon=True).start()
         while True:
             while self._received:
-                message = self._received.popleft()
+                message, fds = self._received.popleft()
                 if isinstance(message, Ping):
                     self.send(ExecutorDone(message.request))
                 else:
-                    requests.put(message)
+                    requests.put((message, fds))
             if not self._receive():
                 return
 
     def _receive(self) -> bool:
         try:
-            data = self._socket.recv(_RECEIVE_BYTES)
+            data, fds, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except OSError:
             return False
-        self._received.extend(messages.decode(frame) for frame in self._reader.feed(data))
+        lost = bool(flags & socket.MSG_CTRUNC)
+        frames = self._reader.feed(data, tuple(fds), lost)
+        self._received.extend((messages.decode(frame), frame.fds) for frame in frames)
         return bool(data)
 
 
-def _take_all(requests: SimpleQueue[Any], handle: Callable[[Any], None]) -> None:
+def _take_all(requests: SimpleQueue[tuple[Any, tuple[int, ...]]], handle: Handle) -> None:
     while True:
-        handle(requests.get())
+        handle(*requests.get())

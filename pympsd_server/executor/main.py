@@ -64,7 +64,7 @@ def _serve(link: Link) -> int:
         raise RemoteError(f"{type(setup).__name__} before ExecutorSetup")
     try:
         device = _open(setup)
-        attachments = Attachments(device, setup.generation, link.send, setup.ordinal)
+        attachments = Attachments(device, setup.generation, link.send, setup.ordinal, setup.device.name)
     except BackendError as error:
         link.send(ExecutorFailed(error.code, error.reason))
         link.drain()

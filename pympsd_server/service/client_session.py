@@ -22,7 +22,7 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
-from pympsd_server.service.executors import Answer, Executor, ExecutorError, ExecutorGone
+from pympsd_server.service.executor import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.client_limits import ClientLimits, PartitionRefused
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
@@ -276,6 +276,7 @@ class ClientSession:
             priority=self.client.priority,
             chunks=self.limits.partition(context.device).chunks,
             groups=self.limits.groups.get(context.device, ()),
+            pid=self.client.pid,
         )
         try:
             if new_stream:

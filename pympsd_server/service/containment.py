@@ -17,7 +17,8 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
-from pympsd_server.service.executors import ExecutorError, Executors
+from pympsd_server.service.executor import ExecutorError
+from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, Place

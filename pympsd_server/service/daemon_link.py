@@ -103,6 +103,10 @@ class DaemonLink:
         """Answer a termination; the next daemon ignores the answer to a dead one's request."""
         self._push(link.Terminated(token, code))
 
+    def trace_stopped(self) -> None:
+        """Say that the executors write to no trace any more."""
+        self._push(link.TraceStopped())
+
     # --- from one daemon to the next
 
     def report(self, token: int, leaving: bool) -> None:

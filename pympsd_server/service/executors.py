@@ -15,13 +15,14 @@ import trio
 from attrs import define, field
 
 from pympsd.build import build_id
-from pympsd.channel.descriptors import EXHAUSTED, close_all, explain
+from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd.wire.errors import RemoteError
+from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 from pympsd_server.state_machine.roster import Context
 
@@ -35,90 +36,6 @@ SILENCE_SECONDS: Final = 20.0
 """An executor that does not answer for this long is wedged: its link's thread never waits for a kernel."""
 NOWHERE: Final = "/dev/null/no-mps-for-executors"
 """The executor's pipe directory: its own libcuda must not connect to the daemon."""
-
-Answer = tuple[Any, tuple[int, ...]]
-"""The answer to a request, and its descriptors."""
-
-
-class ExecutorError(Exception):
-    """A request failed: with a CUresult and a sentence."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-
-
-@define
-class Executor:
-    """A running executor; ``generation`` counts those of its device from 1, over all users."""
-
-    slot: ExecutorSlot
-    generation: int
-    process: trio.Process
-    channel: MessageChannel
-    gone: trio.Event = field(factory=trio.Event, init=False)
-    """Set when its process has ended and is reaped."""
-    end_expected: bool = field(default=False, init=False)
-    """Whether its end was requested, so that it is no fault."""
-    unfinished: int = field(default=0, init=False)
-    """The last known number of contexts that are gone but whose kernels still run."""
-    _answers: dict[int, tuple[trio.Event, list[Answer]]] = field(factory=dict, init=False)
-    _ended: bool = False
-
-    @property
-    def device(self) -> int:
-        """The ordinal of its device."""
-        return self.slot.device
-
-    async def free(self, request: executor_messages.Detach | executor_messages.DropClient) -> None:
-        """Have a context or a client freed; keep the number of unfinished contexts; raise ExecutorError."""
-        answer, _ = await self.ask(request.request, request)
-        self.unfinished = answer.unfinished
-
-    async def ask(self, request: int, message: object) -> Answer:
-        """Send a request; return its answer and descriptors; raise ExecutorError if it fails or the executor ends."""
-        if self._ended:
-            raise _gone(self.device)
-        event, answers = self._answers[request] = (trio.Event(), [])
-        self.channel.send(message)
-        try:
-            await event.wait()
-        except BaseException:
-            # Cancelled just as the answer arrived: its descriptors are not used.
-            close_all(fd for _, fds in answers for fd in fds)
-            raise
-        finally:
-            del self._answers[request]
-        if not answers:
-            raise _gone(self.device)
-        answer, fds = answers[0]
-        if isinstance(answer, executor_messages.ExecutorRefused):
-            raise ExecutorError(answer.code, answer.reason)
-        return answer, fds
-
-    def deliver(self, message: Any, fds: tuple[int, ...]) -> None:
-        """Pass an answer to the task that waits for it."""
-        waiting = self._answers.get(getattr(message, "request", 0))
-        if waiting is None:
-            close_all(fds)
-            return
-        waiting[1].append((message, fds))
-        waiting[0].set()
-
-    def end(self) -> None:
-        """Fail all pending requests: the executor is gone."""
-        self._ended = True
-        for event, _ in self._answers.values():
-            event.set()
-
-
-class ExecutorGone(ExecutorError):
-    """The executor has ended, before or during the request."""
-
-
-def _gone(device: int) -> ExecutorGone:
-    return ExecutorGone(Result.ERROR_MPS_RPC_FAILURE, f"the executor of device {device} has ended")
 
 
 @define
@@ -137,6 +54,8 @@ class Executors:
     """Called with (device, bytes by client) when that has changed; None: not reported."""
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
+    on_start: Callable[[Executor], None] = lambda executor: None
+    """Called when an executor is ready."""
     launches: Counter[int] = field(factory=Counter, init=False)
     """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
@@ -155,6 +74,11 @@ class Executors:
         """Return a slot's executor, or None."""
         return self._running.get(slot)
 
+    @property
+    def all_running(self) -> tuple[Executor, ...]:
+        """The executors that run."""
+        return tuple(self._running.values())
+
     def executor_of(self, context: Context) -> Executor | None:
         """Return the executor of a context, None if it has ended (the slot may have another one)."""
         executor = self._running.get(context.slot)
@@ -171,7 +95,7 @@ class Executors:
                 generation = self._generations[slot.device] = self._generations.get(slot.device, 0) + 1
                 await self.nursery.start(self._run, slot, generation)
             if slot not in self._running:
-                raise _gone(slot.device)
+                raise gone(slot.device)
             return self._running[slot]
 
     async def _make_room(self, slot: ExecutorSlot) -> None:
@@ -235,6 +159,7 @@ class Executors:
                 if slot.user not in (ALL_USERS, os.getuid()):
                     self.log.info("executor_user", pid=process.pid, uid=slot.user)
                 self._running[slot] = executor
+                self.on_start(executor)
                 task_status.started()
                 nursery.start_soon(self._watch, executor)
                 await self._listen(executor)

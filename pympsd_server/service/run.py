@@ -27,6 +27,7 @@ from pympsd_server.service.exclusive_devices import CannotStart, RegisteredDevic
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import terminate_client
+from pympsd_server.service.tracing import Tracing
 
 FAILED_STATUS = 1
 """The exit status of a server that cannot start."""
@@ -150,9 +151,15 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
     return containment
 
 
+async def _stop_trace(tracing: Tracing, daemon: DaemonLink) -> None:
+    await tracing.stop()
+    daemon.trace_stopped()
+
+
 async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
     """Obey the daemon, and after its death the next one, which has the same link; end when the link does."""
     server = containment.server
+    tracing = Tracing(containment.executors, server.log, nursery)
     try:
         while (received := await server.link.channel.receive_message()) is not None:
             match received:
@@ -172,9 +179,14 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                     server.change_limits(thread_percentage, memory_limits)
                 case link.TerminateClient() as message, _:
                     nursery.start_soon(terminate_client, containment, message)
+                case link.StartTrace(), (fd,):
+                    tracing.start(fd)
+                case link.StopTrace(), _:
+                    nursery.start_soon(_stop_trace, tracing, server.link)
                 case link.ReportRequest(_, token), _:
                     server.link.report(token, server.leaving)
                 case link.ServerAdopted(), _:
+                    nursery.start_soon(tracing.stop)  # it was the trace of the daemon before
                     server.link.adopted()
                     server.log.info("server_taken_in")
                 case link.ServerDismissed(reason), _:

@@ -11,7 +11,8 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import link_messages as link
 from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.containment import Containment
-from pympsd_server.service.executors import Executor, ExecutorError, Executors
+from pympsd_server.service.executor import Executor, ExecutorError
+from pympsd_server.service.executors import Executors
 from pympsd_server.state_machine.roster import Client, Context
 
 TERMINATION_SECONDS: Final = 10.0

@@ -21,7 +21,7 @@ from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, OpenContext, RequestRefused
 from pympsd_server.service.client_session import ClientSession
-from pympsd_server.service.executors import ExecutorError, ExecutorGone
+from pympsd_server.service.executor import ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 from pympsd_server.state_machine.roster import Context

@@ -12,7 +12,7 @@ from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.containment import HOLD_SECONDS, TEARDOWN_SECONDS, Containment
-from pympsd_server.service.executors import ExecutorError
+from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 from pympsd_server.state_machine.phases import Phase

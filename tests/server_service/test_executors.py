@@ -15,7 +15,8 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone, Ping
 from pympsd_server.service import executors as executors_module
-from pympsd_server.service.executors import Executor, ExecutorError, Executors
+from pympsd_server.service.executor import Executor, ExecutorError
+from pympsd_server.service.executors import Executors
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 
 SECONDS = 60

@@ -10,7 +10,8 @@ import socket
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.service.dispatcher import Admission, Dispatcher, RunningServer
+from pympsd.service.dispatcher import Dispatcher, RunningServer
+from pympsd.service.ports import Admission
 from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.peers import command_of, namespace_of
 from pympsd.service.sessions.server import ServerSession

@@ -11,9 +11,11 @@ import trio
 from attrs import define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.channel.trace_file import TraceFile
 from pympsd.journal.line_format import sanitised
-from pympsd.service.dispatcher import Admission, Dispatcher
+from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
+from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
@@ -49,6 +51,7 @@ class ServerSession:
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
     _dropped: int = field(default=0, init=False)
     _contexts: int = field(default=0, init=False)
+    _trace_stopped: trio.Event = field(factory=trio.Event, init=False)
     _watched: dict[int, trio.CancelScope] = field(factory=dict, init=False)
     """By client: the scope of the task that waits for the end of its process."""
 
@@ -106,6 +109,19 @@ class ServerSession:
 
     def somebody_waits(self) -> None:
         """Do nothing: the server reports by itself that clients have gone."""
+
+    def start_trace(self, trace: TraceFile) -> None:
+        """Have its executors write to a trace; one that is not set up yet is included when it is."""
+        if self._is_set_up:
+            with suppress(OSError):  # without a descriptor to spare its devices are not in the trace
+                self.channel.send(link.StartTrace(), (trace.duplicate(),))
+
+    async def stop_trace(self) -> None:
+        """Return when its executors write to no trace any more."""
+        if self._is_set_up:
+            self._trace_stopped = trio.Event()
+            self.channel.send(link.StopTrace())
+            await self._trace_stopped.wait()
 
     async def refresh(self) -> bool:
         """Do nothing: the server reports what changes."""
@@ -212,6 +228,8 @@ class ServerSession:
                 dispatcher.feed(events.ClientGonePushed(self.serial, client))
             case link.Terminated(token, code):
                 dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
+            case link.TraceStopped():
+                self._trace_stopped.set()
             case link.LogRecord(event, fields, when):
                 self._log(dispatcher, event, fields, when)
             case link.LogDropped(count):
@@ -236,6 +254,7 @@ class ServerSession:
         )
         self.channel.send(setup)
         self._send_held()
+        dispatcher.tracing.include(self)
 
     def _send_held(self) -> None:
         self._is_set_up = True

@@ -17,6 +17,7 @@ import trio
 from attrs import Factory, define, field
 
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.driver_probe import driver_version
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_quota
@@ -164,6 +165,12 @@ class VendorServerSession:
     def somebody_waits(self) -> None:
         """Look from now on whether its clients have gone."""
         self._wanted.set()
+
+    def start_trace(self, trace: TraceFile) -> None:
+        """Do nothing: the driver's server does not tell when it works."""
+
+    async def stop_trace(self) -> None:
+        """Do nothing."""
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientGonePushed when a client's process ends; take over the pidfd.

@@ -37,6 +37,7 @@ from pympsd_server.backends.cuda.submission.completion_words import CompletionWo
 from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from pympsd_server.backends.timeline import Timeline
 from pympsd_server.native.access import NativeAccess
 
 CAPABILITIES: Final = Capabilities(
@@ -191,6 +192,12 @@ class CudaDevice:
         self.budget.on_change = changed
 
     # --- contexts
+
+    def set_timeline(self, timeline: Timeline | None) -> None:
+        """Refuse: when the GPU ran what is known to its profiling tools only."""
+        if timeline is not None:
+            reason = "traces have no kernels and copies of a GPU: NVIDIA's profiling tools time these"
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0

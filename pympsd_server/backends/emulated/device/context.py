@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from threading import Event as Flag
 from typing import Final
 
@@ -65,6 +66,8 @@ class EmulatedContext:
         self._outcome = Outcome()
         self._facilities = Facilities(DeviceHeap(memory.borrow_heap))
         self._modules: dict[EmulatedModule, None] = {}
+        self._numbers = count(1)
+        """Of streams."""
         self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
 
     # --- memory
@@ -155,7 +158,7 @@ class EmulatedContext:
     def create_stream(self, non_blocking: bool, priority: int) -> EmulatedStream:
         """Return a new stream."""
         self.check()
-        return EmulatedStream(self, weight_of_priority(priority), blocking=not non_blocking)
+        return EmulatedStream(self, weight_of_priority(priority), not non_blocking, next(self._numbers))
 
     def create_event(self, timing: bool) -> EmulatedEvent:
         """Return a new event."""
@@ -195,7 +198,7 @@ class EmulatedContext:
 
     def call(self, stream: EmulatedStream, pieces: Iterator[None]) -> None:
         """Take pieces in stream order, in slices of the compute thread."""
-        self.scheduler.submit(Transfer(self, stream, pieces))
+        self.scheduler.submit(Transfer(self, stream, pieces, "transfer"))
 
     def take_output(self) -> tuple[bytes, bytes]:
         """Return, once, what kernels have printed: for standard output, and for standard error."""

@@ -21,6 +21,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from pympsd_server.backends.timeline import Timeline
 
 
 class EmulatedDevice:
@@ -115,6 +116,10 @@ class EmulatedDevice:
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` after every change of ``memory_used``."""
         self._budget.on_change = changed
+
+    def set_timeline(self, timeline: Timeline | None) -> None:
+        """Tell a timeline of all work."""
+        self._scheduler.timeline = timeline
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0

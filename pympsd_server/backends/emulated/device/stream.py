@@ -37,8 +37,9 @@ class StreamOwner(WorkOwner, ModuleOwner, Protocol):
 class EmulatedStream:
     """Work in order. ``blocking`` streams and the legacy default stream wait for each other."""
 
-    def __init__(self, context: StreamOwner, weight: int, blocking: bool) -> None:
+    def __init__(self, context: StreamOwner, weight: int, blocking: bool, number: int = 0) -> None:
         self._context = context
+        self.number = number
         self.time_share = TimeShare(weight)
         self.blocking = blocking
         self.tail: WorkItem | None = None
@@ -47,16 +48,16 @@ class EmulatedStream:
         """Copy bytes between device memory and device or host memory."""
         memory = self._context.memory.accessible
         transfers.check_copy(memory, copy)
-        self._transfer(transfers.copy(memory, copy), transfers.cost(copy.extent), done)
+        self._transfer(transfers.copy(memory, copy), transfers.cost(copy.extent), "copy", done)
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
         memory = self._context.memory.accessible
         transfers.check_fill(memory, fill)
-        self._transfer(transfers.fill(memory, fill), transfers.cost(fill.extent))
+        self._transfer(transfers.fill(memory, fill), transfers.cost(fill.extent), "fill")
 
-    def _transfer(self, pieces: Iterator[None], cost: int, done: Completion | None = None) -> None:
-        transfer = Transfer(self._context, self, pieces)
+    def _transfer(self, pieces: Iterator[None], cost: int, what: str, done: Completion | None = None) -> None:
+        transfer = Transfer(self._context, self, pieces, what)
         if done is not None:
             transfer.callbacks.append(done)
         # If nothing is pending in the stream the caller copies in its own thread and never queues behind a kernel.

@@ -43,6 +43,7 @@ class KernelRun(WorkItem):
         """``size`` is what a block takes; ``workspace`` the address by which the blocks of a cooperative one meet."""
         super().__init__(owner, stream, stream.time_share)
         self._loaded, self._kernel, self._launch = loaded, kernel, launch
+        self.what = kernel.name
         self._size, self._workspace = size, workspace
         self._cluster = cluster
         self._together = cluster[0] * cluster[1] * cluster[2]

@@ -22,6 +22,7 @@ from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
 from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.timeline import Timeline
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]
@@ -41,6 +42,7 @@ class Scheduler:
         self._computing = False
         """Whether the compute thread runs an item."""
         self.slices = 0
+        self.timeline: Timeline | None = None
         self._thread = threading.Thread(target=self._compute_or_end, name="compute", daemon=True)
         self._thread.start()
 
@@ -52,6 +54,8 @@ class Scheduler:
         ``in_own_thread``: run it in this thread if it need not wait. Raise BackendError on a poisoned context.
         """
         calls: Calls = []
+        if self.timeline is not None:
+            item.submitted_at = time.perf_counter_ns()
         with self.lock:
             item.owner.check()
             predecessors = item.owner.order(item)
@@ -76,6 +80,7 @@ class Scheduler:
         if item.instant:
             self._finish(item, calls)
         elif item.held:
+            item.began_at = time.perf_counter_ns()
             _queue_callbacks(item, calls)
         else:
             self._ready.add(item)
@@ -85,6 +90,7 @@ class Scheduler:
 
     def _run_to_end(self, item: WorkItem) -> None:
         fault: Outcome | None = None
+        item.began_at = time.perf_counter_ns()
         try:
             while not item.step(1.0):
                 pass
@@ -104,6 +110,7 @@ class Scheduler:
     def _compute(self) -> None:
         while (item := self._next()) is not None:
             began = time.perf_counter_ns()
+            item.began_at = item.began_at or began
             finished, fault = True, None
             try:
                 finished = item.step(SLICE_SECONDS)
@@ -111,7 +118,10 @@ class Scheduler:
                 pass
             except Exception as error:  # an error of a kernel is its context's, not the device's
                 fault = _outcome_of(error)
-            self._after(item, finished, fault, time.perf_counter_ns() - began)
+            ended = time.perf_counter_ns()
+            if (timeline := self.timeline) is not None:
+                timeline.ran(item.owner.serial, item.what, began, ended)
+            self._after(item, finished, fault, ended - began)
 
     def _next(self) -> WorkItem | None:
         with self.lock:
@@ -165,6 +175,7 @@ class Scheduler:
         while todo:
             item = todo.popleft()
             item.mark_finished()
+            self._tell(item)
             item.owner.remove(item)
             _queue_callbacks(item, calls)
             successors, item.successors = item.successors, []
@@ -175,6 +186,14 @@ class Scheduler:
                         todo.append(successor)
                     else:
                         self._make_ready(successor, calls)
+
+    def _tell(self, item: WorkItem) -> None:
+        if self.timeline is not None and item.what and item.stream is not None:
+            # What was stopped may not have begun; what came before the timeline has no time of submission.
+            began = item.began_at or item.finished_at
+            submitted = item.submitted_at or began
+            number = item.stream.number
+            self.timeline.finished(item.owner.serial, number, item.what, submitted, began, item.finished_at)
 
     def _release(self, item: WorkItem, calls: Calls) -> None:
         item.waiting -= 1
@@ -238,6 +257,7 @@ class Scheduler:
         # The thread that runs an item finishes it: until then its host bytes and device memory are in use.
         for item in [each for each in owner.pending if not each.running and not self._is_unstoppable(each)]:
             item.mark_finished()
+            self._tell(item)
             successors, item.successors = item.successors, []
             owner.remove(item)
             _queue_callbacks(item, calls)

@@ -22,6 +22,8 @@ class WorkStream(Protocol):
     tail: WorkItem | None
     """The last item that is not finished."""
     time_share: TimeShare
+    number: int
+    """Counts the streams of its context, from 0, the default one."""
 
 
 class WorkOwner(Protocol):
@@ -65,6 +67,9 @@ class WorkItem:
     held = False
     """Whether it stays unfinished until `Scheduler.finish_held`; its callbacks are called when it is reached."""
 
+    what = ""
+    """A kernel's name, or a word for other work; empty: it takes no time."""
+
     def __init__(self, owner: WorkOwner, stream: WorkStream | None, time_share: TimeShare) -> None:
         self.owner = owner
         self.stream = stream
@@ -75,6 +80,8 @@ class WorkItem:
         self.callbacks: list[Completion] = []
         self.running = False
         self.finished = False
+        self.submitted_at = self.began_at = 0
+        """time.perf_counter_ns() when it came, while a timeline is told, and when it began to run."""
         self.finished_at = 0
         """time.perf_counter_ns() when it finished."""
 
@@ -118,6 +125,7 @@ class HostFunction(WorkItem):
     """Holds its stream from the moment it is reached, when its callbacks are called, until it is finished."""
 
     held = True
+    what = "host function"
 
     def __init__(self, owner: WorkOwner, stream: WorkStream, finish: Callable[[WorkItem], None]) -> None:
         super().__init__(owner, stream, stream.time_share)
@@ -131,11 +139,12 @@ class HostFunction(WorkItem):
 class Transfer(WorkItem):
     """A copy, a fill or a call, made in pieces so that the compute thread is never away for long.
 
-    ``pieces`` does the work, one piece for each step of the iterator.
+    ``pieces`` does the work, one piece for each step of the iterator; ``what`` it is.
     """
 
-    def __init__(self, owner: WorkOwner, stream: WorkStream, pieces: Iterator[None]) -> None:
+    def __init__(self, owner: WorkOwner, stream: WorkStream, pieces: Iterator[None], what: str) -> None:
         super().__init__(owner, stream, stream.time_share)
+        self.what = what
         self._pieces = pieces
 
     def step(self, seconds: float) -> bool:

@@ -1,0 +1,86 @@
+"""A trace: events in the JSON format of Chrome's tracing, which Perfetto reads, in a file of several processes.
+
+Every event is one line, appended by one write, so that a killed process leaves whole lines. Times are those of
+CLOCK_MONOTONIC, which all processes of a machine share. A track is a process and a thread, whose names are events
+too; a thread need not be one of the system's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Final
+
+BEGIN: Final = b"[\n"
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+class TraceFile:
+    """Appends to a trace; the descriptor becomes its own. After an error (a full disk) it writes no more."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._named: set[tuple[int, int | None]] = set()
+        self.error = ""
+        """Why it stopped writing."""
+
+    @classmethod
+    def make(cls, path: str) -> TraceFile:
+        """Make a file; OSError if it exists, or cannot be made."""
+        trace = cls(os.open(path, _FLAGS | os.O_EXCL, 0o644))
+        trace._write(BEGIN)
+        return trace
+
+    @classmethod
+    def open(cls, path: str) -> TraceFile:
+        """Make a file, or append to one that another process writes; OSError."""
+        try:
+            return cls.make(path)
+        except FileExistsError:
+            return cls(os.open(path, _FLAGS))
+
+    def duplicate(self) -> int:
+        """Return another descriptor of the file, for another process; OSError without room for one."""
+        return os.dup(self._fd)
+
+    def name(self, process: int, name: str, thread: int | None = None) -> None:
+        """Name a process, or a thread of it; the first name counts."""
+        if (process, thread) in self._named:
+            return
+        self._named.add((process, thread))
+        kind = "process_name" if thread is None else "thread_name"
+        track = {"pid": process} if thread is None else {"pid": process, "tid": thread}
+        self._event({"ph": "M", "name": kind, **track, "args": {"name": name}})
+
+    def slice(self, process: int, thread: int, name: str, began: int, ended: int, **details: Any) -> None:
+        """Write what lasted from one time to another, in nanoseconds."""
+        times = {"ts": began / 1000, "dur": (ended - began) / 1000}
+        self._event({"ph": "X", "name": name, "pid": process, "tid": thread, **times, "args": details})
+
+    def instant(self, process: int, thread: int, name: str, at: int, **details: Any) -> None:
+        """Write what happened at a time, in nanoseconds."""
+        self._event(
+            {"ph": "i", "s": "t", "name": name, "pid": process, "tid": thread, "ts": at / 1000, "args": details}
+        )
+
+    def _event(self, event: dict[str, Any]) -> None:
+        self._write(json.dumps(event, separators=(",", ":")).encode() + b",\n")
+
+    def _write(self, line: bytes) -> None:
+        if self._fd >= 0:
+            try:
+                os.write(self._fd, line)
+            except OSError as error:
+                self.error = error.strerror or str(error)
+                self.close()
+
+    def end(self) -> None:
+        """Complete the JSON, when no other process writes any more, and close the file."""
+        self._write(b'{"ph":"M","name":"trace_end","pid":0}\n]\n')
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor; a second time it does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

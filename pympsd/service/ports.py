@@ -1,0 +1,40 @@
+"""What the dispatcher needs of operators' sessions and of sockets, and what a server is told of a client."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from attrs import field, frozen
+
+from pympsd.state_machine import instructions as do
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import Peer
+
+
+@frozen
+class Admission:
+    """What a server is told of a client that it gets; ``pidfd`` is a copy for the server, -1: none."""
+
+    client: int
+    peer: Peer
+    command: str
+    namespace: int
+    priority: int
+    environment: dict[str, str] = field(factory=dict)
+    pidfd: int = -1
+    limits: do.ClientLimits | None = None
+
+
+class ConnectedOperator(Protocol):
+    """An operator's session (sessions.operator, sessions.vendor.tool)."""
+
+    def working(self) -> None: ...
+    def answer(self, answer: Answer) -> None: ...
+    async def drain(self) -> None: ...
+
+
+class Sockets(Protocol):
+    """The sockets of servers and namespaces (namespace_sockets)."""
+
+    def open(self, server: str, namespace: str, uid: int) -> str: ...
+    def close(self, server: str, namespace: str) -> None: ...

@@ -1,0 +1,137 @@
+"""The trace of a daemon (``trace start``): its servers, their clients, who waits; executors add what devices do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Iterator
+from typing import Final, Protocol
+
+import trio
+from attrs import define, field, frozen
+
+from pympsd.channel.trace_file import TraceFile
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.vocabulary.answers import Answer, refusal
+
+STOP_SECONDS: Final = 5.0
+"""The time that a server has to say that its executors write no more."""
+NO_DEVICES: Final = (
+    "The trace has servers, clients and waits, but no kernels and copies: only emulated devices tell when they work."
+)
+
+
+class TracedServer(Protocol):
+    """A server's session."""
+
+    def start_trace(self, trace: TraceFile) -> None:
+        """Have its executors write to a trace."""
+
+    async def stop_trace(self) -> None:
+        """Return when they write no more."""
+
+
+@frozen
+class _State:
+    """What lasts for a while: on which track, and under which name."""
+
+    process: int
+    thread: int
+    name: str
+
+
+@define
+class Tracing:
+    """Whether the daemon writes a trace, and what lasts at the moment."""
+
+    _trace: TraceFile | None = field(default=None, init=False)
+    _path: str = field(default="", init=False)
+    _lasting: dict[tuple[str, int], tuple[_State, int]] = field(factory=dict, init=False)
+    """With the time when it began."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a trace."""
+        return self._trace is not None
+
+    def start(self, path: str, daemon: Daemon, servers: Collection[TracedServer], times_devices: bool) -> Answer:
+        """Begin a trace in a new file; return the answer to who asked for it."""
+        if self._trace is not None:
+            return refusal(f"A trace is written to {self._path}: end it with 'trace stop' first.")
+        if not os.path.isabs(path):
+            return refusal(f"{path}: the daemon has another working directory: give the whole path.")
+        try:
+            self._trace = TraceFile.make(path)
+        except FileExistsError:
+            return refusal(f"{path} exists: remove it, or name another file.")
+        except (OSError, ValueError) as error:
+            return refusal(f"{path}: {getattr(error, 'strerror', '') or error}.")
+        self._path = path
+        self._trace.name(os.getpid(), "MPS control daemon")
+        self.observe(daemon)
+        for server in servers:
+            self.include(server)
+        return Answer(diagnostic="" if times_devices else NO_DEVICES)
+
+    def include(self, server: TracedServer) -> None:
+        """Have a server's executors write to the trace, if there is one."""
+        if self._trace is not None:
+            server.start_trace(self._trace)
+
+    def observe(self, daemon: Daemon) -> None:
+        """Write what has ended since the last time, and note what has begun."""
+        if self._trace is None:
+            return
+        now, current = time.monotonic_ns(), dict(_states(daemon, self._trace))
+        for key, (state, began) in list(self._lasting.items()):
+            if current.get(key) != state:
+                del self._lasting[key]
+                self._trace.slice(state.process, state.thread, state.name, began, now)
+        for key, state in current.items():
+            self._lasting.setdefault(key, (state, now))
+
+    async def stop(self, daemon: Daemon, servers: Collection[TracedServer]) -> Answer:
+        """Complete the trace; return the answer to who asked for that."""
+        if self._trace is None:
+            return refusal("There is no trace: begin one with 'trace start FILE'.")
+        with trio.move_on_after(STOP_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for server in servers:
+                    nursery.start_soon(server.stop_trace)
+        self.observe(daemon)
+        return self.end()
+
+    def end(self) -> Answer:
+        """Complete the trace with what the daemon knows, if there is one; return the answer."""
+        if self._trace is None:
+            return Answer()
+        now = time.monotonic_ns()
+        for state, began in self._lasting.values():
+            self._trace.slice(state.process, state.thread, state.name, began, now)
+        self._trace.end()
+        error, path = self._trace.error, self._path
+        self._trace, self._path = None, ""
+        self._lasting.clear()
+        return refusal(f"{path} is not complete: {error}.") if error else Answer()
+
+
+def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int], _State]]:
+    """Yield what lasts now, by kind and serial; name the tracks."""
+    own = os.getpid()
+    for server in daemon.running_servers():
+        trace.name(server.pid, f"server {server.name}")
+        trace.name(server.pid, "status", 0)
+        yield ("status", server.serial), _State(server.pid, 0, server.phase.name)
+        # Users that take turns share a track: one comes after the other.
+        track = server.serial if daemon.together else 0
+        trace.name(own, f"server {server.name}" if daemon.together else "turns", track)
+        yield ("server", server.serial), _State(own, track, f"{server.name}, PID {server.pid}")
+        for serial, client in server.clients.items():
+            trace.name(client.pid, f"client {client.pid}: {client.command}")
+            trace.name(client.pid, "MPS", 0)
+            yield ("client", serial), _State(client.pid, 0, f"client of {server.name}")
+    for entry in daemon.queue:
+        if entry.peer is not None:
+            trace.name(entry.peer.pid, f"client {entry.peer.pid}: {entry.command}")
+            trace.name(entry.peer.pid, "MPS", 0)
+            yield ("waiting", entry.client), _State(entry.peer.pid, 0, "waits for a server")

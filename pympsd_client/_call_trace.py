@@ -1,0 +1,58 @@
+"""``PYMPSD_TRACE=FILE``: a trace of this program's driver calls, with their times.
+
+Without the variable nothing is added to a call. Several programs may write to one file, and a child its parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, Final
+
+from pympsd.channel.trace_file import TraceFile
+
+VARIABLE: Final = "PYMPSD_TRACE"
+
+
+def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that also writes its calls to the trace; the function itself if there is none."""
+    trace = _trace()
+    if trace is None:
+        return function
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        began, result = time.monotonic_ns(), ""
+        try:
+            answer = function(*arguments, **keywords)
+            if type(answer) is tuple and answer and answer[0]:
+                result = getattr(answer[0], "name", str(answer[0]))
+            return answer
+        except BaseException as error:
+            result = str(error)
+            raise
+        finally:
+            ended, process, thread = time.monotonic_ns(), os.getpid(), threading.get_native_id()
+            trace.name(process, f"client {process}: {' '.join(sys.orig_argv)}"[:200])
+            trace.name(process, f"calls of thread {thread}", thread)
+            trace.slice(process, thread, name, began, ended, **({"result": result} if result else {}))
+
+    return call
+
+
+@cache
+def _trace() -> TraceFile | None:
+    """Return the trace of this process; None, and say why on standard error, if it cannot be written."""
+    path = os.environ.get(VARIABLE, "")
+    if not path:
+        return None
+    try:
+        return TraceFile.open(path)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", "") or error
+        sys.stderr.write(f"{VARIABLE}={path}: {reason}; the program goes on without a trace\n")
+        return None

@@ -1,0 +1,103 @@
+"""One running executor: requests with numbers, and their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.descriptors import close_all
+from pympsd.channel.message_channel import MessageChannel
+from pympsd.vocabulary.results import Result
+from pympsd.wire import executor_messages
+from pympsd_server.state_machine.executor_slots import ExecutorSlot
+
+Answer = tuple[Any, tuple[int, ...]]
+"""The answer to a request, and its descriptors."""
+
+
+class ExecutorError(Exception):
+    """A request failed: with a CUresult and a sentence."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@define
+class Executor:
+    """A running executor; ``generation`` counts those of its device from 1, over all users."""
+
+    slot: ExecutorSlot
+    generation: int
+    process: trio.Process
+    channel: MessageChannel
+    gone: trio.Event = field(factory=trio.Event, init=False)
+    """Set when its process has ended and is reaped."""
+    end_expected: bool = field(default=False, init=False)
+    """Whether its end was requested, so that it is no fault."""
+    unfinished: int = field(default=0, init=False)
+    """The last known number of contexts that are gone but whose kernels still run."""
+    _answers: dict[int, tuple[trio.Event, list[Answer]]] = field(factory=dict, init=False)
+    _ended: bool = False
+
+    @property
+    def device(self) -> int:
+        """The ordinal of its device."""
+        return self.slot.device
+
+    async def free(self, request: executor_messages.Detach | executor_messages.DropClient) -> None:
+        """Have a context or a client freed; keep the number of unfinished contexts; raise ExecutorError."""
+        answer, _ = await self.ask(request.request, request)
+        self.unfinished = answer.unfinished
+
+    async def ask(self, request: int, message: object, sent: tuple[int, ...] = ()) -> Answer:
+        """Send a request; return its answer and descriptors; raise ExecutorError if it fails or the executor ends.
+
+        ``sent``: descriptors to send with it, which are closed.
+        """
+        if self._ended:
+            close_all(sent)
+            raise gone(self.device)
+        event, answers = self._answers[request] = (trio.Event(), [])
+        self.channel.send(message, sent)
+        try:
+            await event.wait()
+        except BaseException:
+            # Cancelled just as the answer arrived: its descriptors are not used.
+            close_all(fd for _, fds in answers for fd in fds)
+            raise
+        finally:
+            del self._answers[request]
+        if not answers:
+            raise gone(self.device)
+        answer, fds = answers[0]
+        if isinstance(answer, executor_messages.ExecutorRefused):
+            raise ExecutorError(answer.code, answer.reason)
+        return answer, fds
+
+    def deliver(self, message: Any, fds: tuple[int, ...]) -> None:
+        """Pass an answer to the task that waits for it."""
+        waiting = self._answers.get(getattr(message, "request", 0))
+        if waiting is None:
+            close_all(fds)
+            return
+        waiting[1].append((message, fds))
+        waiting[0].set()
+
+    def end(self) -> None:
+        """Fail all pending requests: the executor is gone."""
+        self._ended = True
+        for event, _ in self._answers.values():
+            event.set()
+
+
+class ExecutorGone(ExecutorError):
+    """The executor has ended, before or during the request."""
+
+
+def gone(device: int) -> ExecutorGone:
+    """Return the error of a request to an executor that has ended."""
+    return ExecutorGone(Result.ERROR_MPS_RPC_FAILURE, f"the executor of device {device} has ended")
