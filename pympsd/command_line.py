@@ -41,6 +41,10 @@ def main(arguments: "Sequence[str]") -> int:
         from pympsd.top.program import main as top
 
         return top(options.words[1:], options.timeout)
+    if options.words[:1] == ["plot"]:
+        from pympsd.plot.program import main as plot
+
+        return plot(options.words[1:])
     if options.quit and not options.words and not options.apply:
         # A daemon of protocol 2 is given standard input: -q asks it for nothing.
         if_protocol = b"" if options.quit == "--quit" else b"3"

@@ -207,6 +207,7 @@ usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
        {name} [OPTION ...] COMMAND ...    give one command
        {name} top [--once | --json]       show servers, clients and who waits; top --help says more
+       {name} plot FILE ...               draw traces (trace start FILE); plot --help says more
 
 {_table(OPTIONS)}
 commands:

@@ -71,10 +71,15 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Make the server of a client that names none, if there is none."""
+    """Make the server of a client that names none, if there is none; try again to make sockets that it lacks."""
     name = server_for(daemon, event)
-    if name not in daemon.named_servers:
+    named = daemon.named_servers.get(name)
+    if named is None:
         yield from add(daemon, NamedServer(name, daemon.serving_uid(event.peer.uid), source=Source.AUTO))
+    elif named.opening and named.failed:
+        named.failed = ""
+        yield from close_sockets(named)
+        yield from open_sockets(named)
 
 
 def add(

@@ -1,0 +1,1 @@
+"""``pympsd plot``: draws traces, as SVG, PNG or PDF."""

@@ -1,0 +1,126 @@
+"""The tracks of traces (`pympsd.channel.trace_file`): what happened on each, in milliseconds from the first event."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from attrs import define, field, frozen
+
+
+class BadTrace(ValueError):
+    """A text is no trace; the message says why."""
+
+
+@frozen
+class Slice:
+    """What lasted from one time to another."""
+
+    name: str
+    began: float
+    ended: float
+    client: int
+    """The PID of the client that it was for; 0: nobody's."""
+
+
+@frozen
+class Moment:
+    """What happened at a time."""
+
+    name: str
+    at: float
+
+
+@define
+class Track:
+    """What happened on one track, in order."""
+
+    process: int
+    thread: int
+    process_name: str = ""
+    name: str = ""
+    slices: list[Slice] = field(factory=list)
+    moments: list[Moment] = field(factory=list)
+
+    @property
+    def title(self) -> str:
+        """Its name for people."""
+        return f"{self.process_name or self.process}: {self.name or self.thread}"
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Where it is drawn: the daemon and its servers, devices, then client by client."""
+        kinds = ("MPS control daemon", "server ", "device ")
+        kind = next((place for place, text in enumerate(kinds) if self.process_name.startswith(text)), len(kinds))
+        return kind, self.process, self.thread
+
+
+def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("inf")) -> list[Track]:
+    """Return the tracks of traces that were written on one machine; raise BadTrace.
+
+    Of what happened only what reaches into a time, in milliseconds from the first event on.
+    """
+    tracks: dict[tuple[int, int], Track] = {}
+    processes: dict[int, str] = {}
+    events = [event for text in texts for event in _events(text)]
+    first = min((event["ts"] for event in events if "ts" in event), default=0.0)
+    for event in events:
+        process, thread = event["pid"], event.get("tid", 0)
+        if event["ph"] == "M":
+            if event["name"] == "process_name":
+                processes.setdefault(process, event["args"]["name"])
+            elif event["name"] == "thread_name":
+                tracks.setdefault((process, thread), Track(process, thread)).name = event["args"]["name"]
+            continue
+        track = tracks.setdefault((process, thread), Track(process, thread))
+        began = (event["ts"] - first) / 1000
+        ended = began + event.get("dur", 0.0) / 1000
+        if ended < since or began > until:
+            continue
+        if event["ph"] == "X":
+            track.slices.append(Slice(event["name"], began, ended, _client(event)))
+        else:
+            track.moments.append(Moment(event["name"], began))
+    for track in tracks.values():
+        track.process_name = processes.get(track.process, "")
+        track.slices.sort(key=lambda one: one.began)
+    return sorted((one for one in tracks.values() if one.slices or one.moments), key=lambda one: one.rank)
+
+
+def _events(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a trace; its last line may be cut, if a process was killed or the disk is full."""
+    lines = text.splitlines()
+    if lines[:1] != ["["]:
+        raise BadTrace("it is no trace of pympsd, whose first line is '['")
+    for number, line in enumerate(lines[1:], 2):
+        if line == "]":
+            continue
+        try:
+            event = json.loads(line.removesuffix(","))
+            _check(event)
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines) and not text.endswith("\n"):
+                return
+            raise BadTrace(f"line {number} is no event: {error}") from None
+        yield event
+
+
+def _check(event: dict[str, Any]) -> None:
+    """Raise KeyError, TypeError or ValueError for what no process of pympsd writes."""
+    kind, numbers = event["ph"], [event["pid"]]
+    if kind == "M":
+        if event["name"] in ("process_name", "thread_name") and not isinstance(event["args"]["name"], str):
+            raise TypeError("a name is text")
+    elif kind in ("X", "i"):
+        numbers += [event["tid"], event["ts"], event.get("dur", 0)]
+        event["args"].get("client")
+    else:
+        raise ValueError(f"an event of kind {kind!r}")
+    if not isinstance(event["name"], str) or not all(type(number) in (int, float) for number in numbers):
+        raise TypeError("a name is text, and times and numbers of tracks are numbers")
+
+
+def _client(event: dict[str, Any]) -> int:
+    """Return the client that an event is for: on a device's track it says so."""
+    return int(event["args"].get("client", event["pid"]))
