@@ -1,7 +1,7 @@
 """Two clients share an emulated GPU under a scheduling policy: sharing.py POLICY TRACE
 
-Starts a daemon with the policy ("fair", "memory", "deadline:20" or a plug-in) and two clients that launch kernels for a
-while: one holds 24 GiB, one 8 GiB and launches in a stream of high priority. Writes a trace, and prints how the
+Starts a daemon with the policy ("fair", "memory", "deadline:20" or a plug-in) and two clients that launch kernels for
+a while: one holds 24 GiB, one 8 GiB and launches in a stream of high priority. Writes a trace, and prints how the
 device's time was divided. docs/research.md explains it.
 """
 

@@ -14,6 +14,8 @@ ROW_INCHES = 0.32
 WIDTH_INCHES = 11.0
 LABEL_PART = 0.06
 """A slice has its name in it if it is at least this part of the picture."""
+MOST_WITH_EDGES = 200
+"""Edges of more slices than this would hide them."""
 TITLE_CHARACTERS = 60
 
 
@@ -31,7 +33,8 @@ def draw(tracks: Sequence[Track], path: str) -> None:
     for row, track in enumerate(tracks):
         spans = [(one.began, max(one.ended - one.began, 1e-6)) for one in track.slices]
         faces = [colours.get(one.client, "0.8") for one in track.slices]
-        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=faces, edgecolors="white", linewidth=0.2)
+        edge = 0.4 if len(spans) <= MOST_WITH_EDGES else 0.0
+        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=faces, edgecolors="white", linewidth=edge)
         for one in track.slices:
             if one.ended - one.began >= LABEL_PART * (ended - began):
                 middle = (one.began + one.ended) / 2

@@ -79,7 +79,7 @@ def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("
         if ended < since or began > until:
             continue
         if event["ph"] == "X":
-            track.slices.append(Slice(event["name"], began, ended, _client(event)))
+            track.slices.append(Slice(event["name"], max(began, since), min(ended, until), _client(event)))
         else:
             track.moments.append(Moment(event["name"], began))
     for track in tracks.values():

@@ -129,7 +129,7 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
         may_start = may_start and not daemon.is_full and daemon.quitting is None
         if may_start and not failed_starts.is_pausing(daemon, entry.server):
             starting += 1
-            queue.begin(daemon, entry)
+            yield from queue.begin(daemon, entry)
             yield _spawn(daemon, entry)
     if daemon.is_full:
         yield from _make_room(daemon)

@@ -117,6 +117,8 @@ class DaemonMachine(RuleBasedStateMachine):
     turn_patience = 30.0
     most_servers = 1
     turn_policy = staticmethod(order())
+    steps_for_each = 10
+    """What has to happen at most, for each client so far, until all that wait are served."""
 
     @property
     def together(self) -> bool:
@@ -953,7 +955,7 @@ class DaemonMachine(RuleBasedStateMachine):
         for timer in [timer for timer in self.timers if timer.kind is TimerKind.TURN]:
             self._timer_ends(timer)
         owed = self.in_queue | set(self.debugged)
-        for _ in range(50 + 10 * self.serial):
+        for _ in range(50 + self.steps_for_each * self.serial):
             if not owed & (self.in_queue | set(self.debugged)):
                 return
             self._time_passes()
@@ -1018,6 +1020,7 @@ class FewestTurnsMachine(DaemonMachine):
     """The same, but who has had the fewest turns is next."""
 
     turn_policy = staticmethod(fewest_turns())
+    steps_for_each = 60  # who has had many turns waits until others have had as many
 
     def _check_overtaking(self, client: int) -> None:
         """Who is chosen overtakes those who came before, whatever their patience."""

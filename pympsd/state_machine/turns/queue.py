@@ -22,8 +22,14 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     daemon.queue.append(entry)
     if before:
         yield _wait_line(entry, before)
-    if daemon.together or not uids - {entry.uid}:
-        # The next server is this user's own: no other user can overtake.
+    # Without others the next server is this user's own: nobody can overtake.
+    if uids - {entry.uid}:
+        yield from _limit_overtaking(daemon, entry)
+
+
+def _limit_overtaking(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
+    """Begin the time for which newcomers may overtake an entry, if it has not begun yet."""
+    if daemon.together or entry.last_to_overtake is not None or entry.ticket in daemon.turn_timers:
         return
     if daemon.turn_patience <= 0:
         entry.last_to_overtake = entry.ticket
@@ -39,10 +45,13 @@ def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
     return users.get(daemon.turn_policy(tuple(users)), first[0])
 
 
-def begin(daemon: Daemon, entry: QueueEntry) -> None:
+def begin(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     """Note that the server which an entry waits for starts: the entry is admitted, whoever else waits."""
     entry.has_turn = True
     daemon.turns_had[entry.server] += 1
+    for other in daemon.queue:
+        if other.server != entry.server:  # by another policy than the order of arrival it may have come first
+            yield from _limit_overtaking(daemon, other)
 
 
 def close_to_newcomers(daemon: Daemon, ticket: int) -> None:

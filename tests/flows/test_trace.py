@@ -1,0 +1,227 @@
+"""``trace start`` and PYMPSD_TRACE: what is in the file, whoever ends meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, clients_of, wait_until
+
+from pympsd.plot.tracks import Track, read_tracks
+from pympsd.service.tracing import NO_DEVICES
+
+NOBODY = pwd.getpwnam("nobody").pw_uid
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+MakeClient = Callable[..., ClientProcess]
+
+
+@pytest.fixture
+def client(daemon: DaemonProcess) -> Iterator[MakeClient]:
+    """Make clients of the daemon."""
+    with clients_of(daemon) as make:
+        yield make
+
+
+@pytest.fixture
+def trace(directory: Path) -> Path:
+    """Return where the trace is to be."""
+    return directory / "trace.json"
+
+
+def start(daemon: DaemonProcess, trace: Path) -> None:
+    """Begin a trace."""
+    done = daemon.run(["trace", "start", str(trace)])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def stop(daemon: DaemonProcess, trace: Path) -> dict[str, Track]:
+    """Complete a trace; return its tracks by title, without the PIDs of clients' titles."""
+    done = daemon.run(["trace", "stop"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    text = trace.read_text()
+    assert json.loads(text)
+    tracks = read_tracks([text])
+    for track in tracks:
+        assert all(one.began <= one.ended for one in track.slices)
+        if ": client" not in track.title:
+            assert all(one.ended <= later.began + 0.01 for one, later in pairwise(track.slices)), track.title
+    return {track.title: track for track in tracks}
+
+
+def of(tracks: dict[str, Track], text: str) -> list[Track]:
+    """Return the tracks that have a text in their titles."""
+    return [track for title, track in tracks.items() if text in title]
+
+
+def test_a_trace_has_clients_servers_and_what_devices_do(
+    daemon: DaemonProcess, client: MakeClient, trace: Path
+) -> None:
+    early = client().connect()
+    start(daemon, trace)
+    late = client().connect()
+    for each in (early, late):
+        assert each.do("add") == RIGHT
+        each.end()
+    tracks = stop(daemon, trace)
+    (status,) = of(tracks, "server uid_")
+    assert [one.name for one in status.slices] == ["ACTIVE"]
+    (work,) = of(tracks, "device 0: NVIDIA H200: work")
+    assert {one.client for one in work.slices} == {early.pid, late.pid}
+    for each in (early, late):
+        (mps,) = of(tracks, f"client {each.pid}:")[:1]
+        assert mps.slices[-1].name == f"client of uid_{os.geteuid()}"
+        (stream,) = of({title: track for title, track in tracks.items() if str(each.pid) in title}, "stream 0")
+        assert {"add_one", "copy"} <= {one.name for one in stream.slices}
+
+
+def test_turns_waits_and_faults(make_daemon: Callable[..., DaemonProcess], trace: Path) -> None:
+    daemon = make_daemon()
+    assert daemon.start().returncode == 0
+    start(daemon, trace)
+    with clients_of(daemon) as client:
+        first = client(0).connect()
+        second = client(NOBODY)
+        second.begin("init")
+        wait_until(lambda: "waits for its turn" in "".join(daemon.log()))
+        first.end()
+        assert second.result() == "CUDA_SUCCESS"
+        assert second.do("ctx 0") == "CUDA_SUCCESS"
+        second.do("trap")
+        second.do("sync")
+        second.end()
+        tracks = stop(daemon, trace)
+    (turns,) = of(tracks, "MPS control daemon: turns")
+    assert [one.name.partition(",")[0] for one in turns.slices] == ["uid_0", f"uid_{NOBODY}"]
+    (mps,) = (track for track in of(tracks, f"client {second.pid}:") if track.name == "MPS")
+    assert [one.name for one in mps.slices] == ["waits for a server", f"client of uid_{NOBODY}"]
+    assert [moment.name for track in tracks.values() for moment in track.moments] == ["fault"]
+    (status,) = of(tracks, f"server uid_{NOBODY}")
+    assert "FAULT" in [one.name for one in status.slices]
+
+
+def test_servers_of_protocol_3(make_daemon: Callable[..., DaemonProcess], trace: Path) -> None:
+    daemon = make_daemon()
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    start(daemon, trace)
+    for name in "ab":
+        assert daemon.run(["server", "create", name]).returncode == 0
+    with clients_of(daemon) as client:
+        pipe = daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]
+        one = client(CUDA_MPS_PIPE_DIRECTORY=f"{pipe}/b").connect()
+        assert one.do("add") == RIGHT
+        one.end()
+        tracks = stop(daemon, trace)
+    assert len(of(tracks, "MPS control daemon: server ")) == 2
+    assert of(tracks, "device 0: NVIDIA H200: work")
+
+
+def test_what_is_refused(daemon: DaemonProcess, trace: Path) -> None:
+    def refused(*words: str, uid: int | None = None) -> str:
+        done = daemon.run(["trace", *words], uid=uid)
+        assert done.returncode == 1
+        return done.stdout + done.stderr
+
+    assert refused("stop") == "There is no trace: begin one with 'trace start FILE'.\n"
+    trace.write_text("mine")
+    assert refused("start", str(trace)) == f"{trace} exists: remove it, or name another file.\n"
+    assert trace.read_text() == "mine"
+    assert "No such file or directory" in refused("start", f"{trace.parent}/no/such/folder")
+    assert "give the whole path" in daemon.say("trace start here.json")
+    assert refused("start") == "'trace start' needs <file>.\n"
+    trace.unlink()
+    start(daemon, trace)
+    assert f"A trace is written to {trace}" in refused("start", f"{trace}.2")
+    if os.geteuid() == 0:
+        assert "rivileges" in refused("stop", uid=NOBODY)
+    stop(daemon, trace)
+
+
+def test_a_relative_path_is_that_of_the_tool(
+    daemon: DaemonProcess, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    start(daemon, Path("here.json"))
+    stop(daemon, directory / "here.json")
+
+
+def test_an_executor_that_is_killed_leaves_whole_lines(
+    daemon: DaemonProcess, client: MakeClient, trace: Path
+) -> None:
+    start(daemon, trace)
+    one = client().connect()
+    assert one.do("add") == RIGHT
+    (server,) = daemon.servers()
+    (executor,) = children_of(server)
+    os.kill(executor, 9)
+    wait_until(lambda: not alive(executor))
+    one.end()
+    another = client().connect()
+    assert another.do("add") == RIGHT
+    stop(daemon, trace)
+    work = [track for track in read_tracks([trace.read_text()]) if track.title == "device 0: NVIDIA H200: work"]
+    assert len({track.process for track in work}) == 2
+
+
+def test_a_daemon_that_ends_completes_its_trace(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
+    start(daemon, trace)
+    one = client().connect()
+    assert one.do("add") == RIGHT
+    daemon.run(["quit", "-t", "0"])
+    daemon.await_end()
+    assert json.loads(trace.read_text())
+
+
+def test_a_trace_ends_with_its_daemon(
+    make_daemon: Callable[..., DaemonProcess], trace: Path, directory: Path
+) -> None:
+    daemon = make_daemon()
+    assert daemon.start().returncode == 0
+    start(daemon, trace)
+    with clients_of(daemon) as client:
+        one = client().connect()
+        assert one.do("add") == RIGHT
+        daemon.kill()
+        assert daemon.start().returncode == 0
+        wait_until(lambda: len(daemon.servers()) == 1)
+        second = directory / "second.json"
+        start(daemon, second)
+        left = trace.read_text()
+        assert one.do("add") == RIGHT
+        assert of(stop(daemon, second), "stream 0")
+        assert trace.read_text() == left
+    assert read_tracks([left])
+
+
+def test_the_calls_of_a_program(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
+    one = client(PYMPSD_TRACE=str(trace)).connect()
+    assert one.do("add") == RIGHT
+    another = client(PYMPSD_TRACE=str(trace)).connect()
+    one.end()
+    another.end()
+    tracks = {track.title: track for track in read_tracks([trace.read_text()])}
+    (calls,) = of(tracks, f"client {one.pid}:")
+    assert {"cuInit", "cuLaunchKernel", "cuMemcpyDtoH"} <= {call.name for call in calls.slices}
+    assert of(tracks, f"client {another.pid}:")
+
+
+def test_a_trace_that_cannot_be_is_said_once(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
+    one = client(PYMPSD_TRACE=f"{trace}/no").connect()
+    assert one.do("add") == RIGHT
+    _, said = one.process.communicate(timeout=SECONDS)
+    assert said.startswith(f"PYMPSD_TRACE={trace}/no: ")
+    assert said.endswith("; the program goes on without a trace\n")
+    assert said.count("\n") == 1
+
+
+def test_without_emulated_devices_the_answer_says_what_is_missing(
+    start_vendor_daemon: Callable[..., DaemonProcess], trace: Path
+) -> None:
+    daemon = start_vendor_daemon()
+    done = daemon.run(["trace", "start", str(trace)])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{NO_DEVICES}\n")
+    stop(daemon, trace)

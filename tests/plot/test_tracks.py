@@ -1,0 +1,151 @@
+"""Traces: what is written is read again, whatever is cut; and what is drawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import string
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.channel.trace_file import TraceFile
+from pympsd.plot.program import main
+from pympsd.plot.tracks import BadTrace, read_tracks
+
+NAMES = st.text(min_size=1, max_size=20)
+SECONDS = 60
+TIMES = st.integers(0, 10**15)
+
+
+@frozen
+class Written:
+    """A slice."""
+
+    process: int
+    thread: int
+    name: str
+    began: int
+    lasted: int
+
+
+SLICES = st.lists(
+    st.builds(Written, st.integers(1, 5), st.integers(0, 3), NAMES, TIMES, st.integers(0, 10**9)), min_size=1
+)
+
+
+def written(path: Path, slices: list[Written], *, end: bool = True) -> str:
+    """Write slices to a trace; return its text."""
+    path.unlink(missing_ok=True)
+    trace = TraceFile.make(str(path))
+    for one in slices:
+        trace.name(one.process, f"process {one.process}")
+        trace.name(one.process, f"thread {one.thread}", one.thread)
+        trace.slice(one.process, one.thread, one.name, one.began, one.began + one.lasted)
+    if end:
+        trace.end()
+    trace.close()
+    return path.read_text()
+
+
+@given(SLICES)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, slices: list[Written]) -> None:
+    text = written(tmp_path_factory.getbasetemp() / "trace.json", slices)
+    assert [event["name"] for event in json.loads(text) if event["ph"] == "X"] == [one.name for one in slices]
+    tracks = read_tracks([text])
+    assert {(track.process, track.thread) for track in tracks} == {(one.process, one.thread) for one in slices}
+    assert all(track.title == f"process {track.process}: thread {track.thread}" for track in tracks)
+    first = min(one.began for one in slices)
+    read = sorted((one.began, one.name) for track in tracks for one in track.slices)
+    wanted = sorted(((one.began - first) / 1e6, one.name) for one in slices)
+    assert [began for began, _ in read] == pytest.approx([began for began, _ in wanted], abs=1e-3, rel=1e-3)
+
+
+@given(SLICES, st.integers(0, 10_000))
+def test_a_cut_trace_has_what_was_written_before(
+    tmp_path_factory: pytest.TempPathFactory, slices: list[Written], left: int
+) -> None:
+    text = written(tmp_path_factory.getbasetemp() / "cut.json", slices, end=False)
+    cut = text[: max(2, left % (len(text) + 1))]
+    read = sum(len(track.slices) for track in read_tracks([cut]))
+    assert read in (cut.count('"ph":"X"'), cut.count('"ph":"X"') - 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is no trace"),
+        ("{}\n", "it is no trace"),
+        ("[\nnonsense\n]\n", "line 2 is no event"),
+        ("[\n{}\n]\n", "line 2 is no event"),
+        ('[\n{"ph":"X","name":"a","pid":1,"tid":0,"ts":"now","args":{}}\n]\n', "line 2 is no event: a name is text"),
+        ('[\n{"ph":"B","name":"a","pid":1}\n]\n', "line 2 is no event: an event of kind 'B'"),
+        ("[\n[1]\n]\n", "line 2 is no event"),
+    ],
+)
+def test_what_is_no_trace_is_refused(text: str, said: str) -> None:
+    with pytest.raises(BadTrace, match=said):
+        read_tracks([text])
+
+
+@given(st.text(alphabet=string.printable, max_size=80))
+def test_any_line_is_an_event_or_refused(line: str) -> None:
+    with suppress(BadTrace):
+        read_tracks([f"[\n{line}\n]\n"])
+
+
+def test_a_time_is_cut_out(tmp_path: Path) -> None:
+    text = written(tmp_path / "t", [Written(1, 0, name, at * 10**6, 10**6) for at, name in enumerate("abcd")])
+    (track,) = read_tracks([text], 1.5, 2.5)
+    assert [(one.name, one.began, one.ended) for one in track.slices] == [("b", 1.5, 2.0), ("c", 2.0, 2.5)]
+
+
+def test_a_full_disk_ends_the_writing() -> None:
+    trace = TraceFile(os.open("/dev/full", os.O_WRONLY))
+    trace.instant(1, 0, "a", 5)
+    assert trace.error == "No space left on device"
+    trace.instant(1, 0, "b", 6)
+    trace.end()
+
+
+def plot(*arguments: str) -> str:
+    """Run the command, in a process of its own: matplotlib keeps fonts open."""
+    command = [sys.executable, "-P", "-m", "pympsd", "plot", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_two_traces_make_one_picture(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("one.json", "two.json")]
+    for number, path in enumerate(paths, 1):
+        written(path, [Written(number, 0, "kernel", 10**9 * number, 10**9)])
+    assert plot(*map(str, paths)) == f"{tmp_path}/one.svg\n"
+    picture = (tmp_path / "one.svg").read_text()
+    assert all(title in picture for title in ("process 1: thread 0", "process 2: thread 0", "kernel"))
+    plot(*map(str, paths), "-o", str(tmp_path / "two.png"))
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{}/none.json"], "{}/none.json: No such file or directory"),
+        (["{}/bad.json"], "{}/bad.json: it is no trace of pympsd, whose first line is '['"),
+        (["{}/t.json", "-o", "{}/t.doc"], "{}/t.doc: Format 'doc' is not supported"),
+        (["{}/t.json", "--since", "5"], "{}/t.json: nothing happened in that time"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    (tmp_path / "bad.json").write_text("not a trace")
+    written(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
+    assert main([argument.format(tmp_path) for argument in arguments]) == 1
+    assert capsys.readouterr().err.startswith(said.format(tmp_path))
