@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final
 
 import pytest
@@ -89,7 +90,11 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+    for process in started:
+        process.wait()
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            with suppress(OSError):  # what was not written yet
+                pipe.close()  # type: ignore[union-attr]
 
 
 @pytest.fixture

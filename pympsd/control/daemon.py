@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import select
 import shutil
 import socket
@@ -20,6 +21,7 @@ import msgspec
 from pympsd import pipe_sockets
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Client, Device, Server, Waiting
+from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
 """The time that a daemon has to be ready: a GPU's driver may take long to say which devices there are."""
@@ -99,8 +101,7 @@ class Daemon(RunningDaemon):
     ) -> None:
         self._machine, self._settings = machine, dict(settings or {})
         self._arguments = ("-f", "--protocol", str(protocol), "--users", users, *options)
-        self._folder = Path(tempfile.mkdtemp(prefix="pympsd-"))
-        self._folder.chmod(0o755)  # other users may have clients
+        self._folder = Path(tempfile.gettempdir(), f"pympsd-{secrets.token_hex(8)}")
         self._process: subprocess.Popen[bytes] | None = None
         self.log_directory: Final = str(self._folder / "log")
         super().__init__(str(self._folder / "pipe"))
@@ -112,15 +113,30 @@ class Daemon(RunningDaemon):
 
     def log(self) -> str:
         """Return what is in its control.log and server.log."""
-        names = ("control.log", "server.log")
-        return "".join(
-            path.read_text(errors="replace") for name in names if (path := Path(self.log_directory, name)).exists()
-        )
+        folder = Path(self.log_directory)
+        paths = (folder / "control.log", folder / "server.log", *sorted(folder.glob("*/server.log")))
+        return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def start(self) -> Self:
         """Start it, and return when it accepts clients; raise CannotStart."""
-        for folder in (self.pipe_directory, self.log_directory):
-            os.makedirs(folder, exist_ok=True)
+        if self.pid:
+            raise CannotStart(f"the daemon runs already, as process {self.pid}")
+        try:
+            self._folder.mkdir()
+            self._folder.chmod(0o755)  # other users may have clients
+            for folder in (self.pipe_directory, self.log_directory):
+                os.mkdir(folder)
+            self._begin()
+        except OSError as error:
+            self._remove()
+            raise CannotStart(f"{self._folder}: {error.strerror or error}") from None
+        except CannotStart:
+            self._remove()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Start a daemon, which takes over what one before has left there; raise CannotStart, OSError."""
         notice = str(self._folder / "notice")
         complaints, output = Path(self._folder, "stderr"), Path(self.log_directory, "control.log")
         with (
@@ -142,14 +158,24 @@ class Daemon(RunningDaemon):
             self._kill()
             said = complaints.read_text(errors="replace").strip()
             raise CannotStart(said or f"the daemon was not ready within {START_SECONDS:.0f} s")
-        return self
 
     def stop(self) -> None:
         """End it with its servers and their clients' contexts, and remove its directories."""
+        self._quit()
+        if os.path.exists(os.path.join(self.pipe_directory, files.KEEPER)):
+            # It was killed, and its servers go on: another daemon takes them over, and ends them.
+            with suppress(CannotStart, OSError):
+                self._begin()
+            self._quit()
+        self._remove()
+
+    def _quit(self) -> None:
         if self.pid:
             with suppress(CannotAsk):
                 self.command("quit -t 0")
         self._kill(END_SECONDS)
+
+    def _remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,10 +92,45 @@ def test_a_daemon_ends_with_its_servers_clients_or_not(protocol: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_daemon_that_somebody_else_ends_is_no_error(number: signal.Signals) -> None:
-    with Daemon(machine="H200") as daemon:
+    with Daemon(machine="2xH200") as daemon:
+        client = _client(daemon)
+        (server,) = daemon.servers()
         os.kill(daemon.pid, number)
         wait_until(lambda: daemon.pid == 0)
+    assert not alive(server.pid)
     assert not Path(daemon.pipe_directory).exists()
+    client.communicate("\n", timeout=SECONDS)
+
+
+def test_a_daemon_is_started_once(daemon: Daemon) -> None:
+    pid = daemon.pid
+    with pytest.raises(CannotStart, match=f"runs already, as process {pid}"):
+        daemon.start()
+    assert daemon.pid == pid
+    assert daemon.devices()
+
+
+def test_a_daemon_that_ended_can_be_started_again() -> None:
+    daemon = Daemon(machine="H200")
+    for _ in range(2):
+        with daemon:
+            assert len(daemon.devices()) == 1
+
+
+def test_a_directory_whose_name_is_too_long_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    with pytest.raises(CannotStart, match="AF_UNIX path too long"):
+        Daemon(machine="H200").start()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_logs_of_named_servers() -> None:
+    with Daemon(machine="H200", protocol=3) as daemon:
+        daemon.command("server create a")
+        wait_until(lambda: Path(daemon.log_directory, "a", "server.log").exists())
+        assert Path(daemon.log_directory, "a", "server.log").read_text() in daemon.log()
 
 
 def test_nothing_of_the_callers_own_daemon_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:

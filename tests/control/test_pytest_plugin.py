@@ -63,6 +63,12 @@ def test_one_daemon_for_all(mps_session_daemon, run, request):
 
 def test_a_client_that_is_left_behind(mps_client):
     mps_client("job.py", "--wait").stdout.readline()
+
+
+def test_clients_whose_pipes_are_closed(mps_client):
+    mps_client("job.py", "--wait").stdin.close()
+    with mps_client("-c", "input()") as job:
+        job.stdin.write("\\n")
 """
 
 
@@ -71,4 +77,4 @@ def test_a_project_with_the_fixtures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_sharing=TESTS)
     pytester.path.joinpath("job.py").write_text(JOB)
     done = pytester.runpytest_subprocess("--strict-markers", "-p", "no:cacheprovider", timeout=180)
-    done.assert_outcomes(passed=7)
+    done.assert_outcomes(passed=8)
