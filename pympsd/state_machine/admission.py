@@ -18,7 +18,7 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
     SpawnServer,
 )
-from pympsd.state_machine.limit_resolution import client_limits, limits_by_rule
+from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -43,6 +43,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
     try:
         rule = limits_by_rule(daemon, event)
+        check_cgroups(daemon, event)
     except Unknown as error:
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, f"this process cannot be let in: {error}")
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from attrs import evolve
 
@@ -14,9 +15,11 @@ from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory
+from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.rules import Unknown, first_fitting, is_below
+
+_NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
 
 
 class UnknownDevice(ValueError):
@@ -109,10 +112,17 @@ def _memory_groups(
     if named is not None:
         found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
         add(f"namespace {server}/{found.name}", found.total_memory)
-    for path, limits in daemon.cgroup_limits.items() if daemon.accounts_cgroups else ():
+    for path, limits in daemon.cgroup_limits.items():
         if any(is_below(each, path) for each in cgroups):
-            add(f"cgroup {path}", limits)
+            # While they do not hold, what clients take is counted all the same: they may hold again.
+            add(f"cgroup {path}", limits if daemon.accounts_cgroups else dict.fromkeys(limits, _NO_LIMIT))
     return groups
+
+
+def check_cgroups(daemon: Daemon, event: ClientConnected) -> None:
+    """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in."""
+    if daemon.cgroup_limits and daemon.accounts_cgroups and (event.origin is None or event.origin.cgroups is None):
+        raise Unknown("limits of cgroups hold (memacct), and the daemon cannot see its cgroup")
 
 
 def lowered(limits: Mapping[int, int], by: Mapping[int, PinnedMemory]) -> dict[int, int]:

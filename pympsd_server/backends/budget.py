@@ -81,12 +81,16 @@ class DeviceBudget:
             self.used -= count
         self.changed()
 
-    def groups(self, limits: Sequence[MemoryGroup]) -> tuple[GroupBudget, ...]:
-        """Return the accounts of groups, one of a name for all its clients; the limit that is given last holds."""
+    def groups(self, limits: Sequence[MemoryGroup], client: int) -> tuple[GroupBudget, ...]:
+        """Return the accounts of groups, one of a name for all its clients.
+
+        The limit holds that came with the latest client, by its serial: others may make their contexts later.
+        """
         with self._lock:
             found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
             for group, one in zip(found, limits, strict=True):
-                group.limit = one.limit
+                if client >= group.latest:
+                    group.latest, group.limit = client, one.limit
             return tuple(found)
 
     def take_all(self, count: int, groups: Sequence[GroupBudget]) -> GroupBudget | None:
@@ -118,6 +122,8 @@ class GroupBudget:
     name: str
     limit: int = 0
     used: int = 0
+    latest: int = 0
+    """The client that the limit came with."""
 
     @property
     def left(self) -> int:
@@ -148,10 +154,11 @@ class ClientBudget:
 
     def take(self, count: int, what: str = "an allocation") -> None:
         """Take bytes; BackendError OUT_OF_MEMORY names their use and the limit."""
-        if self.used + count > self.total:
+        own = min(self.limit or self.device.total, self.device.total)
+        if self.used + count > own:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; this client's limit is {self.total} bytes and it holds {self.used}",
+                f"{what} takes {count} bytes; this client's limit is {own} bytes and it holds {self.used}",
             )
         if (full := self.device.take_all(count, self.groups)) is not None:
             raise BackendError(

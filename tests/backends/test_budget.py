@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -56,7 +57,7 @@ def test_no_client_or_group_or_device_holds_more_than_it_may(steps: list[tuple[i
     """A step takes bytes for a client, or gives back what its last one took."""
     device = DeviceBudget(100)
     clients = [
-        ClientBudget(device, 70, device.groups([MemoryGroup(name, GROUPS[name]) for name in names]))
+        ClientBudget(device, 70, device.groups([MemoryGroup(name, GROUPS[name]) for name in names], 1))
         for names in MEMBERS
     ]
     held: list[list[int]] = [[] for _ in clients]
@@ -77,17 +78,29 @@ def test_no_client_or_group_or_device_holds_more_than_it_may(steps: list[tuple[i
     assert [client.used for client in clients] == used
     assert device.used == sum(used) <= device.total
     for name, limit in GROUPS.items():
-        (group,) = device.groups([MemoryGroup(name, limit)])
+        (group,) = device.groups([MemoryGroup(name, limit)], 1)
         assert group.used == sum(count for names, count in zip(MEMBERS, used, strict=True) if name in names) <= limit
 
 
-def test_a_group_has_the_limit_that_was_given_last_and_is_forgotten_with_its_clients() -> None:
+def test_a_group_has_the_limit_of_its_latest_client_and_is_forgotten_with_its_clients() -> None:
     device = DeviceBudget(100)
-    one = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 50)]))
-    other = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 30)]))
+    other = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 30)], 8))
+    # It came before, with the limit that held then, and makes its context later.
+    one = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 50)], 7))
     one.take(20)
     assert (one.total, one.free, other.free) == (30, 10, 10)
+    with pytest.raises(BackendError, match="the clients of cgroup /x have 10 of 30 left"):
+        other.take(11)
     one.give(20)
     del one, other
-    (again,) = device.groups([MemoryGroup("cgroup /x", 70)])
+    (again,) = device.groups([MemoryGroup("cgroup /x", 70)], 9)
     assert (again.limit, again.used) == (70, 0)
+
+
+def test_an_own_limit_is_told_from_those_of_groups() -> None:
+    device = DeviceBudget(100)
+    client = ClientBudget(device, 40, device.groups([MemoryGroup("namespace a/b", 30)], 1))
+    with pytest.raises(BackendError, match="this client's limit is 40 bytes and it holds 0"):
+        client.take(41)
+    with pytest.raises(BackendError, match="the clients of namespace a/b have 30 of 30 left"):
+        client.take(31)

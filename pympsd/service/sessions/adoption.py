@@ -333,15 +333,17 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     for serial, number, device in report.contexts:
         if serial < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
             raise RemoteError(f"it cannot have a context {number} on device {device}")
+    devices = range(len(dispatcher.state.devices))
+    if any(device not in devices or name_problem(name) for device, name in report.partitions.items()):
+        raise RemoteError("it cannot have such SM partitions")
+    origin = dispatcher.origin_of_pid(report.pid) if dispatcher.state.cgroup_limits else None
     contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
     command = sanitised(report.command.encode())
     mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""
+    known = report.client, report.pid, command, report.namespace, contexts
     return events.ReturnedClient(
-        report.client,
-        report.pid,
-        command,
-        report.namespace,
-        contexts,
+        *known,
         mps_namespace=mps_namespace,
         partitions=report.partitions,
+        cgroups=(origin.cgroups if origin is not None else None) or (),
     )

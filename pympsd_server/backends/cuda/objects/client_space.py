@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from threading import Lock
 
-from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import ClientBudget, DeviceBudget, charged
+from pympsd_server.backends.budget import ClientBudget, DeviceBudget, GroupBudget, charged
 from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
@@ -25,13 +23,13 @@ class ClientSpace:
         memory: DeviceMemory,
         device: DeviceBudget,
         limit: int,
-        groups: Sequence[MemoryGroup],
+        groups: tuple[GroupBudget, ...],
         mappings: ClientMappings,
         deferred_free: DeferredFree,
     ) -> None:
         self.lock = Lock()
         self.memory = memory
-        self.budget = ClientBudget(device, limit, device.groups(groups))
+        self.budget = ClientBudget(device, limit, groups)
         self.mappings = mappings
         self.deferred_free = deferred_free
         self._owned = OwnedRanges()

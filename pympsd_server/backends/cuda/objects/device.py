@@ -212,7 +212,7 @@ class CudaDevice:
             if client is None:
                 mappings = ClientMappings(self._driver, self._departed_mappings)
                 frees = DeferredFree(self.services.janitor)
-                limits = quota.memory_bytes, quota.groups
+                limits = quota.memory_bytes, self.budget.groups(quota.groups, address_space)
                 client = ClientSpace(self.services.memory, self.budget, *limits, mappings, frees)
             client.take(CONTEXT_BYTES, "a context")
         charged = CONTEXT_BYTES

@@ -172,7 +172,7 @@ class ClientSpaces:
             return known
         if not self._facts.is_volta_or_newer:
             limit, groups = 0, ()
-        budget = ClientBudget(self._device, limit, self._device.groups(groups))
+        budget = ClientBudget(self._device, limit, self._device.groups(groups, key))
         if self._facts.isolates_address_spaces:
             return ClientSpace(self._reserve(), budget, None, self._exports)
         reserved = self._shared or self._reserve()
