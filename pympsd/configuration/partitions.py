@@ -8,8 +8,7 @@ from typing import Any, Final
 from pympsd.configuration.plan import PartitionPlan, ServerPlan
 from pympsd.configuration.positions import Path
 from pympsd.configuration.tables import Tables, dotted
-from pympsd.vocabulary.namespaces import name_problem
-from pympsd.vocabulary.partitions import chunk_count
+from pympsd.vocabulary.partitions import chunk_count, has_remainder, partition_name_problem
 
 DEVICE_KEYS: Final = ("uuid", "sm_partitions")
 PARTITION_KEYS: Final = ("name", "chunks", "include_remainder")
@@ -42,8 +41,8 @@ def read_partitions(
 def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -> Iterator[PartitionPlan]:
     tables.check_keys(path, given, PARTITION_KEYS, "an SM partition")
     name, chunks, remainder = given.get("name"), given.get("chunks", 0), given.get("include_remainder", False)
-    if not isinstance(name, str) or name_problem(name):
-        said = name_problem(name).rstrip(".") if isinstance(name, str) else "a name is needed"
+    if not isinstance(name, str) or partition_name_problem(name):
+        said = partition_name_problem(name).rstrip(".") if isinstance(name, str) else "a name is needed"
         tables.wrong((*path, "name"), f"{dotted((*path, 'name'))}: {said}")
     elif isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         tables.wrong((*path, "chunks"), f"{dotted((*path, 'chunks'))} is a number from 1 on,", chunks)
@@ -69,6 +68,8 @@ def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
             servers = ", ".join(dict.fromkeys(name for _, name in here))
             said = f"the SM partitions of device {device} have {chunks} chunks together, and it has {most}"
             tables.wrong(path, f"{dotted(path)}: {said} (servers: {servers})")
+        elif any(one.include_remainder for one, _ in here) and not has_remainder(facts):
+            tables.wrong(path, f"{dotted(path)}: the chunks of device {device} leave no SMs over")
         if sum(one.include_remainder for one, _ in here) > 1:
             said = f"one SM partition of device {device} can have include_remainder"
             tables.wrong(path, f"{dotted(path)}: {said}")

@@ -18,6 +18,7 @@ from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.partitions import NO_PARTITION
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
@@ -279,5 +280,5 @@ class _Reading(Tables):
 
 def _read_partition(text: str) -> str:
     if text and name_problem(text):
-        raise BadText("the name of an SM partition, or empty;", text)
-    return text
+        raise BadText("the name of an SM partition, or none;", text)
+    return "" if text == NO_PARTITION else text

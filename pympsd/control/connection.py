@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from pympsd import control_client, pipe_sockets
+from pympsd.channel.attached_file import text_of
 from pympsd.wire import frames
 
 
@@ -59,7 +60,13 @@ class Control:
         return rows
 
     def command(self, line: str) -> str:
-        """Give a command; return what it prints. Raise CannotAsk if it is refused."""
+        """Give a command; return what it prints. Raise CannotAsk if it is refused; of config apply the file, too."""
+        if line.split()[:2] == ["config", "apply"]:
+            try:
+                text = text_of(line.split()[2:])
+            except LookupError as error:
+                raise CannotAsk(f"{line}: {error.args[0]}") from None
+            self._daemon.send(frames.encode(frames.OPERATOR_FILE, text))
         return self._ask([line])[0]
 
     def _ask(self, lines: list[str]) -> list[str]:

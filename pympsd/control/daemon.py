@@ -118,20 +118,20 @@ class Daemon(RunningDaemon):
         return "".join(path.read_text(errors="replace") for path in paths if path.exists())
 
     def start(self) -> Self:
-        """Start it, and return when it accepts clients; raise CannotStart."""
+        """Start it, or after a crash another one; return when it accepts clients; raise CannotStart."""
         if self.pid:
             raise CannotStart(f"the daemon runs already, as process {self.pid}")
+        is_new = not self._folder.exists()
         try:
-            self._folder.mkdir()
-            self._folder.chmod(0o755)  # other users may have clients
-            for folder in (self.pipe_directory, self.log_directory):
+            for folder in (self._folder, self.pipe_directory, self.log_directory) if is_new else ():
                 os.mkdir(folder)
+                os.chmod(folder, 0o755)  # other users may have clients
             self._begin()
-        except OSError as error:
-            self._remove()
-            raise CannotStart(f"{self._folder}: {error.strerror or error}") from None
-        except CannotStart:
-            self._remove()
+        except (OSError, CannotStart) as error:
+            if is_new:
+                self._remove()
+            if isinstance(error, OSError):
+                raise CannotStart(f"{self._folder}: {error.strerror or error}") from None
             raise
         return self
 

@@ -181,6 +181,7 @@ def close_to_newcomers(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
 
 def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Remove a client from its server, and serve the queue: it may have been the last one."""
+    daemon.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
         if server.silence_timed:

@@ -18,6 +18,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 
 MOST_SERVERS: Final = 16
@@ -203,6 +204,8 @@ class Termination:
     """Given when it is over, in place of the number that terminate_client prints."""
     pid: int = 0
     """The client, if the operator is told in words."""
+    expelled: tuple[int, ...] = ()
+    """Clients whose namespace or SM partition was deleted."""
 
 
 @frozen
@@ -299,6 +302,8 @@ class Daemon:
     """Whether servers are pympsd's, not the driver's: those can be given some of the devices, and partitions."""
     named_servers: dict[str, NamedServer] = field(factory=dict)
     """Protocol 3's servers, by name."""
+    occupied: dict[int, SmPartition] = field(factory=dict)
+    """SM partitions that were deleted with their clients, by client, until the client's work has ended."""
     rules: tuple[Rule, ...] | None = None
     """Limits by rule, of clients that come later; None: there have never been any."""
     cgroup_limits: dict[str, dict[int, PinnedMemory]] = field(factory=dict)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from attrs import evolve
+
 from pympsd.state_machine.daemon_state import Daemon, Server, Termination
 from pympsd.state_machine.instructions import CancelTimer, Instruction, SetTimer, TerminateClient, Working, reply
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -26,6 +28,8 @@ _CAUSES: Final[dict[int, str]] = {
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md says what can be done."""
+_OVER: Final = frozenset({0, Result.ERROR_INVALID_CONTEXT, Result.ERROR_MPS_RPC_FAILURE})
+"""The results after which nothing of the client runs any more."""
 
 
 def begin(
@@ -48,7 +52,9 @@ def begin(
     token = daemon.termination_serials.take()
     longest = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
-    daemon.terminations[token] = Termination(session, server.serial, timeout, answer, pid if in_words else 0)
+    daemon.terminations[token] = Termination(
+        session, server.serial, timeout, answer, pid if in_words else 0, expelled
+    )
     if session:
         yield Working(session)
     yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset, expelled)
@@ -60,25 +66,26 @@ def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Ins
     known = daemon.terminations.get(token)
     if known is not None and known.server == server:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
-        yield from _end(daemon, token, _answer(known, code))
+        yield from _end(daemon, token, _answer(known, code), code)
 
 
 def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
     for token in [token for token, known in daemon.terminations.items() if known.server == server.serial]:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
-        yield from _end(daemon, token, _answer(daemon.terminations[token], Result.ERROR_MPS_RPC_FAILURE))
+        code = Result.ERROR_MPS_RPC_FAILURE
+        yield from _end(daemon, token, _answer(daemon.terminations[token], code), code)
 
 
 def timed_out(daemon: Daemon, token: int) -> Iterator[Instruction]:
     """Answer a termination whose server did not answer in time."""
     known = daemon.terminations.get(token)
     if known is not None and known.pid:
-        yield from _end(daemon, token, _in_words(known, Result.ERROR_LAUNCH_TIMEOUT))
+        yield from _end(daemon, token, _in_words(known, Result.ERROR_LAUNCH_TIMEOUT), Result.ERROR_LAUNCH_TIMEOUT)
     elif known is not None:
         why = f"the server did not answer within {known.timeout:g} s; shutdown_server -f ends it with its clients"
         answer = refusal(f"{Result.ERROR_LAUNCH_TIMEOUT}", diagnostic=f"terminate_client: {why}")
-        yield from _end(daemon, token, answer)
+        yield from _end(daemon, token, answer, Result.ERROR_LAUNCH_TIMEOUT)
 
 
 def _answer(known: Termination, code: int) -> Answer:
@@ -103,7 +110,13 @@ def _in_words(known: Termination, code: int) -> Answer:
     return refusal(f"Client {known.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}"))
 
 
-def _end(daemon: Daemon, token: int, answer: Answer) -> Iterator[Instruction]:
+def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
     known = daemon.terminations.pop(token)
+    if code in _OVER:
+        for client in known.expelled:
+            daemon.occupied.pop(client, None)
+    elif known.answer is not None:
+        # Done is done; what did not end is said beside it.
+        answer = evolve(known.answer, diagnostic=answer.diagnostic or answer.printed)
     if known.session:
-        yield from reply(known.session, known.answer or answer)
+        yield from reply(known.session, known.answer if known.answer is not None and code in _OVER else answer)

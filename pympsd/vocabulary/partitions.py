@@ -10,9 +10,12 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.namespaces import name_problem
 
 VARIABLE: Final = "CUDA_MPS_SM_PARTITION"
 """By which a client names its partitions."""
+NO_PARTITION: Final = "none"
+"""What a namespace is bound to that is bound to no partition."""
 LEAST_CAPABILITY: Final = (8, 0)
 """The compute capability from which on devices have them."""
 _ID_BYTES: Final = 27
@@ -66,7 +69,19 @@ def multiprocessors(device: DeviceFacts, chunks: Sequence[int]) -> tuple[int, ..
 def free_chunks(device: DeviceFacts, partitions: Sequence[SmPartition]) -> tuple[int, ...]:
     """Return the chunks of a device that none of its partitions owns, the one that is left over included."""
     taken = {chunk for partition in partitions for chunk in partition.chunks}
-    return tuple(chunk for chunk in range(chunk_count(device) + 1) if chunk not in taken)
+    return tuple(chunk for chunk in range(chunk_count(device) + has_remainder(device)) if chunk not in taken)
+
+
+def has_remainder(device: DeviceFacts) -> bool:
+    """Return whether the chunks of a device leave multiprocessors over."""
+    return device.multiprocessors > chunk_count(device) * chunk_size(device)
+
+
+def partition_name_problem(name: str) -> str:
+    """Return why a partition cannot have a name; nothing if it can."""
+    if name == NO_PARTITION:
+        return f"The name '{NO_PARTITION}' stands for no partition."
+    return name_problem(name)
 
 
 def partition_id(server: str, device: DeviceFacts, name: str) -> str:

@@ -45,6 +45,8 @@ class Containment:
     """Slots whose executors are to be replaced."""
     clients: set[int] = field(factory=set, init=False)
     """Serials of the present clients that a fault has reached."""
+    clients_in_partitions: set[int] = field(factory=set, init=False)
+    """Serials of the present clients that a fault has reached in their SM partition: nothing is replaced for them."""
     expelled: set[int] = field(factory=set, init=False)
     """Serials of the present clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
@@ -128,6 +130,7 @@ class Containment:
     def client_left(self, client: Client) -> None:
         """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
         self.expelled.discard(client.serial)
+        self.clients_in_partitions.discard(client.serial)
         if client.serial in self.clients:
             self.clients.discard(client.serial)
             if not self.clients:
@@ -137,7 +140,7 @@ class Containment:
 
     def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
         """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
-        if client.serial in self.clients:
+        if client.serial in self.clients or client.serial in self.clients_in_partitions:
             code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
             return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
         if client.serial in self.expelled:
@@ -166,6 +169,7 @@ class Containment:
             self._held.unpark_all()  # a second fault: they look again
             self.server.log.error("fault_handling")
         else:
+            self.clients_in_partitions |= {client.serial for client in blast.clients}
             self.server.log.error("fault_in_partition", name=places[0].partition)
         self._log(blast)
         reached = [context for client in fresh for context in client.contexts.values()]

@@ -183,3 +183,25 @@ async def test_a_cancelled_block_ends_its_daemon() -> None:
             await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
     assert not Path(pipe).exists()
+
+
+def test_a_configuration_file_is_applied(tmp_path: Path) -> None:
+    file = tmp_path / "servers.toml"
+    file.write_text('schema_version = "1.0"\n[servers.a]\n')
+    with Daemon(machine="H200", protocol=3) as daemon:
+        assert "a" in daemon.command(f"config apply {file}")
+        assert [row["name"] for row in daemon.listing("server list")] == ["a"]
+        with pytest.raises(CannotAsk, match="No such file"):
+            daemon.command(f"config apply {tmp_path}/none.toml")
+
+
+def test_a_daemon_that_was_killed_is_started_again() -> None:
+    with Daemon(machine="2xH200") as daemon:
+        client = _client(daemon)
+        (server,) = daemon.servers()
+        os.kill(daemon.pid, signal.SIGKILL)
+        wait_until(lambda: daemon.pid == 0)
+        daemon.start()
+        wait_until(lambda: [one.pid for one in daemon.servers()] == [server.pid])
+        assert [one.pid for one in daemon.ps()] == [client.pid]
+    client.communicate("\n", timeout=SECONDS)

@@ -14,6 +14,7 @@ from pympsd.vocabulary.partitions import (
     chunk_count,
     chunk_size,
     free_chunks,
+    has_remainder,
     multiprocessors,
     partition_id,
 )
@@ -40,7 +41,7 @@ def test_each_multiprocessor_is_in_one_chunk(device, data) -> None:  # type: ign
 
 @given(WITH_CHUNKS, st.data())
 def test_what_partitions_leave_free(device, data) -> None:  # type: ignore[no-untyped-def]
-    every = list(range(chunk_count(device) + 1))
+    every = list(range(chunk_count(device) + has_remainder(device)))
     order = data.draw(st.permutations(every))
     cut, end = sorted(data.draw(st.tuples(st.integers(0, len(every)), st.integers(0, len(every)))))
     partitions = [SmPartition("p", 0, tuple(order[:cut])), SmPartition("q", 0, tuple(order[cut:end]))]

@@ -8,6 +8,7 @@ from pympsd.commands.v3.grammar import Option
 from pympsd.commands.v3.output import Format
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.partitions import NO_PARTITION
 from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
 
 MOST_SECONDS: Final = 86400
@@ -33,7 +34,7 @@ def read_partition(text: str) -> str:
     """Read the name of an SM partition; ``none`` is an empty one."""
     if name_problem(text):
         raise BadText("none or the name of an SM partition: lowercase letters, digits and underscores,", text)
-    return "" if text == "none" else text
+    return "" if text == NO_PARTITION else text
 
 
 FORMAT: Final = Option(Format.parse, "table|csv|json[,noheader]")

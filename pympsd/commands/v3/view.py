@@ -35,11 +35,11 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     One who came by the socket of a namespace, and is neither root nor the server's owner, sees what is of that
     namespace: a tenant in a container has no business with the others' limits and programs.
     """
-    named = daemon.named_servers.get(caller.server)
-    if daemon.open_queries or not caller.server or caller.uid == 0 or (named is not None and caller.uid == named.uid):
+    if sees_all(daemon, caller):
         return daemon
+    named = daemon.named_servers.get(caller.server)
     if named is None:
-        return evolve(daemon, named_servers={}, servers={}, rules=None)
+        return evolve(daemon, named_servers={}, servers={}, rules=None, cgroup_limits={})
     name = caller.namespace or DEFAULT
     own = {each: found for each, found in named.namespaces.items() if each == name}
     process = daemon.server_named(named.name)
@@ -47,7 +47,15 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if process is not None:
         clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
         processes[process.serial] = evolve(process, clients=clients)
-    return evolve(daemon, named_servers={named.name: evolve(named, namespaces=own)}, servers=processes, rules=None)
+    servers = {named.name: evolve(named, namespaces=own)}
+    return evolve(daemon, named_servers=servers, servers=processes, rules=None, cgroup_limits={})
+
+
+def sees_all(daemon: Daemon, caller: Caller) -> bool:
+    """Return whether queries of a caller show more than the namespace whose socket it came by."""
+    named = daemon.named_servers.get(caller.server)
+    is_owner = caller.uid == 0 or (named is not None and caller.uid == named.uid)
+    return daemon.open_queries or not caller.server or is_owner
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:

@@ -334,7 +334,7 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
         if serial < 1 or number < 1 or not 0 <= device < len(dispatcher.state.devices):
             raise RemoteError(f"it cannot have a context {number} on device {device}")
     devices = range(len(dispatcher.state.devices))
-    if any(device not in devices or name_problem(name) for device, name in report.partitions.items()):
+    if any(device not in devices or (name and name_problem(name)) for device, name in report.partitions.items()):
         raise RemoteError("it cannot have such SM partitions")
     origin = dispatcher.origin_of_pid(report.pid) if dispatcher.state.cgroup_limits else None
     contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)

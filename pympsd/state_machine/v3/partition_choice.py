@@ -22,12 +22,14 @@ def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
     if named is None:
         return {}
     found: dict[int, ChosenPartition] = {}
+    problems: dict[int, ChosenPartition] = {}
     for entry in filter(None, (each.strip() for each in text.split(","))):
         places, wanted = _named_by(daemon, named, entry)
         matching = {place: one for place in places if (one := _matching(daemon, named, place, wanted)) is not None}
         found |= {place: ChosenPartition(one.name, one.chunks) for place, one in matching.items()}
         if not matching:
-            found |= {place: ChosenPartition(problem=_problem(daemon, named, place, entry)) for place in places}
+            problems |= {place: ChosenPartition(problem=_problem(daemon, named, place, entry)) for place in places}
+    found = problems | found  # whatever the order of the entries
     _bind(daemon, named, namespace, found)
     for partition in named.partitions:
         if partition.device not in found:
@@ -43,9 +45,10 @@ def _bind(daemon: Daemon, named: NamedServer, namespace: str, found: dict[int, C
     its = {one.device: one for one in named.partitions if one.name == bound}
     where = f"namespace '{namespace or DEFAULT}' of server '{named.name}'"
     came = f"came to {where}, which is bound to SM partition '{bound}'"
-    for device in its or named.ordinals(len(daemon.devices)):
+    for device in named.ordinals(len(daemon.devices)):
         if device not in its:
-            found[device] = ChosenPartition(problem=f"{came}; the server has none of that name")
+            who = f"device {daemon.devices[device].uuid}" if its else "the server"
+            found[device] = ChosenPartition(problem=f"{came}; {who} has none of that name")
         elif device in found and found[device].name != bound:
             found[device] = ChosenPartition(problem=f"{came}, and named another one")
         else:

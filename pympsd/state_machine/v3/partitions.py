@@ -13,12 +13,13 @@ from pympsd.state_machine.instructions import Instruction, Log, reply
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import NotPossible, clients, server
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import (
     LEAST_CAPABILITY,
     SmPartition,
     chunk_count,
     free_chunks,
+    has_remainder,
+    partition_name_problem,
 )
 
 
@@ -29,11 +30,13 @@ def create_partition(
     named = server(daemon, server_name)
     shown = named.ordinals(len(daemon.devices)).index(device)
     _check_possible(daemon, named, device, shown)
-    if problem := name_problem(name):
+    if problem := partition_name_problem(name):
         raise NotPossible(problem)
     if _find(named, name, device) is not None:
         raise NotPossible(f"SM partition '{name}' exists already on device {shown} of server '{server_name}'.")
     free, remainder = free_of(daemon, device), chunk_count(daemon.devices[device])
+    if include_remainder and not has_remainder(daemon.devices[device]):
+        raise NotPossible(f"The chunks of device {shown} leave no SMs over.")
     if include_remainder and remainder not in free:
         owner, its = next(one for one in partitions_on(daemon, device) if remainder in one[1].chunks)
         of = "" if owner is named else f" of server '{owner.name}'"
@@ -68,6 +71,9 @@ def delete_partition(
         them = "it" if len(present) == 1 else "them"
         raise NotPossible(f"SM partition '{name}' has {_clients(len(present))}; terminate {them} first.")
     named.partitions.remove(found)
+    for client in present:
+        client.partitions[device] = ""
+        daemon.occupied[client.serial] = found
     daemon.named_changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
     process = daemon.server_named(server_name)
@@ -94,8 +100,10 @@ def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPart
 
 
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
-    """Return the chunks of a device that no server has, the one that is left over included."""
-    return free_chunks(daemon.devices[device], [partition for _, partition in partitions_on(daemon, device)])
+    """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
+    present = {serial for server in daemon.servers.values() for serial in server.clients}
+    occupied = [one for serial, one in daemon.occupied.items() if one.device == device and serial in present]
+    return free_chunks(daemon.devices[device], [*(one for _, one in partitions_on(daemon, device)), *occupied])
 
 
 def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> list[Client]:
