@@ -185,20 +185,21 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         found.append(SetDefaultSocket(not state.features.default_socket))
     if plan.features.accounts_cgroups not in (None, state.features.accounts_cgroups):
         found.append(SetAccounting(not state.features.accounts_cgroups))
+    if prune:  # what has SM partitions first, for others may need their chunks
+        # Servers of users that named none are not the file's.
+        others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
+        found += [_pruned_server(name, state, force) for name in others if name not in plan.servers]
+        for name, server in sorted(plan.servers.items()):
+            if name in state.servers:
+                found += _pruned_partitions(server, state.servers[name], state, force)
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:
             found.append(CreateServer(server, state.surroundings.uid if server.uid is None else server.uid))
         else:
-            if prune:  # partitions first, for others need their chunks
-                found += _pruned_partitions(server, present, state, force)
             found += _of_server(server, present, state)
             if prune:
                 found += _pruned_namespaces(server, present, state, force)
-    if prune:
-        # Servers of users that named none are not the file's.
-        others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
-        found += [_pruned_server(name, state, force) for name in others if name not in plan.servers]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -16,7 +17,7 @@ LABEL_PART = 0.06
 """A slice has its name in it if it is at least this part of the picture."""
 MOST_WITH_EDGES = 200
 """Edges of more slices than this would hide them."""
-TITLE_CHARACTERS = 60
+_CLIENT = re.compile(r"(client \d+): (?:\S*/)?(\S*).*", re.DOTALL)
 
 
 def draw(tracks: Sequence[Track], path: str) -> None:
@@ -42,7 +43,7 @@ def draw(tracks: Sequence[Track], path: str) -> None:
         for moment in track.moments:
             axes.plot(moment.at, row, marker="v", color="red")
             axes.annotate(moment.name, (moment.at, row - 0.4), fontsize=7, color="red", ha="center")
-    axes.set_yticks(range(len(tracks)), [_shortened(track.title) for track in tracks], fontsize=7)
+    axes.set_yticks(range(len(tracks)), [_title(track) for track in tracks], fontsize=7)
     axes.set_ylim(len(tracks) - 0.4, -0.6)
     axes.set_xlabel("milliseconds")
     axes.grid(axis="x", alpha=0.3)
@@ -52,9 +53,8 @@ def draw(tracks: Sequence[Track], path: str) -> None:
     figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
 
 
-def _shortened(title: str) -> str:
-    # Of a command the beginning, and the name of the track behind it.
-    if len(title) <= TITLE_CHARACTERS:
-        return title
-    process, _, track = title.rpartition(": ")
-    return f"{process[: TITLE_CHARACTERS - len(track)]}...: {track}"
+def _title(track: Track) -> str:
+    """Return a track's name, with no more of a client's command than its program."""
+    client = _CLIENT.fullmatch(track.process_name)
+    process = f"{client[1]} ({client[2]})" if client else track.process_name or str(track.process)
+    return f"{process}: {track.name or track.thread}"

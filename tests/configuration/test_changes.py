@@ -106,7 +106,7 @@ def test_what_is_not_named_stays_without_prune() -> None:
     }
     state = State(servers, HERE)
     assert _texts(_plan(ServerPlan("a")), state) == []
-    assert _texts(_plan(ServerPlan("a")), state, prune=True) == ["deleted namespace 'a/hi'", "deleted server 'b'"]
+    assert _texts(_plan(ServerPlan("a")), state, prune=True) == ["deleted server 'b'", "deleted namespace 'a/hi'"]
 
 
 def test_what_has_clients_is_not_pruned_unless_forced() -> None:
@@ -116,11 +116,11 @@ def test_what_has_clients_is_not_pruned_unless_forced() -> None:
     }
     state = State(servers, HERE, lambda server, namespace: 2 if namespace is None else 1)
     assert _texts(_plan(ServerPlan("a")), state, prune=True) == [
-        "namespace 'a/hi' stays: it has 1 active client; --force terminates it",
         "server 'b' stays: it has 2 active clients; --force terminates them",
+        "namespace 'a/hi' stays: it has 1 active client; --force terminates it",
     ]
     forced = changes(_plan(ServerPlan("a")), state, prune=True, force=True)
-    assert forced == [DeleteNamespace("a", "hi"), DeleteServer("b")]
+    assert forced == [DeleteServer("b"), DeleteNamespace("a", "hi")]
 
 
 def test_what_a_server_keeps_is_said() -> None:

@@ -11,8 +11,9 @@ from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row
 from pympsd.commands.v3.registry import command, listing
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.partitions import free_of
 from pympsd.state_machine.v3.servers import server as server_named
-from pympsd.vocabulary.partitions import chunk_count
+from pympsd.vocabulary.partitions import chunk_count, chunk_size
 
 COLUMNS: Final = tuple(
     Column(name, name)
@@ -51,6 +52,12 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "memory_total": device.memory_bytes,
             "daemon_ordinal": index,
         }
+        if chunk_count(device):
+            free = free_of(daemon, index)
+            extra["chunk_size"] = chunk_size(device)
+            extra["remainder_sms"] = device.multiprocessors - chunk_count(device) * chunk_size(device)
+            if view.sees_all(daemon, caller):
+                extra["free_chunks"] = sum(chunk < chunk_count(device) for chunk in free)
         static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))
         chunks, attributes = chunk_count(device) or None, "static-partitions" if static else None
         cells = (ordinal, name, device.pci, device.uuid, device.name, device.multiprocessors, chunks, attributes)

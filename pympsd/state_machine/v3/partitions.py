@@ -90,12 +90,12 @@ def delete_partition(
 
 
 def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPartition]]:
-    """Return the partitions of a device, with their servers."""
+    """Return the partitions of a device, with their servers; not of servers that end and have no clients."""
     return [
         (named, partition)
         for named in daemon.named_servers.values()
         for partition in named.partitions
-        if partition.device == device
+        if partition.device == device and not (named.deleted and not clients(daemon, named.name))
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -145,7 +146,16 @@ def test_a_period_that_cannot_be_is_refused(argument: str) -> None:
 # --- every policy
 
 
+def _documented() -> type[Policy]:
+    """Return the policy that docs/research.md shows."""
+    page = (Path(__file__).parents[3] / "docs/research.md").read_text()
+    names: dict[str, type[Policy]] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    return names["NewestFirst"]
+
+
 POLICIES = {"fair": FairQueue, "memory": MemoryShare, "deadline": Deadlines}
+ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "documented": _documented()}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -155,13 +165,13 @@ def test_a_setting_names_a_policy(name: str) -> None:
 
 
 @given(
-    st.sampled_from(sorted(POLICIES)),
+    st.sampled_from(sorted(ALL)),
     st.lists(st.tuples(st.sampled_from("arcd"), st.integers(0, 5)), max_size=60),
     st.lists(st.tuples(st.integers(0, 1), st.integers(-5, 0)), min_size=6, max_size=6),
 )
 def test_any_order_of_events(name: str, steps: list[tuple[str, int]], kinds: list[tuple[int, int]]) -> None:
     """What is ready is in its queue, and is what runs; whatever is ready runs some time."""
-    policy: Policy = POLICIES[name]()
+    policy = ALL[name]()
     queues = [ContextQueue(level, memory_used=lambda: GIB) for level, _ in kinds]
     work = [
         FakeWork(str(number), queues[number // 2 * 2], TimeShare(weight_of_priority(priority)))
@@ -184,6 +194,15 @@ def test_any_order_of_events(name: str, steps: list[tuple[str, int]], kinds: lis
             policy.charge(chosen, MILLISECOND)
         assert {one for queue in queues for one in queue.ready} == ready
         assert (policy.next() is None) == (not ready)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_whatever_is_ready_runs_some_time(name: str) -> None:
+    clock = FakeClock()
+    policy = Deadlines("50", clock) if name == "deadline" else ALL[name]()
+    for number in range(4):
+        policy.add(FakeWork(str(number), ContextQueue(number % 2)))
+    assert set(run(policy, 3000, clock)) == {"0", "1", "2", "3"}
 
 
 @pytest.mark.parametrize(
