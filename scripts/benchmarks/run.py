@@ -13,12 +13,13 @@ import monitoring
 import named
 import provisioning
 import routing
+import tracing
 import translator
 from beside_vendor import run as beside_vendor
 from gpu import measure
 from timing import Report
 
-WHAT = ("control", "named", "client", "routing", "provisioning", "monitoring", "translator")
+WHAT = ("control", "named", "client", "routing", "provisioning", "monitoring", "tracing", "translator")
 
 
 def main() -> int:
@@ -41,6 +42,7 @@ def main() -> int:
         "routing",
         "provisioning",
         "monitoring",
+        "tracing",
         *(["translator"] if given.study else []),
     ]
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, Linux {platform.release()}")
@@ -57,6 +59,8 @@ def main() -> int:
         provisioning.measure(report)
     if "monitoring" in what:
         monitoring.measure(report)
+    if "tracing" in what:
+        tracing.measure(report)
     if "translator" in what:
         translator.measure(report, given.study)
     return 1 if report.over else 0
