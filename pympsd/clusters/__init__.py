@@ -1,0 +1,1 @@
+"""Shares of GPUs for the workers of Dask and Ray."""

@@ -1,0 +1,49 @@
+"""Which device of a machine a process gets a part of: by locks on files, which end with the process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import tempfile
+from collections.abc import Sequence
+from typing import Final
+
+from pympsd.clusters.share import BadShare
+from pympsd.control import Device
+
+PARTS: Final = 1000
+"""The bytes of a device's file: who has a thousandth of the device has locked one."""
+
+
+def folder() -> str:
+    """Return where the files are, one of each user's: processes of other users are not counted."""
+    return os.path.join(tempfile.gettempdir(), f"pympsd-shares-{os.geteuid()}")
+
+
+def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Device:
+    """Lock a part of the first device that has so much left, for as long as this process lives; return the device.
+
+    ``wanted``: above 0, at most 1. Raise BadShare if no device has so much left.
+    """
+    count = round(wanted * PARTS)
+    if not 0 < count <= PARTS:
+        raise BadShare(f"a share of {wanted:g}: it is 0.01 to 1 of a GPU")
+    where = where or folder()
+    os.makedirs(where, mode=0o700, exist_ok=True)
+    for device in devices:
+        file = os.open(os.path.join(where, device.uuid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if any(_is_locked(file, start, count) for start in range(PARTS - count + 1)):
+            return device  # the descriptor stays open: closing it would end the lock
+        os.close(file)
+    raise BadShare(f"none of {len(devices)} GPUs has {wanted:g} left; fewer workers, or smaller shares, fit")
+
+
+def _is_locked(file: int, start: int, count: int) -> bool:
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, count, start)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        return False
+    return True

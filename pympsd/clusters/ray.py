@@ -1,0 +1,59 @@
+"""Ray tasks and actors that have a share of a GPU: a decorator.
+
+>>> @ray.remote(num_gpus=0.25, max_calls=1)
+... @gpu_share
+... def train(): ...
+
+Ray chooses the device; the share of it is a percentage of its SMs and of its memory. A share is for the life of a
+process: tasks need ``max_calls=1``, unless all tasks of a worker have the same one. An actor has its own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import ray
+
+from pympsd.clusters.share import BadShare, devices_here, share_of, take
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def gpu_share(function: T) -> T:
+    """Decorate a function that becomes a task, or a class that becomes an actor: it gets its share first."""
+    if isinstance(function, type):
+        started: T = _with_share_at_start(function)
+        return started
+
+    @wraps(function)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        take_share()
+        return function(*arguments, **keywords)
+
+    return call  # type: ignore[return-value]
+
+
+def take_share() -> None:
+    """Give this worker process the share that its task or actor has been assigned; raise BadShare."""
+    context: Any = ray.get_runtime_context()
+    wanted = float(context.get_assigned_resources().get("GPU", 0))
+    if not wanted:
+        raise BadShare("this task has no GPU: ask for a part of one with num_gpus=0.25")
+    devices = {str(device.ordinal): device for device in devices_here()}
+    names = context.get_accelerator_ids().get("GPU", [])
+    if unknown := [name for name in names if name not in devices]:
+        raise BadShare(f"Ray assigned GPU {', '.join(unknown)}, and the daemon has {', '.join(devices)}")
+    take(share_of([devices[name] for name in names], wanted))
+
+
+def _with_share_at_start(actor: Any) -> Any:
+    class WithShare(actor):  # type: ignore[misc]
+        def __init__(self, *arguments: Any, **keywords: Any) -> None:
+            take_share()
+            super().__init__(*arguments, **keywords)
+
+    for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+        setattr(WithShare, name, getattr(actor, name))
+    return WithShare

@@ -1,0 +1,94 @@
+"""A share of a GPU: what a process may use of it, as the environment of an MPS client says it.
+
+The share is the process's own, so a process that dies gives it back: the server frees what it had.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd.control import Device, RunningDaemon
+
+MIB: Final = 1 << 20
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+MEMORY: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+
+
+class BadShare(Exception):
+    """A share that cannot be; the message says why, and what is allowed."""
+
+
+@frozen
+class Share:
+    """A part of one device, or several whole ones. ``devices``: their UUIDs; ``memory_bytes``: of each."""
+
+    devices: tuple[str, ...]
+    fraction: float
+    memory_bytes: int = 0
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables of a client with this share: of several or whole devices no limits are set."""
+        variables = {VISIBLE: ",".join(self.devices)}
+        if self.fraction < 1:
+            (device,) = self.devices
+            limit = int(self.fraction * self.memory_bytes) // MIB
+            variables[PERCENTAGE] = f"{100 * self.fraction:.2f}"
+            variables[MEMORY] = f"{device}={limit}M"
+        return variables
+
+
+def share_of(devices: Sequence[Device], wanted: float) -> Share:
+    """Return a share of devices: a fraction of the one there is, or as many whole ones as are wanted."""
+    count = len(devices)
+    if 0.01 <= wanted < 1 and count == 1:
+        return Share((devices[0].uuid,), wanted, devices[0].memory_bytes)
+    if wanted >= 1 and wanted == count:
+        return Share(tuple(device.uuid for device in devices), 1.0)
+    raise BadShare(f"{wanted:g} of {count} GPUs: a share is 0.01 to 1 of one GPU, or a whole number of GPUs")
+
+
+_taken: dict[str, str] = {}
+"""The variables of the share that this process has."""
+
+
+def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any] = sys.modules) -> None:
+    """Set this process's variables; raise BadShare if it has another share, or has begun to use a GPU without one."""
+    variables = share.variables()
+    if _taken == variables:
+        return
+    if _taken:
+        had, wanted = _shown(_taken), _shown(variables)
+        raise BadShare(
+            f"this process has {had} already, and cannot get {wanted}: a share is for the life of a process, so give "
+            "each its own (Ray: max_calls=1)"
+        )
+    if library := _that_runs(modules):
+        raise BadShare(f"{library} has begun to use a GPU before this process got its share; start it later")
+    for name in (PERCENTAGE, MEMORY):
+        environment.pop(name, None)
+    environment.update(variables)
+    _taken.update(variables)
+
+
+def devices_here() -> tuple[Device, ...]:
+    """Return the devices of this machine's daemon; CannotAsk without one."""
+    return RunningDaemon().devices()
+
+
+def _shown(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variables.items())
+
+
+def _that_runs(modules: Mapping[str, Any]) -> str:
+    """Return the name of a library of this process that uses a GPU, as far as that is known."""
+    client = modules.get("pympsd_client._objects.process")
+    if client is not None and client.process.connection is not None:
+        return "pympsd_client"
+    torch = modules.get("torch")
+    return "torch" if torch is not None and torch.cuda.is_initialized() else ""
