@@ -220,7 +220,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 if timer.kind is TimerKind.TURN:
                     assert seconds == self.turn_patience > 0
                     assert not self.together
-                    self.turn_timers[timer] = self._came_last(timer.key)
+                    self.turn_timers[timer] = self._timed_by(timer.key)
             case do.CancelTimer(timer):
                 self.timers.remove(timer)
                 if timer.kind is TimerKind.TURN:
@@ -238,6 +238,10 @@ class DaemonMachine(RuleBasedStateMachine):
         # Only a daemon that starts takes several at once: the start requests of the previous one.
         (uid,) = {entry.uid for entry in self.daemon.queue if entry.ticket == ticket}
         return next(waiter for waiter in came if len(came) == 1 or waiter == ("request", uid))
+
+    def _timed_by(self, ticket: int) -> Waiter:
+        """Return who waits with a ticket: in order of arrival only the last one to come gets a timer."""
+        return self._came_last(ticket)
 
     def _settle(self, client: int) -> None:
         assert client in self.in_queue or client in self.debugged, "answered twice, or after it left"
@@ -1021,6 +1025,11 @@ class FewestTurnsMachine(DaemonMachine):
 
     turn_policy = staticmethod(fewest_turns())
     steps_for_each = 60  # who has had many turns waits until others have had as many
+
+    def _timed_by(self, ticket: int) -> Waiter:
+        """Return who waits with a ticket, which may have come long before."""
+        (entry,) = (one for one in self.daemon.queue if one.ticket == ticket)
+        return ("client", entry.client) if entry.client else ("request", entry.uid)
 
     def _check_overtaking(self, client: int) -> None:
         """Who is chosen overtakes those who came before, whatever their patience."""

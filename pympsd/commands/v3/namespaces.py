@@ -19,6 +19,7 @@ from pympsd.state_machine.v3.servers import NotPossible, clients, status
 from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.partitions import NO_PARTITION
 
 COLUMNS: Final = tuple(
     Column(name, name.upper().replace("-", " "))
@@ -104,13 +105,16 @@ def list_namespaces(
     )
 )
 def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> Decision:
-    """Print one field of a namespace, as list shows it."""
+    """Print one field of a namespace, as list shows it; total-memory-limit and sm-partition, too."""
     owner = server_named(daemon, server)
-    row = _row(daemon, owner, view.namespace_named(owner, name))
+    namespace = view.namespace_named(owner, name)
+    fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
+    fields["total-memory-limit"] = view.memory_cell(daemon, owner, namespace.total_memory)
+    fields["sm-partition"] = namespace.limits.sm_partition or NO_PARTITION
     wanted = field.replace("_", "-")
-    if wanted not in FIELDS:
-        raise Refused(f"A namespace has no field '{field}'. Fields: {', '.join(sorted(FIELDS))}.")
-    return data(cell_text(row.cells[FIELDS.index(wanted)]))
+    if wanted not in fields:
+        raise Refused(f"A namespace has no field '{field}'. Fields: {', '.join(sorted(fields))}.")
+    return data(cell_text(fields[wanted]))
 
 
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
