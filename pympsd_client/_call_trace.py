@@ -20,8 +20,7 @@ VARIABLE: Final = "PYMPSD_TRACE"
 
 def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that also writes its calls to the trace; the function itself if there is none."""
-    trace = _trace()
-    if trace is None:
+    if _trace() is None:
         return function
 
     @wraps(function)
@@ -37,11 +36,21 @@ def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             ended, process, thread = time.monotonic_ns(), os.getpid(), threading.get_native_id()
-            trace.name(process, f"client {process}: {' '.join(sys.orig_argv)}"[:200])
-            trace.name(process, f"calls of thread {thread}", thread)
-            trace.slice(process, thread, name, began, ended, **({"result": result} if result else {}))
+            _write(process, thread, name, began, ended, result)
 
     return call
+
+
+def _write(process: int, thread: int, name: str, began: int, ended: int, result: str) -> None:
+    if (trace := _trace()) is not None:
+        trace.name(process, f"client {process}: {' '.join(sys.orig_argv)}"[:200])
+        trace.name(process, f"calls of thread {thread}", thread)
+        trace.slice(process, thread, name, began, ended, **({"result": result} if result else {}))
+
+
+def _forget_in_child() -> None:
+    # Another thread may have held the lock of the parent's.
+    _trace.cache_clear()
 
 
 @cache
@@ -56,3 +65,6 @@ def _trace() -> TraceFile | None:
         reason = getattr(error, "strerror", "") or error
         sys.stderr.write(f"{VARIABLE}={path}: {reason}; the program goes on without a trace\n")
         return None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

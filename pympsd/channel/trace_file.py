@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from threading import Lock
 from typing import Any, Final
 
 BEGIN: Final = b"[\n"
@@ -16,10 +17,12 @@ _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class TraceFile:
-    """Appends to a trace; the descriptor becomes its own. After an error (a full disk) it writes no more."""
+    """Appends to a trace, from any thread; the descriptor becomes its own. After an error it writes no more."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._lock = Lock()
+        """Held while the descriptor is used: its number may be another file's once it is closed."""
         self._named: set[tuple[int, int | None]] = set()
         self.error = ""
         """Why it stopped writing."""
@@ -67,12 +70,15 @@ class TraceFile:
         self._write(json.dumps(event, separators=(",", ":")).encode() + b",\n")
 
     def _write(self, line: bytes) -> None:
-        if self._fd >= 0:
+        with self._lock:
+            if self._fd < 0:
+                return
             try:
                 os.write(self._fd, line)
+                return
             except OSError as error:
                 self.error = error.strerror or str(error)
-                self.close()
+        self.close()
 
     def end(self) -> None:
         """Complete the JSON, when no other process writes any more, and close the file."""
@@ -81,6 +87,7 @@ class TraceFile:
 
     def close(self) -> None:
         """Close the descriptor; a second time it does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -46,6 +46,7 @@ class Tracing:
 
     _trace: TraceFile | None = field(default=None, init=False)
     _path: str = field(default="", init=False)
+    _is_ending: bool = field(default=False, init=False)
     _lasting: dict[tuple[str, int], tuple[_State, int]] = field(factory=dict, init=False)
     """With the time when it began."""
 
@@ -74,8 +75,8 @@ class Tracing:
         return Answer(diagnostic="" if times_devices else NO_DEVICES)
 
     def include(self, server: TracedServer) -> None:
-        """Have a server's executors write to the trace, if there is one."""
-        if self._trace is not None:
+        """Have a server's executors write to the trace, if there is one that is not being completed."""
+        if self._trace is not None and not self._is_ending:
             server.start_trace(self._trace)
 
     def observe(self, daemon: Daemon) -> None:
@@ -94,6 +95,7 @@ class Tracing:
         """Complete the trace; return the answer to who asked for that."""
         if self._trace is None:
             return refusal("There is no trace: begin one with 'trace start FILE'.")
+        self._is_ending = True
         with trio.move_on_after(STOP_SECONDS):
             async with trio.open_nursery() as nursery:
                 for server in servers:
@@ -110,7 +112,7 @@ class Tracing:
             self._trace.slice(state.process, state.thread, state.name, began, now)
         self._trace.end()
         error, path = self._trace.error, self._path
-        self._trace, self._path = None, ""
+        self._trace, self._path, self._is_ending = None, "", False
         self._lasting.clear()
         return refusal(f"{path} is not complete: {error}.") if error else Answer()
 
