@@ -13,9 +13,9 @@ SERVERS: Final = f"{NAMES[0]} get_server_list 2>/dev/null"
 """Prints the PIDs of the servers."""
 OF_SERVERS: Final = tuple(filter(takes_server, sorted(REGISTRY)))
 """The commands whose first argument is one of them."""
-ALL: Final = sorted({*REGISTRY, *COMMANDS})
-PATHS: Final = ("-a", "--apply", "--install-extras", "--link-nvidia-names")
-"""The options whose argument is a path."""
+ALL: Final = sorted({*REGISTRY, *COMMANDS, "plot", "top"})
+PATHS: Final = ("-a", "--apply", "--install-extras", "--link-nvidia-names", "plot")
+"""What takes a path as its argument."""
 
 
 def _words(left: str) -> list[str]:
