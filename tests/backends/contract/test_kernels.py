@@ -223,6 +223,14 @@ def test_a_context_of_a_partition_has_its_multiprocessors_and_no_others(device: 
     assert inner.synchronize() == Result.SUCCESS
 
 
+@pytest.mark.needs("limits_multiprocessors")
+def test_a_limit_in_a_partition_holds_whatever_its_last_chunk_has(device: Device, facts: DeviceFacts) -> None:
+    size, count = chunk_size(facts), chunk_count(facts)
+    users = [PortUser.on(device, chunks=(0, 1, 2, count), multiprocessors=2 * size - 1) for _ in range(3)]
+    assert all(user.synchronize() == Result.SUCCESS for user in users)
+    assert {len(trace.multiprocessors) for trace in device.context_traces} <= {2 * size - 1, 2 * size}
+
+
 def test_the_trace_counts(user: PortUser) -> None:
     user.launch("add", user.words(100_000), 100_000, grid=(400, 1, 1), block=(256, 1, 1))
     assert user.synchronize() == Result.SUCCESS

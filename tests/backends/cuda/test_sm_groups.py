@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.backends.cuda.objects.sm_groups import SmGroups
+from pympsd_server.backends.cuda.objects.sm_groups import SmGroups, part_of
 
 
 def test_limits_are_rounded_up_to_groups_and_all_of_them_is_no_limit() -> None:
@@ -39,3 +39,20 @@ def test_a_kept_set_is_taken_again_unless_others_are_less_used() -> None:
     groups.give(first)
     assert groups.take(4, [(2, 3, 4, 5), first]) == (2, 3, 4, 5)
     assert groups.take(4, [(2, 3, 4, 5), first]) == (0, 1, 6, 7)
+
+
+@given(st.integers(1, 20), st.integers(1, 12), st.booleans(), st.integers(0, 8), st.integers(0, 300))
+def test_a_part_of_a_partition_has_so_many_multiprocessors_rounded_up_to_chunks(
+    count: int, size: int, has_rest: bool, rest: int, wanted: int
+) -> None:
+    """``rest``: how many multiprocessors the chunk after the last one has."""
+    chunks = tuple(range(count)) + ((count,) if has_rest else ())
+    sizes = dict.fromkeys(range(count), size) | {count: rest}
+    total = sum(sizes[chunk] for chunk in chunks)
+    number, among = part_of(chunks, wanted, size, count)
+    for taken in (among[:number], among[-number:]):  # whichever of them are free
+        got = sum(sizes[chunk] for chunk in taken)
+        if not wanted or wanted > count * size:
+            assert got == total
+        else:
+            assert wanted <= got < wanted + size

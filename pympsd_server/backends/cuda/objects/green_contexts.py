@@ -21,7 +21,7 @@ from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
-from pympsd_server.backends.cuda.objects.sm_groups import SmGroups
+from pympsd_server.backends.cuda.objects.sm_groups import SmGroups, part_of
 from pympsd_server.backends.interface import BackendError
 
 GROUP_SIZE: Final = 2
@@ -93,9 +93,9 @@ class Partitions:
         """
         with self._lock:
             if chunks:
-                split, among = self._split_into_chunks(), chunks
-                wanted = -(-multiprocessors // split.groups.size) or len(chunks)
-                wanted = min(wanted, len(chunks))
+                split = self._split_into_chunks()
+                size, remainder = split.groups.size, chunk_count(self._facts)
+                wanted, among = part_of(chunks, multiprocessors, size, remainder)
             else:
                 split, among = self._pairs, None
                 wanted = split.groups.wanted(multiprocessors)

@@ -49,3 +49,14 @@ class SmGroups:
         """Return groups: a context that had them is gone."""
         for number in groups:
             self._users[number] -= 1
+
+
+def part_of(chunks: Sequence[int], multiprocessors: int, size: int, remainder: int) -> tuple[int, tuple[int, ...]]:
+    """Return how many chunks of a static partition hold so many multiprocessors, and those among which they are.
+
+    A part of it has whole chunks of ``size`` only: the one numbered ``remainder`` has another number. All of them for
+    more than these have, and for 0: no limit.
+    """
+    whole = tuple(chunk for chunk in chunks if chunk != remainder)
+    wanted = -(-multiprocessors // size)
+    return (wanted, whole) if 0 < wanted <= len(whole) else (len(chunks), tuple(chunks))
