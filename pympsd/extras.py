@@ -24,6 +24,7 @@ PLACES: Final = (
     ("docs/examples/*.*", "share/pympsd/examples"),
     ("docs/samples/*.*", "share/pympsd/samples"),
     ("scripts/pbs/*", "share/pympsd/pbs"),
+    ("scripts/slurm/*", "share/pympsd/slurm"),
 )
 """The files of the checkout, and their folders below a prefix."""
 LINKS: Final = {

@@ -32,6 +32,7 @@ EXPECTED = (
     "share/pympsd/samples/pympsd.logrotate",
     "share/pympsd/samples/machine.toml",
     "share/pympsd/pbs/prologue",
+    "share/pympsd/slurm/prolog",
 )
 
 
@@ -81,6 +82,7 @@ def test_units_name_the_launchers(prefix: Path) -> None:
 
 def test_programs_stay_programs(prefix: Path) -> None:
     assert os.access(prefix / "share/pympsd/pbs/prologue", os.X_OK)
+    assert os.access(prefix / "share/pympsd/slurm/task-prolog", os.X_OK)
 
 
 @pytest.mark.parametrize("option", ["--install-extras", "--link-nvidia-names"])
