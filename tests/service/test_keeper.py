@@ -269,6 +269,7 @@ def test_a_killed_keeper_is_replaced_by_one_that_holds_the_same(daemons: Daemons
         os.kill(keeper, signal.SIGKILL)
         assert "its process has ended" in daemon.event()
         assert daemon.keeper() != keeper
+        daemon.do("catch up")
         daemon.kill()
         assert daemons.start().given == [["server 1", "its note"]]
 
