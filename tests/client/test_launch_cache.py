@@ -246,6 +246,14 @@ def test_what_may_be_no_handle_takes_the_slow_path(launcher: Launcher, value: An
     assert launcher.launches.slow == 2
 
 
+def test_a_launch_that_no_plan_fits_always_counts_as_slow(launcher: Launcher) -> None:
+    kernel = launcher.familiar((None,))
+    launcher.launches.reset()
+    for _ in range(512):  # also those at which a launch sees whether a fault was reported
+        launcher.outcome(kernel, *ONE, 0, ((object(),), (None,)), 0)
+    assert launcher.launches.slow == 512
+
+
 def test_handles_are_taken_as_int_takes_them(launcher: Launcher) -> None:
     kernel = launcher.familiar((None,))
     for value in (0, 5, True, CUdeviceptr(9), Number((1 << 64) - 1), R.CUDA_ERROR_UNKNOWN, np.uint64(8)):

@@ -155,16 +155,16 @@ static int pointed_into(unsigned char *record, const Plan *plan, const void *con
 /* 1: the record is in the ring; 0: nothing was done. */
 static int send_plan(Launcher *self, Plan *plan, const Call *call) {
     unsigned char record[MOST_BYTES + 8]; /* room for a value at its end */
-    if (++self->sent % PULSE == 0) {
-        self->wants_pulse = 1;
-        self->misses--; /* it is none */
-        return 0;
-    }
     memcpy(record, plan->record, plan->length);
     if (!(call->values == NULL ? pointed_into(record, plan, call->pointers) : values_into(record, plan, call->values)))
         return 0;
     if (!is_current(self, plan))
         return 0;
+    if (++self->sent % PULSE == 0) {
+        self->wants_pulse = 1;
+        self->misses--; /* it is none */
+        return 0;
+    }
     PyObject *number = PyObject_CallNoArgs(plan->sequence);
     uint64_t sequence;
     int counted = number != NULL && unsigned_of(number, &sequence);
