@@ -70,14 +70,20 @@ def _nothing_leaks_in_the_daemon(daemon: DaemonProcess) -> Iterator[None]:
     wait_until(lambda: daemon.log()[-1] == "UI closed")
     before = descriptors(daemon)
     yield
-    for server in daemon.servers():
-        daemon.say(f"shutdown_server {server} -f")
-    wait_until(lambda: not daemon.servers())
+    wait_until(lambda: _has_no_servers(daemon), "the end of all servers")
     wait_until(lambda: descriptors(daemon) <= before, f"the daemon's descriptors back to {before}")
     # In bytes: a command is logged as it came.
     assert b"internal error" not in (daemon.directory / "log" / "control.log").read_bytes()
     with VendorClient.start(daemon.directory / "pipe", uid=OTHER) as client:
         client.connect()
+
+
+def _has_no_servers(daemon: DaemonProcess) -> bool:
+    """End its servers; return whether there were none. The end of one may start that of users who waited for it."""
+    servers = daemon.servers()
+    for server in servers:
+        daemon.say(f"shutdown_server {server} -f")
+    return not servers
 
 
 def serves(daemon: DaemonProcess, uid: int = USER, delay: float = 0.0) -> None:
