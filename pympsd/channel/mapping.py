@@ -41,6 +41,11 @@ def map_file(fd: int, size: int, address: int = 0) -> int:
     return found
 
 
+def map_file_over(fd: int, size: int, address: int) -> None:
+    """Map a file's first ``size`` bytes over what is mapped at an address. Raises OSError."""
+    _checked(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, 0))
+
+
 def map_nothing(size: int, address: int = 0) -> int:
     """Map zero pages that cost nothing until they are touched, over what is mapped at an address if one is given.
 

@@ -154,6 +154,7 @@ _MEMORY_HANDLE: Final = _handle(Kind.MEMORY)
 _NEW_MEMORY: Final = _handle(Kind.MEMORY, Use.CREATED)
 _GRAPH: Final = _handle(Kind.GRAPH)
 _SECRET: Final = _u64("secret_high secret_low")
+_WINDOW: Final = _u64("process descriptor") + _SECRET
 
 _SIDES: Final = (
     *_u64("destination_space destination destination_pitch destination_slice_pitch"),
@@ -161,15 +162,12 @@ _SIDES: Final = (
 )
 
 # Opcodes by chapter of the driver API, 256 each; a chapter's free numbers are for its later operations.
-
 _MEMORY: Final = (
     Operation(0x101, "ALLOCATE", _u64("bytes"), answered=True, answers=_u64("address")),
     Operation(0x102, "FREE", _u64("address"), Completion.AWAITED, answered=True),
     Operation(0x103, "MEMORY_INFO", (), answered=True, answers=_u64("free total")),
     # Bulk copies: the data lies in the shared memory at `offset`; the answer gives the slot back.
-    Operation(
-        0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.AWAITED, answered=True
-    ),
+    Operation(0x104, "COPY_TO_DEVICE", (_STREAM, *_u64("destination offset bytes")), Completion.AWAITED, True),
     Operation(0x105, "COPY_FROM_DEVICE", (_STREAM, *_u64("source offset bytes")), Completion.AWAITED, answered=True),
     Operation(0x106, "COPY_ON_DEVICE", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
     # `height` rows of `count` elements of `width` bytes, `pitch` bytes apart.
@@ -263,9 +261,11 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x706, "EXPORT_MEMORY", (_MEMORY_HANDLE,), answered=True, brings_fd=True),
     Operation(0x707, "IMPORT_MEMORY", (_NEW_MEMORY, *_SECRET), answered=True, answers=_u64("bytes of_host")),
     # An allocation as memory to be imported: its secret, and where it begins in that memory.
-    Operation(
-        0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_u64("secret_high secret_low offset")
-    ),
+    Operation(0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_SECRET + _u64("offset")),
+    # All of a client's allocations, as a file that a peer's executor opens by its descriptor in this process.
+    Operation(0x709, "PUBLISH_WINDOW", (), answered=True, answers=_WINDOW),
+    Operation(0x70A, "MAP_PEER", (*_u64("ordinal"), *_WINDOW), answered=True),
+    Operation(0x70B, "UNMAP_PEER", _u64("ordinal"), answered=True),
 )
 
 _GRAPHS: Final = (

@@ -14,7 +14,6 @@ from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
 
 _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
-_PEER_ATTRIBUTES: Final = frozenset(members("CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_").values())
 
 
 def initialize(flags: int) -> None:
@@ -127,25 +126,6 @@ def device_by_pci_bus_id(text: str) -> int:
         if wanted in (_bus_id(each), _bus_id(each).removeprefix("0000:")):
             return each.number
     raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {wanted}")
-
-
-def can_access_peer(device: int, peer: int) -> int:
-    """Return 0: copies between devices are staged by this library, there is no peer access."""
-    process.device(device)
-    process.device(peer)
-    return 0
-
-
-def peer_attribute(attribute: int, source: int, destination: int) -> int:
-    """Return 0 for every attribute of a pair of devices: there is no peer access.
-
-    INVALID_DEVICE, also for a device and itself; INVALID_VALUE.
-    """
-    if process.device(source) is process.device(destination):
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is no peer of itself")
-    if attribute not in _PEER_ATTRIBUTES:
-        raise invalid_value(f"there is no attribute {attribute} of a pair of devices")
-    return 0
 
 
 def _padded(text: str, length: int) -> bytes:

@@ -34,6 +34,8 @@ contexts: Final[dict[int, Context]] = {}
 """The contexts of this process by handle."""
 when_closed: Final[list[Callable[[Context], None]]] = []
 """Called with a context that closes, to drop the objects that belonged to it."""
+when_opened: Final[list[Callable[[Context], None]]] = []
+"""Called with a context that was opened."""
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
 """Called before a call waits for a stream of a context (None: for all).
 
@@ -93,6 +95,8 @@ class Context:
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
                 self.serial = self.opened.serial
                 self._sticky_error = None
+                for call in when_opened:
+                    call(self)
 
     def close(self, connection: Connection) -> None:
         """Close it and free what it held, unless it is closed; a poisoned context can be closed too.

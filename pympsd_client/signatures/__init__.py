@@ -22,7 +22,6 @@ from pympsd_client.signatures import (
     managed,
     memory,
     pools,
-    refused,
     settings,
     streams,
     virtual_memory,
@@ -43,7 +42,6 @@ _CHAPTERS: Final = (
     streams,
     graphs,
     capture,
-    refused,
 )
 SIGNATURES: Final = {row.name: row for module in _CHAPTERS for row in module.ROWS}
 """The rows by name."""

@@ -29,9 +29,20 @@ cuDeviceGetAttribute(out int pi, CUdevice_attribute attrib, CUdevice dev) = attr
 cuDeviceGetExecAffinitySupport(out int pi, CUexecAffinityType typename, CUdevice dev) = execution_affinity_support
 cuDeviceGetByPCIBusId(out CUdevice dev, char *pciBusId) = device_by_pci_bus_id
 cuDeviceGetPCIBusId(out char *pciBusId, int length, CUdevice dev) = pci_bus_id
-cuDeviceCanAccessPeer(out int canAccessPeer, CUdevice dev, CUdevice peerDev) = can_access_peer
+"""
+
+_PEERS: Final = """
+cuDeviceCanAccessPeer(out int canAccessPeer, CUdevice dev, CUdevice peerDev) = can_access
 cuDeviceGetP2PAttribute(out int value, CUdevice_P2PAttribute attrib, CUdevice srcDevice, CUdevice dstDevice)
-    = peer_attribute
+    = attribute
+cuCtxEnablePeerAccess(CUcontext peerContext, unsigned int Flags) = enable
+cuCtxDisablePeerAccess(CUcontext peerContext) = disable
+"""
+
+# Parameters as in cuda-bindings 13; 12 has fewer, which makes no difference to a refusal.
+_WRITES_OF_OTHERS: Final = """
+cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope)
+    = flush_remote_writes('cuFlushGPUDirectRDMAWrites')
 """
 
 _CONTEXTS: Final = """
@@ -87,6 +98,8 @@ ROWS: Final = (
     *chapter("_api.errors", _ERRORS, Calling.ANYWHERE),
     *chapter("_api.device", _INITIALIZATION, Calling.BEFORE_INIT),
     *chapter("_api.device", _DEVICES),
+    *chapter("_api.peer_access", _PEERS),
+    *chapter("_api.peer_access", _WRITES_OF_OTHERS, Calling.VARIANTS),
     *chapter("_api.context", _CONTEXTS),
     *chapter("_api.context", _CONTEXT_VARIANTS, Calling.VARIANTS),
     *chapter("_api.green_context", _GREEN_CONTEXTS),

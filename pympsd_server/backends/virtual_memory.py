@@ -51,6 +51,21 @@ class MapsMemory(Protocol):
         stays as long as it is mapped.
         """
 
+    def publish_window(self) -> tuple[int, int]:
+        """Return the descriptor of a file with all of the client's allocations on the device, and its secret.
+
+        Other executors map it by `map_peer`; the descriptor stays the context's. BackendError NOT_SUPPORTED.
+        """
+
+    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+        """Make the allocations of the client on another device accessible to its kernels here, at their addresses.
+
+        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
+        """
+
+    def unmap_peer(self, ordinal: int) -> None:
+        """Undo `map_peer`; no effect if nothing was mapped. BackendError NOT_SUPPORTED."""
+
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Map all of it at an address, not accessible yet; BackendError INVALID_VALUE if that is not free."""
 

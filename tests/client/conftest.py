@@ -39,6 +39,7 @@ WITH_NATIVE_WORKERS: Final = frozenset(
         "test_client_memory",
         "test_client_modules",
         "test_client_occupancy",
+        "test_client_peer_access",
         "test_client_pinned",
         "test_client_pools",
         "test_client_region_copies",

@@ -374,7 +374,9 @@ def test_access(pool: Any) -> None:
         each.location = properties(device).location
         each.flags = both
     done(cuda.cuMemPoolSetAccess(pool, [mine], 1))
-    assert cuda.cuMemPoolSetAccess(pool, [mine, other], 2) == (R.CUDA_ERROR_INVALID_DEVICE,)
+    wrong = cuda.CUmemAccessDesc()
+    wrong.location, wrong.flags = properties(2).location, both
+    assert cuda.cuMemPoolSetAccess(pool, [other, wrong], 2) == (R.CUDA_ERROR_INVALID_DEVICE,)
     assert cuda.cuMemPoolSetAccess(pool, [mine], 2) == (INVALID,)
     assert ok(cuda.cuMemPoolGetAccess(pool, mine.location)) == both
     assert int(ok(cuda.cuMemPoolGetAccess(pool, other.location))) == 0

@@ -26,38 +26,6 @@ def peers(devices: None) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "rest", "code"),
-    [
-        ("cuCtxEnablePeerAccess", (0,), "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED"),
-        ("cuCtxDisablePeerAccess", (), "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED"),
-    ],
-)
-def test_peer_access_is_refused_by_name(name: str, rest: tuple[int, ...], code: str, peers: list[Any]) -> None:
-    call = getattr(cuda, name)
-    assert call(peers[1], *rest) == (getattr(cuda.CUresult, code),)
-    assert last_error().startswith(f"{name}: ")
-    assert "cuMemcpyPeer" in last_error(), "a way that works"
-    assert cuda.cuCtxSynchronize() == DONE, "the context goes on"
-    for wrong in (0, 12345, 1 << 63):
-        assert call(wrong, *rest) == INVALID_CONTEXT
-    assert cuda.cuCtxDestroy(peers[1]) == DONE
-    assert call(peers[1], *rest) == INVALID_CONTEXT
-    for _ in peers:
-        ok(cuda.cuCtxPopCurrent())
-    assert call(peers[0], *rest) == INVALID_CONTEXT, "a context must be current"
-
-
-def test_what_peer_access_is_never_asked_for(peers: list[Any]) -> None:
-    assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == INVALID_CONTEXT, "the current one"
-    assert cuda.cuCtxEnablePeerAccess(peers[1], 1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
-    rank = cuda.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
-    for one, other in ((0, 0), (0, 2), (-1, 0)):
-        assert cuda.cuDeviceGetP2PAttribute(rank, one, other) == (cuda.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
-    assert cuda.cuDeviceCanAccessPeer(0, 2) == (cuda.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
-    assert cuda.cuDeviceGetP2PAttribute(99, 0, 1) == (cuda.CUresult.CUDA_ERROR_INVALID_VALUE, None)
-
-
-@pytest.mark.parametrize(
     ("attribute", "value"),
     [
         ("MANAGED_MEMORY", 1),
@@ -75,7 +43,6 @@ def test_what_peer_access_is_never_asked_for(peers: list[Any]) -> None:
 def test_the_device_attributes_say_the_same(attribute: str, value: int, devices: None) -> None:
     wanted = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
     assert ok(cuda.cuDeviceGetAttribute(wanted, 0)) == value
-    assert ok(cuda.cuDeviceCanAccessPeer(0, 1)) == 0
 
 
 LAUNCHES = b""".version 7.0

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation, ReserveRefused
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace, NotAnAllocation
+from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, OutOfMemory
 from tests.emulated.harness import BASE
 

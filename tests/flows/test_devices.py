@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from processes import ClientProcess, DaemonProcess, wait_until
 
 from pympsd.devices.machine import describe
 
+UID = pwd.getpwnam("nobody").pw_uid
 MakeDaemon = Callable[..., DaemonProcess]
 UUIDS = [device.uuid for device in describe("4xH200")]
 SUPPORTED = "MPS is only supported on 64-bit Linux platforms, with an SM 3.5 or higher GPU."
@@ -132,3 +134,22 @@ def test_an_old_device_beside_a_newer_one_is_not_there(node: Callable[[str], Nod
     assert client.do("count") == "1"
     _, _, row = daemon.say("device_query --csv").splitlines()[:3]
     assert "V100" in row
+
+
+@pytest.mark.parametrize("uid", [0, UID], ids=["root", "a user"])
+def test_kernels_reach_memory_of_another_device_of_the_same_client_alone(make_daemon: MakeDaemon, uid: int) -> None:
+    """Peer access: a server's executors map what one client has; the other client of that server stays out."""
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
+    assert daemon.start().returncode == 0
+    one, other = daemon.client(uid), daemon.client(uid)
+    for client in (one, other):
+        assert client.do("init") == client.do("ctx 1") == "CUDA_SUCCESS"
+    address, others = one.do("hold 1"), [other.do("hold 5") for _ in range(2)][1]
+    assert one.do("ctx 0") == one.do("peer 1") == "CUDA_SUCCESS"
+    assert one.do(f"stray {address}") == "CUDA_SUCCESS CUDA_SUCCESS"
+    assert one.do("value") == "CUDA_SUCCESS 2.0"
+    assert others != address, "in a window of its own, at an address that the first has not allocated"
+    assert other.do("value") == "CUDA_SUCCESS 5.0"
+    assert one.do(f"stray {others}") == "CUDA_SUCCESS CUDA_ERROR_ILLEGAL_ADDRESS"
+    for client in (one, other):
+        client.end()

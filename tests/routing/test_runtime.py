@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.routing.conftest import Run
 
 BEGINNING = """
@@ -359,3 +361,15 @@ copy.srcDevice = 99
 print(int(runtime.cudaMemcpy3DPeer(copy)[0]))
 """
     assert run(program, begin=BEGINNING).stdout.splitlines() == ["True False", "101"]
+
+
+def test_peer_access(run: Run, tmp_path: Path) -> None:
+    program = """
+print(ok(runtime.cudaDeviceCanAccessPeer(0, 1)), int(runtime.cudaDeviceDisablePeerAccess(1)[0]))
+ok(runtime.cudaDeviceEnablePeerAccess(1, 0))
+print(int(runtime.cudaDeviceEnablePeerAccess(1, 0)[0]), int(runtime.cudaDeviceEnablePeerAccess(0, 0)[0]))
+ok(runtime.cudaDeviceDisablePeerAccess(1))
+"""
+    alone = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "nobody"), "PYMPSD_EMULATED_DEVICES": "2xH200"}
+    ended = run(program, begin=BEGINNING, PYMPSD_BACKEND="emulated", **alone)
+    assert ended.stdout.splitlines() == ["1 705", "704 101"], ended.stderr

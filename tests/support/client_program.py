@@ -96,6 +96,10 @@ class Program:
         self.functions = {}
         return result_of(cuda.cuCtxCreate(0, int(device)))
 
+    def do_peer(self, device: str) -> str:
+        """Give kernels of the current context access to the memory of a device's primary context."""
+        return result_of(cuda.cuCtxEnablePeerAccess(first(cuda.cuDevicePrimaryCtxRetain(int(device))), 0))
+
     def do_ctxaff(self, device: str, count: str) -> str:
         """Create a context that asks for that many multiprocessors; print how many it got."""
         affinity = cuda.CUexecAffinityParam()

@@ -10,7 +10,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import cuuint64_t, members
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.memory_structs import Location, PoolProperties, accesses
+from pympsd_client._arguments.memory_structs import Access, Location, PoolProperties, accesses
 from pympsd_client._arguments.values import AttributeValue, given_value
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._connect.connection import Device
@@ -19,6 +19,7 @@ from pympsd_client._objects.pools.pool import Pool, PoolKind
 from pympsd_client._objects.pools.table import pools
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
+from pympsd_client._objects.virtual.peer_access import Pair, is_possible, peer_access
 
 _ATTRIBUTES: Final = members("CUmemPool_attribute", "CU_MEMPOOL_ATTR_")
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
@@ -288,24 +289,42 @@ def _row(wanted: int) -> _Attribute:
 
 
 def set_access(pool: int, given: Any, count: int) -> None:
-    """Change which devices reach the pool's memory: its own does, read and write, and no other can.
+    """Change which devices reach the pool's memory: its own does, read and write, and others with peer access.
 
     Managed and host memory is reached by the devices in whose contexts it is allocated. INVALID_DEVICE for a device
-    that is to reach another's memory; INVALID_VALUE.
+    without peer access; NOT_SUPPORTED for a pool that other processes import; INVALID_VALUE.
     """
-    found = pools.find(pool)
+    found, peers = pools.find(pool), dict[Pair, bool]()
     for each in accesses(given, count):
         if each.location.type not in (_DEVICE, _HOST, _NODE) or each.flags not in _ACCESSES.values():
             raise invalid_value(f"access {each.flags:#x} from a location of type {each.location.type}")
         is_own = _reaches(found, each.location)
         if is_own and each.flags != _READ_AND_WRITE:
             raise invalid_value("a pool's own location has access to read and write, which cannot be taken from it")
-        if not is_own and each.flags:
+        if not is_own and (pair := _peers(found, each)) is not None:
+            peers[pair] = bool(each.flags)
+    for pair, is_given in peers.items():
+        peer_access.set_of_pool(found.handle, pair, is_given)
+
+
+def _peers(pool: Pool, wanted: Access) -> Pair | None:
+    """Return the devices that peer access to a pool is for, None where there can be none; raise CudaError."""
+    location = wanted.location
+    device = process.device(location.id) if location.type == _DEVICE else None
+    if device is None or pool.device is None or not is_possible(device, pool.device):
+        if wanted.flags:
+            reason = f"location {location.id} does not reach the pool's memory: there is no peer access"
             raise CudaError(
-                Result.ERROR_INVALID_DEVICE,
-                f"location {each.location.id} does not reach the pool's memory: there is no peer access "
-                "(cuDeviceCanAccessPeer answers 0); copy with cuMemcpyPeer",
+                Result.ERROR_INVALID_DEVICE, f"{reason} (cuDeviceCanAccessPeer answers 0); copy with cuMemcpyPeer"
             )
+        return None
+    if wanted.flags and (pool.secret or pool.is_imported):
+        reason = "the pool is shared between processes: its memory is reached by the kernels of its own device alone"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolSetAccess: {reason}")
+    if wanted.flags not in (0, _READ_AND_WRITE):
+        reason = "access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolSetAccess: {reason}")
+    return device.ordinal, pool.device.ordinal
 
 
 def _reaches(pool: Pool, location: Location) -> bool:
@@ -315,9 +334,15 @@ def _reaches(pool: Pool, location: Location) -> bool:
     return pool.device is None or device.number == pool.device.number
 
 
+def _is_given_access(pool: Pool, location: Location) -> bool:
+    if location.type != _DEVICE or pool.device is None:
+        return False
+    return peer_access.has_pool(pool.handle, (process.device(location.id).ordinal, pool.device.ordinal))
+
+
 def access(pool: int, location: Location | None) -> int:
     """Return how a location reaches the pool's memory: a CUmemAccess_flags. INVALID_VALUE."""
     found = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    return _READ_AND_WRITE if _reaches(found, location) else 0
+    return _READ_AND_WRITE if _reaches(found, location) or _is_given_access(found, location) else 0

@@ -24,6 +24,7 @@ from pympsd_client._objects.shared_pinned_memory import exported
 from pympsd_client._objects.thread_local import this_thread
 from pympsd_client._objects.virtual.imports import secret_of_file
 from pympsd_client._objects.virtual.memory import Physical, virtual_memory
+from pympsd_client._objects.virtual.peer_access import is_possible
 
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
 _TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")
@@ -190,8 +191,9 @@ def unmap(address: int, size: int) -> None:
 def set_access(address: int, size: int, given: Any, count: int) -> None:
     """Set how the memory's device, or for host memory the program, reaches whole mappings: read and write, or not.
 
-    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for another device; NOT_SUPPORTED
-    for access only to read; OUT_OF_MEMORY if this process has mapped something there.
+    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for a device without peer access,
+    NOT_SUPPORTED for one with it, and for access only to read; OUT_OF_MEMORY if this process has mapped something
+    there.
     """
     _own_device("cuMemSetAccess")
     _check_granules(size, "size")
@@ -215,6 +217,9 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
         raise invalid_value(f"a location of type {location.type} reaches no memory that is mapped")
     device = process.device(location.id) if location.type == _DEVICE else context.device
     if device.ordinal != context.device.ordinal and flags:
+        if is_possible(device, context.device):
+            reason = "kernels of other devices reach what cuMemAlloc and memory pools allocated, not mapped memory"
+            raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemSetAccess: {reason}")
         raise CudaError(
             Result.ERROR_INVALID_DEVICE,
             f"device {device.number} has no peer access to device {context.device.number} (cuDeviceCanAccessPeer "

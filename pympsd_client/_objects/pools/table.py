@@ -13,6 +13,7 @@ from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, before_waiting, when_closed
 from pympsd_client._objects.pools.pool import Pool, PoolKind
 from pympsd_client._objects.process import process
+from pympsd_client._objects.virtual.peer_access import peer_access
 
 
 class Pools:
@@ -86,6 +87,7 @@ class Pools:
     def _forget(self, pool: Pool) -> None:
         """Drop a destroyed pool that has no memory any more."""
         self._all.pop(pool.handle, None)
+        peer_access.forget_pool(pool.handle)
 
     # --- what happens to streams and contexts
 

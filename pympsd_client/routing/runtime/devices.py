@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.routing.runtime.calls import api
@@ -93,8 +95,10 @@ def properties(place: int, device: int) -> None:
 
 
 def enable_peer_access(peer: int, flags: int) -> None:
-    """Refuse, or allow, kernels of the current device to reach memory of a peer."""
+    """Allow kernels of the current device to reach memory of a peer; INVALID_DEVICE for the device itself."""
     ready()
+    if peer == current():
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is no peer of itself")
     api.cuCtxEnablePeerAccess(_primary_handle(peer), flags)
 
 

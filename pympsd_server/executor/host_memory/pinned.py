@@ -18,11 +18,11 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.channel.descriptors import explain
+from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
 from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.host_memory.pinned_mapping import mapped_at
-from pympsd_server.executor.host_memory.shared import make_sealed
 
 _TRIES: Final = 8
 """Addresses tried if something else is mapped there."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from typing import Final
 
 from attrs import frozen
 
+from pympsd.channel.sealed_file import make_sealed
+
 SHARED_BYTES: Final = 16 << 20
-# If a file shrinks, reading its mapping raises SIGBUS; none of these seals can be removed.
-_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 @frozen
@@ -31,15 +30,3 @@ def make(ring_bytes: int = 0) -> SharedMemory:
     except BaseException:
         os.close(fd)
         raise
-
-
-def make_sealed(name: str, size: int) -> int:
-    """Return the descriptor of ``size`` zero bytes whose size cannot be changed; OSError if there is no memory."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, size)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd

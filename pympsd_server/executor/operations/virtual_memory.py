@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -50,6 +51,19 @@ def _share(request: Request, address: int) -> Answer:
     return Answer((*words(secret), offset))
 
 
+def _publish(request: Request) -> Answer:
+    descriptor, secret = request.context.backend.publish_window()
+    return Answer((os.getpid(), descriptor, *words(secret)))
+
+
+def _map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
+    request.context.backend.map_peer(ordinal, process, descriptor, high << 64 | low)
+
+
+def _unmap_peer(request: Request, ordinal: int) -> None:
+    request.context.backend.unmap_peer(ordinal)
+
+
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "CREATE_MEMORY": _create,
     "RELEASE_MEMORY": _release,
@@ -59,4 +73,7 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "EXPORT_MEMORY": _export,
     "IMPORT_MEMORY": _import,
     "SHARE_ALLOCATION": _share,
+    "PUBLISH_WINDOW": _publish,
+    "MAP_PEER": _map_peer,
+    "UNMAP_PEER": _unmap_peer,
 }

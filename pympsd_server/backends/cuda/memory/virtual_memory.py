@@ -26,6 +26,18 @@ class NoVirtualMemory:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 
+    def publish_window(self) -> tuple[int, int]:
+        """Refuse: NOT_SUPPORTED."""
+        _refuse()
+
+    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+        """Refuse: NOT_SUPPORTED."""
+        _refuse()
+
+    def unmap_peer(self, ordinal: int) -> None:
+        """Refuse: NOT_SUPPORTED."""
+        _refuse()
+
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Refuse: NOT_SUPPORTED."""
         _refuse()

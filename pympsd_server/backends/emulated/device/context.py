@@ -106,9 +106,21 @@ class EmulatedContext:
     def share_allocation(self, address: int) -> tuple[int, int]:
         """Return the secret of an allocation, and where it begins in what is imported."""
         self.check()
-        # No kernel writes to its pages while they are replaced. The client's own copies wait: this is their thread.
-        with self.scheduler.paused():
-            return self.memory.share(address)
+        return self.memory.share(address)
+
+    def publish_window(self) -> tuple[int, int]:
+        """Return the descriptor of the file with the client's allocations, and its secret."""
+        self.check()
+        return self.memory.publish()
+
+    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+        """Make the client's allocations on another device accessible."""
+        self.check()
+        self.memory.map_peer(ordinal, process, descriptor, secret)
+
+    def unmap_peer(self, ordinal: int) -> None:
+        """Undo `map_peer`."""
+        self.memory.unmap_peer(ordinal)
 
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Map memory at an address, not accessible yet."""

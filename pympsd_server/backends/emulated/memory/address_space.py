@@ -5,26 +5,24 @@ from __future__ import annotations
 import mmap
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
+from collections.abc import Sequence
 
 import numpy as np
+from attrs import frozen
 
-from pympsd.channel.mapping import NORESERVE, map_again, map_nothing
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd_server.backends.emulated.memory.bounds import chosen_bounds
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType, Value
+from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
+from pympsd_server.backends.emulated.memory.window import Window
+from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 
 GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
-_PIECE = 1 << 20
 
 
 class NotAnAllocation(ValueError):
     """The address given to free or size_of is not the start of an allocation."""
-
-
-class ReserveRefused(OSError):
-    """The host refused to reserve the address range."""
 
 
 class AccessibleMemory(ABC):
@@ -42,6 +40,16 @@ class AccessibleMemory(ABC):
         self.view(address, source.nbytes)[:] = source
 
 
+@frozen(eq=False)
+class _Arrays:
+    """What kernels reach, as arrays, and what it was made from."""
+
+    ranges: Ranges
+    peers: list[tuple[PeerWindow, int]]
+    starts: Array
+    ends: Array
+
+
 class AddressSpace(AccessibleMemory):
     """Device addresses `base` to `base + size`, backed by virtual memory that costs nothing until touched.
 
@@ -54,27 +62,26 @@ class AddressSpace(AccessibleMemory):
         if base % 4096 or size <= 0:
             raise ValueError("an address space needs a page-aligned base and a positive size")
         self.base = base
-        allocatable = -(-size // _PAGE) * _PAGE
-        self.size = max(allocatable, reserved)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
-        try:
-            self._map = mmap.mmap(-1, self.size, flags=flags)
-        except (OSError, OverflowError, ValueError) as error:
-            raise ReserveRefused(f"cannot reserve {self.size} bytes of address space: {error}") from error
-        self._bytes = np.frombuffer(self._map, np.uint8)
-        # One view of the whole range per element type: kernels index these.
-        self.views: dict[DType, Array] = {
-            dtype: self._bytes.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
-        }
+        self._window = Window(size, reserved)
+        self.size = self._window.size
         # Starts and ends of the allocations, in order. Replaced as a whole, never changed: a kernel in
         # another thread that looks an address up sees all of an allocation or nothing.
-        self._ranges: tuple[list[int], list[int]] = ([], [])
-        self._gaps: list[tuple[int, int]] = [(0, allocatable)]
-        self._table: tuple[tuple[list[int], list[int]], Array, Array] | None = None
-        self._edges: dict[int, memoryview] = {}
-        """Pages in which a shared allocation begins or ends, by their offsets: others may have parts of them."""
+        self._ranges: Ranges = ([], [])
+        self._gaps: list[tuple[int, int]] = [(0, self._window.allocatable)]
+        self._arrays: _Arrays | None = None
+        self._peers: tuple[PeerWindow, ...] = ()
+        """In the order of their places."""
         self.used_bytes = 0
         self.bounds = chosen_bounds()
+
+    @property
+    def views(self) -> dict[DType, Array]:
+        """One view of the whole range, and of peers' behind it, per element type: kernels index these."""
+        return self._window.views
+
+    def _set_ranges(self, ranges: Ranges) -> None:
+        self._ranges = ranges
+        self._window.publish_again(ranges)
 
     def allocate(self, nbytes: int, alignment: int = 512) -> int:
         """Return the address of `nbytes` new bytes, zero. Raises OutOfMemory, ValueError for a bad size."""
@@ -97,30 +104,29 @@ class AddressSpace(AccessibleMemory):
     def _insert(self, start: int, nbytes: int) -> None:
         starts, ends = self._ranges
         at = bisect_right(starts, start)
-        self._ranges = ([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]])
+        self._set_ranges(([*starts[:at], start, *starts[at:]], [*ends[:at], start + nbytes, *ends[at:]]))
 
     def free(self, address: int) -> None:
         """Free an allocation. Its pages are released and read zero when reused."""
         start, end = self._remove(address)
         self.used_bytes -= end - start
-        self._release(start, self.bounds.end(end))
+        self._window.zero(start, self.bounds.end(end))
         self._return(start, end + GUARD_BYTES)
 
     def _remove(self, address: int) -> tuple[int, int]:
         at = self._at(address)
         starts, ends = self._ranges
         start, end = starts[at], ends[at]
-        self._ranges = (starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :])
+        self._set_ranges((starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :]))
         return start, end
 
     def place(self, address: int, memory: memoryview) -> None:
         """Map whole shared pages of this process at an address behind the allocations, not accessible yet."""
-        source = int(np.frombuffer(memory, np.uint8).ctypes.data)
-        map_again(source, memory.nbytes, self._bytes.ctypes.data + address - self.base)
+        self._window.place(address - self.base, memory)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Undo `place`. What still accesses the pages meets others."""
-        map_nothing(nbytes, self._bytes.ctypes.data + address - self.base)
+        self._window.clear(address - self.base, nbytes)
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
         """Make part of what was placed accessible, joined to what is on either side of it, or inaccessible."""
@@ -141,7 +147,7 @@ class AddressSpace(AccessibleMemory):
             at = bisect_right(starts, low)
             starts.insert(at, low)
             ends.insert(at, high)
-        self._ranges = starts, ends
+        self._set_ranges((starts, ends))
 
     def attach(self, address: int, memory: memoryview) -> None:
         """Make whole shared pages of this process accessible at an address behind the allocations."""
@@ -153,41 +159,15 @@ class AddressSpace(AccessibleMemory):
         start, end = self._remove(address)
         self.clear(address, end - start)
 
-    def share(self, address: int) -> tuple[list[memoryview], int]:
-        """Replace the pages of an allocation by shared ones; return these, and where it begins in them.
+    def share(self, address: int) -> tuple[memoryview, int]:
+        """Return the pages of an allocation, and where it begins in them. Raises NotAnAllocation.
 
-        Nothing may write to it meanwhile. It must be freed by `withdraw` and `reclaim`. Raises NotAnAllocation;
-        OSError.
+        It must be freed by `withdraw` and `reclaim`.
         """
         at = self._at(address)
         start, end = self._ranges[0][at], self._ranges[1][at]
         first, last = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
-        low, high = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
-        pieces = []
-        if first < low:
-            pieces.append(self._edge(first))
-        if low < high:
-            pieces.append(self._made_shared(low, high))
-        if high < last and (last - first > _PAGE or not pieces):
-            pieces.append(self._edge(high))
-        return pieces, start - first
-
-    def _edge(self, offset: int) -> memoryview:
-        found = self._edges.get(offset)
-        if found is None:
-            found = self._edges[offset] = self._made_shared(offset, offset + _PAGE)
-        return found
-
-    def _made_shared(self, low: int, high: int) -> memoryview:
-        shared = np.frombuffer(
-            mmap.mmap(-1, high - low, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE), np.uint8
-        )
-        for start in range(low, high, _PIECE):
-            piece = self._bytes[start : min(start + _PIECE, high)]
-            if piece.any():  # pages that were never written to stay without memory
-                shared[start - low : start - low + len(piece)] = piece
-        map_again(shared.ctypes.data, high - low, self._bytes.ctypes.data + low)
-        return shared.data
+        return self._window.bytes(first, last), start - first
 
     def withdraw(self, address: int) -> tuple[int, int]:
         """Make a shared allocation inaccessible; its addresses stay taken. Return what `reclaim` is to be given."""
@@ -195,27 +175,11 @@ class AddressSpace(AccessibleMemory):
 
     def reclaim(self, start: int, end: int) -> None:
         """Free the addresses of a shared allocation that was withdrawn; no effect on a closed space."""
-        if not len(self._bytes):
+        if self._window.is_closed:
             return
         self.used_bytes -= end - start
-        low, high = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
-        if low < high:
-            map_nothing(high - low, self._bytes.ctypes.data + low)
-        self._release(start, self.bounds.end(end))
+        self._window.zero(start, self.bounds.end(end))
         self._return(start, end + GUARD_BYTES)
-
-    def _release(self, start: int, end: int) -> None:
-        first, last = -(-start // _PAGE) * _PAGE, end // _PAGE * _PAGE
-        if self._edges:
-            for offset in [each for each in self._edges if first <= each < last]:
-                del self._edges[offset]
-                map_nothing(_PAGE, self._bytes.ctypes.data + offset)
-        if first >= last:
-            self._bytes[start:end] = 0
-            return
-        self._bytes[start:first] = 0
-        self._bytes[last:end] = 0
-        self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _return(self, low: int, high: int) -> None:
         insort(self._gaps, (low, high))
@@ -253,36 +217,66 @@ class AddressSpace(AccessibleMemory):
     def view(self, address: int, nbytes: int) -> memoryview:
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
         low = address - self.base
-        starts, ends = self._ranges
-        at = bisect_right(starts, low) - 1
-        if nbytes < 0 or at < 0 or low + nbytes > ends[at]:
+        if nbytes < 0 or not (holds(*self._ranges, low, low + nbytes) or self._is_peers(low, nbytes)):
             raise IllegalAddress(f"address {address:#x}, {nbytes} bytes: outside of the allocations")
-        return self._bytes[low : low + nbytes].data
+        low += self._shift(low)
+        return self._window.bytes(low, low + nbytes)
+
+    def _is_peers(self, low: int, nbytes: int) -> bool:
+        """Return whether all of a range lies in an allocation of a peer."""
+        return any(
+            holds(*peer.ranges()[1:], low - peer.distance, low - peer.distance + nbytes) for peer in self._peers
+        )
+
+    def _shift(self, low: int) -> int:
+        """Return what is added to an offset that kernels reach to have its place in the mapping."""
+        return next((peer.place - peer.distance for peer in self._peers if peer.has(low)), 0)
 
     def contains(self, low: int, high: int) -> bool:
-        """Return whether kernels reach the offsets low to high (exclusive) in one allocation."""
+        """Return whether kernels reach the offsets low to high (exclusive) in one allocation of this space."""
         starts, ends = self._ranges
         at = bisect_right(starts, low) - 1
         return at >= 0 and high <= self.bounds.end(ends[at])
 
-    def check(self, offsets: Value, nbytes: int) -> None:
-        """Fault unless kernels reach, at each offset (int64, relative to base), `nbytes` aligned bytes."""
-        each = np.atleast_1d(offsets)
-        starts, ends = self._arrays()
-        at = np.searchsorted(starts, each, "right") - 1
-        good = at >= 0
-        if len(starts):
-            good &= each + nbytes <= ends[np.maximum(at, 0)]
-        self._raise_first(each, ~good, nbytes, IllegalAddress, "outside of the allocations")
-        self._raise_first(each, (each & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+    def contains_places(self, low: int, high: int) -> bool:
+        """Return the same for places in the views, a peer's among them."""
+        return holds(*self._reached(), low, high)
 
-    def _arrays(self) -> tuple[Array, Array]:
-        """Return the starts and ends that kernels reach as arrays, made anew when the allocations have changed."""
-        ranges, table = self._ranges, self._table
-        if table is None or table[0] is not ranges:
-            ends = [self.bounds.end(end) for end in ranges[1]]
-            table = self._table = (ranges, np.array(ranges[0], np.int64), np.array(ends, np.int64))
-        return table[1], table[2]
+    def located(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
+        """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
+
+        Faults unless kernels reach, at each of them plus each access's first number, as many aligned bytes as its
+        second one.
+        """
+        each = np.atleast_1d(offsets)
+        places = each
+        if self._peers:
+            places = np.where((each >= 0) & (each < self.size), each, -1)
+            for peer in self._peers:
+                np.copyto(places, each + (peer.place - peer.distance), where=peer.has(each))
+        starts, ends = self._reached()
+        for delta, nbytes in accesses:
+            inside = places + delta
+            at = np.searchsorted(starts, inside, "right") - 1
+            good = at >= 0
+            if len(starts):
+                good &= inside + nbytes <= ends[np.maximum(at, 0)]
+            wanted = each + delta
+            self._raise_first(wanted, ~good, nbytes, IllegalAddress, "outside of the allocations")
+            self._raise_first(wanted, (wanted & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+        return places if offsets.ndim else places[0]
+
+    def _reached(self) -> tuple[Array, Array]:
+        """Return the starts and ends, in the views, of what kernels reach; made anew when that has changed."""
+        ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
+        seen = [(peer, generation) for peer, generation, _, _ in peers]
+        found = self._arrays
+        if found is None or found.ranges is not ranges or found.peers != seen:
+            starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
+            ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
+            found = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            self._arrays = found
+        return found.starts, found.ends
 
     def _raise_first(self, each: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
         if bad.any():
@@ -290,14 +284,31 @@ class AddressSpace(AccessibleMemory):
             address = (int(each[at]) + self.base) & (2**64 - 1)
             raise fault(f"address {address:#x}, {nbytes} bytes: {why}", position=at)
 
+    # --- peers
+
+    def publish(self) -> tuple[int, int]:
+        """Have peers see the allocations; return the descriptor of their file, which stays, and its secret."""
+        return self._window.publish(self._ranges)
+
+    def map_peer(self, pid: int, fd: int, secret: int, distance: int) -> None:
+        """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
+
+        Raises OSError; ValueError if it is no such window.
+        """
+        found = self._window.map_peer((pid, fd, secret), distance, self._peers)
+        self._peers = tuple(sorted((*self._peers, found), key=lambda peer: peer.place))
+
+    def unmap_peer(self, distance: int) -> None:
+        """Undo `map_peer`; no effect if nothing is mapped at that distance. What still accesses it meets zeros."""
+        for peer in self._peers:
+            if peer.distance == distance:
+                self._peers = tuple(each for each in self._peers if each is not peer)
+                self._window.clear(peer.place, peer.size)
+
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""
-        self._ranges, self._gaps, self._table, self.used_bytes = ([], []), [], None, 0
-        self._edges = {}
-        self.views = {}
-        self._bytes = np.zeros(0, np.uint8)
-        # A view still alive somewhere keeps the mapping; it is unmapped with that view.
-        try:
-            self._map.close()
-        except BufferError:
-            self._map.madvise(mmap.MADV_DONTNEED)
+        for start, end in zip(*below(self._ranges, self._window.allocatable), strict=True):
+            self._window.zero(start, end)
+        self._set_ranges(([], []))
+        self._gaps, self._arrays, self._peers, self.used_bytes = [], None, (), 0
+        self._window.close()

@@ -9,6 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.settings import has_strict_bounds
+from pympsd_server.backends.emulated.ptx.datatypes import Array
 
 
 @frozen
@@ -24,6 +25,11 @@ class Bounds:
     def end(self, offset: int) -> int:
         """Return the end of what kernels reach of an allocation that ends at ``offset``."""
         return offset + -offset % self.allocation
+
+    def ends(self, offsets: Array) -> Array:
+        """Return the ends of what kernels reach of allocations that end at ``offsets``."""
+        found: Array = offsets + -offsets % self.allocation
+        return found
 
     def shared_size(self, size: int) -> int:
         """Return the bytes that a block reaches of its ``size`` bytes of shared memory."""

@@ -16,8 +16,9 @@ from pympsd.vocabulary.device_facts import VIRTUAL_OFFSET, WINDOW_BITS, DeviceFa
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
-from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace, ReserveRefused
+from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
+from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError
 

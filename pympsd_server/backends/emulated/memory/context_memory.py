@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, PINNED_WINDOWS, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.device.programs import Facilities, LoadedModule, Program
@@ -119,20 +119,16 @@ class ContextMemory:
         return shared[0]
 
     def share(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and where it begins in what is imported; nothing may write to it."""
+        """Return the secret of an allocation, and where it begins in what is imported; BackendError."""
         with self._client.lock:
             self._check_mapping()
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
             shared = self._shared.get(address)
             if shared is None:
-                try:
-                    pieces, offset = self.space.share(address)
-                except OSError as error:
-                    reason = f"the system maps no more: {error.strerror}"
-                    raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+                held, offset = self.space.share(address)
                 count = charged(self._allocations[address])
-                pages = AllocationPages(pieces, lambda storage: self._unshared(storage, count))
+                pages = AllocationPages(held, lambda storage: self._unshared(storage, count))
                 shared = self._shared[address] = pages, offset
                 self._client.exports.add(pages)
         return shared[0].secret, shared[1]
@@ -218,11 +214,14 @@ class ContextMemory:
         self._client.exports.add(storage)
         return self._enter(storage)
 
-    def _check_mapping(self) -> None:
+    def _check_own_space(self) -> None:
         self._check_open()
         if self._client.owned is not None:
             reason = "no memory is mapped where clients share an address space"
             raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+
+    def _check_mapping(self) -> None:
+        self._check_own_space()
         if len(self._memories) >= ALLOCATION_LIMIT:
             reason = f"a context holds at most {ALLOCATION_LIMIT} pieces of memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
@@ -275,6 +274,37 @@ class ContextMemory:
         with self._client.lock:
             self._check_mapping()
             self._client.mappings.set_access(address, count, accessible)
+
+    def publish(self) -> tuple[int, int]:
+        """Return the descriptor of the file with the client's allocations, and its secret; BackendError."""
+        with self._client.lock:
+            self._check_own_space()
+            return self.space.publish()
+
+    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+        """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        with self._client.lock:
+            self._check_own_space()
+            self.space.unmap_peer(self._distance(ordinal))
+            try:
+                self.space.map_peer(process, descriptor, secret, self._distance(ordinal))
+            except ValueError as error:
+                raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
+            except OSError as error:
+                reason = f"the memory of the peer cannot be mapped: {error.strerror}"
+                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+
+    def unmap_peer(self, ordinal: int) -> None:
+        """Undo `map_peer`; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self._check_own_space()
+            self.space.unmap_peer(self._distance(ordinal))
+
+    def _distance(self, ordinal: int) -> int:
+        distance = window_of(ordinal) - self.space.base
+        if not distance or ordinal >= PINNED_WINDOWS:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is no peer of this one")
+        return distance
 
     def info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""

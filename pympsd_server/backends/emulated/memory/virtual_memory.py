@@ -5,7 +5,6 @@ Its pages are shared ones, which are mapped again wherever a client maps them; t
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ import numpy as np
 from attrs import define, frozen
 
 from pympsd.channel.mapping import NORESERVE
+from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
@@ -83,11 +83,8 @@ class PhysicalPages(Storage):
         if not has_file:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
             return
-        self._fd = os.memfd_create(f"{FILE_NAME}{self.secret:032x}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = make_sealed(f"{FILE_NAME}{self.secret:032x}", size)
         try:
-            os.ftruncate(self._fd, size)
-            # If a file shrinks, reading its mapping raises SIGBUS.
-            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
         except BaseException:
             os.close(self._fd)
@@ -110,20 +107,18 @@ class PhysicalPages(Storage):
 class AllocationPages(Storage):
     """The pages that an allocation has shared: mapped by others they begin with the page that it begins in."""
 
-    def __init__(self, pieces: list[memoryview], freed: Callable[[Storage], None]) -> None:
-        """``pieces`` are whole shared pages of this process, in order."""
-        count = sum(piece.nbytes for piece in pieces)
-        super().__init__(-(-count // MAPPING_GRANULE) * MAPPING_GRANULE, new_secret(), freed)
-        self._pieces = pieces
+    def __init__(self, pages: memoryview, freed: Callable[[Storage], None]) -> None:
+        """``pages`` are whole shared pages of this process."""
+        super().__init__(-(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE, new_secret(), freed)
+        self._pages: memoryview | None = pages
 
     def place(self, space: AddressSpace, address: int) -> None:
         """Map the pages in an address space, which has pages of its own behind them."""
-        for piece in self._pieces:
-            space.place(address, piece)
-            address += piece.nbytes
+        assert self._pages is not None
+        space.place(address, self._pages)
 
     def _close(self) -> None:
-        self._pieces = []
+        self._pages = None
 
 
 def new_secret() -> int:

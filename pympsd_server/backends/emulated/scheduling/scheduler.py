@@ -12,8 +12,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from pympsd.vocabulary.results import Result
@@ -38,8 +37,6 @@ class Scheduler:
         self._rested = threading.Condition(self.lock)
         self._ready: Policy = policy or FairQueue()
         self._closing = False
-        self._pauses = 0
-        self._computing = False
         """Whether the compute thread runs an item."""
         self.slices = 0
         self.timeline: Timeline | None = None
@@ -126,10 +123,10 @@ class Scheduler:
     def _next(self) -> WorkItem | None:
         with self.lock:
             while not self._closing:
-                work = None if self._pauses else self._ready.next()
+                work = self._ready.next()
                 if work is not None:
                     assert isinstance(work, WorkItem)
-                    work.running = self._computing = True
+                    work.running = True
                     self.slices += 1
                     return work
                 self._work.wait()
@@ -146,9 +143,6 @@ class Scheduler:
                 self._poison(owner, fault, calls, faulted=True, alone=alone)
             if used is not None:
                 self._ready.charge(item, used)
-                self._computing = False
-                if self._pauses:
-                    self._rested.notify_all()
             if owner.outcome.code is not Result.SUCCESS:
                 self._after_the_end(item, finished, calls)
             elif finished:
@@ -210,19 +204,6 @@ class Scheduler:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the stream has not come to this host function")
             self._finish(item, calls)
         _call_each(calls)
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Run nothing on the compute thread meanwhile; begin when its slice is over."""
-        with self.lock:
-            self._pauses += 1
-            self._rested.wait_for(lambda: not self._computing)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self._pauses -= 1
-                self._work.notify()
 
     # --- ending contexts
 

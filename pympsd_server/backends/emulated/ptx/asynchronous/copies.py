@@ -75,7 +75,7 @@ def _bytes(state: BatchState, lane: Lanes, space: str, address: Value, size: int
             int(np.atleast_1d(elements(state, lane, space, np.atleast_1d(each), 1, 1)[0][1])[0])
             for each in (address, displaced(address, size - 1))
         )
-        if space == "global" and not state.space.contains(first, last + 1):
+        if space == "global" and not state.space.contains_places(first, last + 1):
             raise IllegalAddress(f"address {int(address):#x}, {size} bytes: outside of the allocations")
     except IllegalAddress as fault:
         fault.position = position

@@ -38,8 +38,7 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
     low, high, bits = _bounds(offset)
     first, last = accesses[0], accesses[-1]
     if bits & (align - 1) or not state.space.contains(low + first[0], high + last[0] + last[1]):
-        for delta, nbytes in accesses:
-            state.space.check(offset + np.int64(delta), nbytes)
+        offset = state.space.located(offset, accesses)
     if not shift:
         return offset
     return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)

@@ -1,0 +1,76 @@
+"""Access of other devices to memory (CUDA driver API, Peer Context Memory Access; GPUDirect RDMA, which is refused).
+
+Kernels of one emulated device access what cuMemAlloc, and memory pools, have allocated on another. Their atomics are
+atomic among the kernels of one device only. Other devices have no peer access here: copies need none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.process import process
+from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
+
+_ATTRIBUTES: Final = members("CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_")
+
+
+def can_access(device: int, peer: int) -> int:
+    """Return 1 if kernels of a device can access memory of another, else 0; INVALID_DEVICE."""
+    return int(is_possible(process.device(device), process.device(peer)))
+
+
+def attribute(wanted: int, source: int, destination: int) -> int:
+    """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED where there is peer access, else 0.
+
+    INVALID_DEVICE, also for a device and itself; INVALID_VALUE.
+    """
+    one, other = process.device(source), process.device(destination)
+    if one is other:
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is no peer of itself")
+    if wanted not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no attribute {wanted} of a pair of devices")
+    return int(wanted == _ATTRIBUTES["ACCESS_SUPPORTED"] and is_possible(one, other))
+
+
+def enable(peer: int, flags: int) -> None:
+    """Give kernels of the current context access to the memory of another context.
+
+    PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), PEER_ACCESS_ALREADY_ENABLED;
+    INVALID_CONTEXT for the current context itself, and for none; INVALID_VALUE for flags.
+    """
+    own, other = _pair(peer)
+    if flags:
+        raise invalid_value(f"cuCtxEnablePeerAccess takes no flags: 0, not {flags:#x}")
+    if not is_possible(own.device, other.device):
+        raise CudaError(
+            Result.ERROR_PEER_ACCESS_UNSUPPORTED,
+            f"cuCtxEnablePeerAccess: device {own.device.number} has no peer access to device {other.device.number} "
+            "(cuDeviceCanAccessPeer answers 0). Copy with cuMemcpyPeer or cuMemcpyDtoD, which need none",
+        )
+    peer_access.enable(own, other)
+
+
+def disable(peer: int) -> None:
+    """Undo cuCtxEnablePeerAccess; PEER_ACCESS_NOT_ENABLED, INVALID_CONTEXT."""
+    peer_access.disable(*_pair(peer))
+
+
+def flush_remote_writes(name: str) -> None:
+    """Refuse with CUDA_ERROR_NOT_SUPPORTED: no devices but GPUs write to memory here."""
+    current().usable()  # a missing context, or one in error, takes precedence
+    reason = "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0"
+    raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {reason}")
+
+
+def _pair(peer: int) -> tuple[Context, Context]:
+    own = current()
+    own.usable()
+    other = context_of(peer)
+    if other is own:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, "the current context is not a peer of itself")
+    other.usable()
+    return own, other

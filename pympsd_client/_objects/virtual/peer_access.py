@@ -1,0 +1,150 @@
+"""Peer access: which devices' kernels access this process's memory on which other devices, and for whom.
+
+An executor maps all of the process's memory on another device, or none of it: what one context, or pool, gives access
+to is accessible from all contexts of that device.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import RLock
+from typing import Final
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import operations
+from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._objects.context import Context, contexts, when_closed, when_opened
+from pympsd_client._objects.process import process
+
+Pair = tuple[int, int]
+"""The ordinals of the device whose kernels have access, and of that whose memory it is."""
+
+
+def is_possible(device: Device, peer: Device) -> bool:
+    """Return whether kernels of a device can access memory of another."""
+    return device is not peer and device.facts.isolates_address_spaces and peer.facts.isolates_address_spaces
+
+
+class PeerAccess:
+    """The peer access of this process. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock: Final = RLock()
+        self._connection: Connection | None = None
+        self._contexts: set[tuple[Context, Context]] = set()
+        """Those with access, each with that whose memory it is."""
+        self._pools: set[tuple[int, Pair]] = set()
+        """Pools by their handles, with what they give access to."""
+        self._mapped: set[Pair] = set()
+
+    def _of_this_connection(self) -> None:
+        if self._connection is not process.connection:
+            for each in (self._contexts, self._pools, self._mapped):
+                each.clear()
+            self._connection = process.connection
+
+    def enable(self, context: Context, peer: Context) -> None:
+        """Give a context access to another's memory; PEER_ACCESS_ALREADY_ENABLED, OUT_OF_MEMORY."""
+        with self._lock:
+            self._of_this_connection()
+            if (context, peer) in self._contexts:
+                reason = "the current context has access to that one already"
+                raise CudaError(Result.ERROR_PEER_ACCESS_ALREADY_ENABLED, reason)
+            self._contexts.add((context, peer))
+            try:
+                self._update((context.device.ordinal, peer.device.ordinal))
+            except CudaError:
+                self._contexts.discard((context, peer))
+                raise
+
+    def disable(self, context: Context, peer: Context) -> None:
+        """Undo `enable`; PEER_ACCESS_NOT_ENABLED."""
+        with self._lock:
+            self._of_this_connection()
+            if (context, peer) not in self._contexts:
+                reason = "the current context has no access to that one: cuCtxEnablePeerAccess was not called"
+                raise CudaError(Result.ERROR_PEER_ACCESS_NOT_ENABLED, reason)
+            self._contexts.discard((context, peer))
+            self._update((context.device.ordinal, peer.device.ordinal))
+
+    def set_of_pool(self, pool: int, pair: Pair, allowed: bool) -> None:
+        """Give kernels of a device access to a pool's memory, or take it; OUT_OF_MEMORY."""
+        with self._lock:
+            self._of_this_connection()
+            if allowed:
+                self._pools.add((pool, pair))
+            else:
+                self._pools.discard((pool, pair))
+            self._update(pair)
+
+    def has_pool(self, pool: int, pair: Pair) -> bool:
+        """Return whether a pool's memory can be accessed so."""
+        with self._lock:
+            self._of_this_connection()
+            return (pool, pair) in self._pools
+
+    def forget_pool(self, pool: int) -> None:
+        """Drop the access that a destroyed pool gave."""
+        with self._lock:
+            for entry in [entry for entry in self._pools if entry[0] == pool]:
+                self.set_of_pool(*entry, False)
+
+    def _is_wanted(self, pair: Pair) -> bool:
+        pairs = ((one.device.ordinal, other.device.ordinal) for one, other in self._contexts)
+        return pair in pairs or any(pair == given for _, given in self._pools)
+
+    def _update(self, pair: Pair) -> None:
+        """Map, or unmap, one device's memory for another if that is to change; raise CudaError."""
+        context, peer = (_usable_on(ordinal) for ordinal in pair)
+        if context is None:
+            return
+        if pair in self._mapped and not self._is_wanted(pair):
+            self._mapped.discard(pair)
+            context.call(operations.UNMAP_PEER, pair[1])
+        elif pair not in self._mapped and peer is not None and self._is_wanted(pair):
+            window = operations.PUBLISH_WINDOW.answer.unpack_from(peer.call(operations.PUBLISH_WINDOW))
+            context.call(operations.MAP_PEER, pair[1], *window)
+            self._mapped.add(pair)
+
+    def opened(self, context: Context) -> None:
+        """Map what pools give access to, with the first context of a device."""
+        with self._lock:
+            self._of_this_connection()
+            for pair in {given for _, given in self._pools if context.device.ordinal in given}:
+                self._update(pair)
+
+    def closed(self, context: Context) -> None:
+        """Drop the access of a context that closes, and to its memory."""
+        ordinal = context.device.ordinal
+        with self._lock:
+            self._of_this_connection()
+            self._contexts = {pair for pair in self._contexts if context not in pair}
+            is_last = not any(one.active and one.device.ordinal == ordinal for one in tuple(contexts.values()))
+            for pair in [pair for pair in self._mapped if ordinal in pair]:
+                if is_last and pair[0] == ordinal:
+                    self._mapped.discard(pair)  # its executor unmaps everything
+                elif is_last and (accessing := _usable_on(pair[0])) is not None:
+                    self._mapped.discard(pair)
+                    with suppress(CudaError):
+                        accessing.call(operations.UNMAP_PEER, ordinal)
+                else:
+                    with suppress(CudaError):
+                        self._update(pair)
+
+
+def _usable_on(ordinal: int) -> Context | None:
+    """Return a context on a device, None if there is none that is open and without an error."""
+    return next(
+        (
+            one
+            for one in tuple(contexts.values())
+            if one.active and one.sticky_error is None and one.device.ordinal == ordinal
+        ),
+        None,
+    )
+
+
+peer_access: Final = PeerAccess()
+when_opened.append(peer_access.opened)
+when_closed.append(peer_access.closed)

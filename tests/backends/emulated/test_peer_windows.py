@@ -1,0 +1,158 @@
+"""Address spaces that reach each other's allocations, as executors' do: what kernels reach, and forged windows."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES
+from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+
+PAGE = 4096
+ROOM = 16 * PAGE
+WINDOW = 1 << 24
+
+
+def space(number: int) -> AddressSpace:
+    return AddressSpace(WINDOW * (number + 1), ROOM, 2 * ROOM)
+
+
+def reach(one: AddressSpace, other: AddressSpace) -> None:
+    """Have kernels of one reach the other's allocations."""
+    file, secret = other.publish()
+    one.map_peer(os.getpid(), file, secret, other.base - one.base)
+
+
+@pytest.fixture
+def spaces() -> Iterator[list[AddressSpace]]:
+    made = [space(number) for number in range(3)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def reaches(one: AddressSpace, address: int, count: int = 4) -> bool:
+    """Return whether kernels reach the bytes at an address; both ways to look must agree."""
+    try:
+        one.located(np.array([address - one.base]), ((0, count),))
+    except IllegalAddress:
+        with pytest.raises(IllegalAddress):
+            one.view(address, count)
+        return False
+    assert len(one.view(address, count)) == count
+    return True
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["allocate", "free", "map", "unmap"]), st.integers(0, 2), st.integers(0, 2)),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_kernels_reach_exactly_what_is_allocated_and_mapped(steps: list[tuple[str, int, int]]) -> None:
+    spaces = [space(number) for number in range(3)]
+    held: list[list[int]] = [[], [], []]
+    mapped: set[tuple[int, int]] = set()
+    seen: set[tuple[int, int]] = set()
+    for number, (step, one, other) in enumerate(steps):
+        if step == "allocate" and len(held[one]) < 8:
+            address = spaces[one].allocate(512)
+            spaces[one].write(address, bytes([number % 256]) * 512)
+            held[one].append(address)
+            seen.add((one, address))
+        elif step == "free" and held[one]:
+            spaces[one].free(held[one].pop(other % len(held[one])))
+        elif step == "map" and one != other and (one, other) not in mapped:
+            reach(spaces[one], spaces[other])
+            mapped.add((one, other))
+        elif step == "unmap" and one != other:
+            spaces[one].unmap_peer(spaces[other].base - spaces[one].base)
+            mapped.discard((one, other))
+    for own in range(3):
+        for owner, address in seen:
+            expected = address in held[owner] and (own == owner or (own, owner) in mapped)
+            assert reaches(spaces[own], address) == expected
+            if expected:
+                assert spaces[own].read(address, 512) == spaces[owner].read(address, 512)
+                spaces[own].write(address, b"new!")
+                assert spaces[owner].read(address, 4) == b"new!"
+    for each in spaces:
+        each.close()
+
+
+def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
+    addresses = [each.allocate(64) for each in spaces]
+    for number, (each, address) in enumerate(zip(spaces, addresses, strict=True)):
+        each.write(address, np.full(16, number, np.uint32).data)
+    middle = spaces[1]
+    for other in (spaces[0], spaces[2]):
+        reach(middle, other)
+    offsets = np.array(addresses * 4, np.int64) - middle.base
+    places = middle.located(offsets, ((0, 4), (4, 4)))
+    assert middle.views[np.dtype(np.uint32)][places >> 2].tolist() == [0, 1, 2] * 4
+
+
+def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spaces: list[AddressSpace]) -> None:
+    one, other = spaces[:2]
+    reach(one, other)
+    address = other.allocate(512)
+    last = address + 512 - 4
+    assert reaches(one, last)
+    assert not reaches(one, last, 8)
+    assert not reaches(one, address - 4)
+    assert not reaches(one, one.base + one.size), "where the peer's memory is mapped"
+
+
+def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:
+    one, other = spaces[:2]
+    reach(one, other)
+    address = other.allocate(512)
+    assert reaches(one, address)
+    other.close()
+    assert not reaches(one, address)
+
+
+def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSpace]) -> None:
+    one, other = spaces[:2]
+    reach(one, other)
+    file, _ = other.publish()
+    before = os.fstat(file).st_blocks
+    address = other.allocate(8 * PAGE)
+    one.write(address, b"x" * (8 * PAGE))
+    assert os.fstat(file).st_blocks >= before + 8 * PAGE // 512
+    other.free(address)
+    assert os.fstat(file).st_blocks <= before + 2 * PAGE // 512
+    assert other.read(other.allocate(8 * PAGE), 8 * PAGE) == bytes(8 * PAGE)
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("named", [True, False])
+def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces: list[AddressSpace]) -> None:
+    _, secret = spaces[1].publish()
+    name = f"pympsd-window-{secret:032x}" if named else "another"
+    file = os.memfd_create(name, os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, PAGE + TABLE_BYTES)
+        if sealed:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        if named and sealed:  # made as a window is, by somebody who knows the secret
+            spaces[0].map_peer(os.getpid(), file, secret, WINDOW)
+            return
+        with pytest.raises(ValueError, match="another file" if not named else "can change"):
+            spaces[0].map_peer(os.getpid(), file, secret, WINDOW)
+    finally:
+        os.close(file)
+
+
+def test_a_process_that_is_gone_has_no_window(spaces: list[AddressSpace]) -> None:
+    with pytest.raises(OSError, match="No such file"):
+        spaces[0].map_peer(1 << 22, 3, 5, WINDOW)

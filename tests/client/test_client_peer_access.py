@@ -1,0 +1,278 @@
+"""Peer access: kernels of one device read and write what the process has allocated on another."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pympsd_client import driver as cuda
+from pympsd_client import last_error
+from tests.client.conftest import ok
+from tests.client.test_client_mapped import kernel, launch
+from tests.client.test_client_virtual_memory import access, mapped
+from tests.support.client_kernels import BASIC, HEADER, MORE
+
+R = cuda.CUresult
+DONE = (R.CUDA_SUCCESS,)
+INVALID_CONTEXT = (R.CUDA_ERROR_INVALID_CONTEXT,)
+ILLEGAL = (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
+WORDS = 1000
+ATTRIBUTES = cuda.CUdevice_P2PAttribute
+NO_ACCESS = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_NONE
+
+GATHER = (
+    HEADER
+    + b"""
+.visible .entry gather(.param .u64 places, .param .u64 out) {
+    .reg .b32 %r<3>; .reg .b64 %rd<8>;
+    ld.param.u64 %rd1, [places]; ld.param.u64 %rd2, [out];
+    mov.u32 %r1, %tid.x;
+    mul.wide.u32 %rd3, %r1, 8; add.s64 %rd4, %rd1, %rd3; ld.global.u64 %rd5, [%rd4];
+    ld.u32 %r2, [%rd5];
+    mul.wide.u32 %rd6, %r1, 4; add.s64 %rd7, %rd2, %rd6; st.global.u32 [%rd7], %r2;
+    ret;
+}
+"""
+)
+"""Each thread loads a word from an address of its own."""
+
+
+@pytest.fixture
+def peers(devices: None) -> list[Any]:
+    """A context on each of two devices, the first one's current."""
+    made = [ok(cuda.cuCtxCreate(None, 0, number)) for number in (1, 0)]
+    return made[::-1]
+
+
+def numbers(context: Any, count: int = WORDS) -> int:
+    """Return the address of the floats 0, 1, 2 ... in a context."""
+    ok(cuda.cuCtxPushCurrent(context))
+    address = int(ok(cuda.cuMemAlloc(4 * count)))
+    ok(cuda.cuMemcpyHtoD(address, np.arange(count, dtype=np.float32), 4 * count))
+    ok(cuda.cuCtxPopCurrent())
+    return address
+
+
+def read(address: int, count: int = WORDS) -> Any:
+    values = np.zeros(count, np.float32)
+    ok(cuda.cuMemcpyDtoH(values, address, 4 * count))
+    return values
+
+
+def add_one(address: int, count: int = WORDS) -> tuple[Any, ...]:
+    """Add 1 to floats in the current context; return the result of waiting for that."""
+    launch(kernel(BASIC, b"add_one"), (address, ctypes.c_uint64), (count, ctypes.c_uint32), blocks=4, threads=256)
+    answer: tuple[Any, ...] = cuda.cuCtxSynchronize()
+    return answer
+
+
+def use(context: Any) -> None:
+    ok(cuda.cuCtxSetCurrent(context))
+
+
+def test_devices_say_so(devices: None) -> None:
+    for one, other in ((0, 1), (1, 0)):
+        assert ok(cuda.cuDeviceCanAccessPeer(one, other)) == 1
+        held = {
+            name: ok(cuda.cuDeviceGetP2PAttribute(value, one, other))
+            for name, value in ATTRIBUTES.__members__.items()
+        }
+        assert {name for name, value in held.items() if value} == {"CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED"}
+    assert ok(cuda.cuDeviceCanAccessPeer(0, 0)) == 0, "no peer of itself"
+
+
+@pytest.mark.parametrize("own", [0, 1], ids=["a greater ordinal", "a lower ordinal"])
+def test_kernels_read_and_write_memory_of_a_peer(own: int, peers: list[Any]) -> None:
+    before = numbers(peers[1 - own])
+    use(peers[own])
+    assert cuda.cuCtxEnablePeerAccess(peers[1 - own], 0) == DONE, last_error()
+    after = numbers(peers[1 - own])
+    for address in (before, after):
+        assert add_one(address) == DONE, last_error()
+        assert (read(address) == np.arange(WORDS) + 1).all()
+
+
+def test_kernels_of_two_devices_use_each_others_memory_at_once(peers: list[Any]) -> None:
+    places = [numbers(context) for context in peers]
+    for own in (0, 1):
+        use(peers[own])
+        ok(cuda.cuCtxEnablePeerAccess(peers[1 - own], 0))
+        launch(
+            kernel(BASIC, b"add_one"),
+            (places[1 - own], ctypes.c_uint64),
+            (WORDS, ctypes.c_uint32),
+            blocks=4,
+            threads=256,
+        )
+    for own in (0, 1):
+        use(peers[own])
+        assert cuda.cuCtxSynchronize() == DONE
+        assert (read(places[1 - own]) == np.arange(WORDS) + 1).all()
+
+
+def test_a_running_kernel_sees_what_the_peer_writes(peers: list[Any]) -> None:
+    use(peers[1])
+    words = ok(cuda.cuMemAlloc(64))
+    ok(cuda.cuMemsetD8(words, 0, 64))
+    use(peers[0])
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    stream = ok(cuda.cuStreamCreate(1))
+    launch(kernel(MORE, b"wait_for_word"), (int(words), ctypes.c_uint64), stream=stream)
+    assert cuda.cuStreamQuery(stream)[0] == R.CUDA_ERROR_NOT_READY
+    use(peers[1])
+    ok(cuda.cuMemsetD32(words, 1, 1))
+    use(peers[0])
+    assert cuda.cuStreamSynchronize(stream) == DONE
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_threads_of_one_kernel_use_memory_of_both_devices(own: int, peers: list[Any]) -> None:
+    places = [numbers(context, 16) for context in peers]
+    use(peers[own])
+    ok(cuda.cuCtxEnablePeerAccess(peers[1 - own], 0))
+    wanted = np.array([places[thread % 2] + 4 * (thread // 2) for thread in range(32)], np.uint64)
+    given, out = (int(ok(cuda.cuMemAlloc(size))) for size in (wanted.nbytes, 4 * 32))
+    ok(cuda.cuMemcpyHtoD(given, wanted, wanted.nbytes))
+    launch(kernel(GATHER, b"gather"), (given, ctypes.c_uint64), (out, ctypes.c_uint64), threads=32)
+    assert cuda.cuCtxSynchronize() == DONE, last_error()
+    assert (read(out, 32) == [thread // 2 for thread in range(32)]).all()
+
+
+@pytest.mark.parametrize("own", [0, 1])
+@pytest.mark.parametrize("what", ["never enabled", "disabled", "freed", "beyond", "before", "misaligned"])
+def test_what_kernels_do_not_reach_of_a_peer(what: str, own: int, peers: list[Any]) -> None:
+    address = numbers(peers[1 - own])
+    use(peers[own])
+    if what != "never enabled":
+        ok(cuda.cuCtxEnablePeerAccess(peers[1 - own], 0))
+        assert add_one(address) == DONE
+    if what == "disabled":
+        ok(cuda.cuCtxDisablePeerAccess(peers[1 - own]))
+    if what == "freed":
+        ok(cuda.cuMemFree(address))
+    address += {"beyond": 4 * WORDS + 512, "before": -512, "misaligned": 2}.get(what, 0)
+    code = R.CUDA_ERROR_MISALIGNED_ADDRESS if what == "misaligned" else R.CUDA_ERROR_ILLEGAL_ADDRESS
+    assert add_one(address, 100) == (code,)
+    assert f"{address:#x}" in last_error()
+    use(peers[1 - own])
+    assert cuda.cuCtxSynchronize() == DONE, "the peer goes on"
+
+
+def test_the_peers_memory_ends_with_its_context(peers: list[Any]) -> None:
+    use(peers[0])
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    address = numbers(peers[1])
+    ok(cuda.cuCtxDestroy(peers[1]))
+    assert cuda.cuCtxEnablePeerAccess(peers[1], 0) == INVALID_CONTEXT
+    again = ok(cuda.cuCtxCreate(None, 0, 1))
+    use(peers[0])
+    ok(cuda.cuCtxEnablePeerAccess(again, 0))
+    other = numbers(again)
+    assert other == address, "the addresses are used again"
+    assert add_one(other) == DONE
+    ok(cuda.cuCtxDestroy(again))
+    assert add_one(other) == ILLEGAL
+
+
+def test_access_ends_with_the_context_that_has_it(peers: list[Any]) -> None:
+    address = numbers(peers[1])
+    use(peers[0])
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    ok(cuda.cuCtxDestroy(peers[0]))
+    use(other)
+    assert add_one(address) == ILLEGAL
+
+
+def test_one_of_two_contexts_gives_its_access_up(peers: list[Any]) -> None:
+    address = numbers(peers[1])
+    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    for context in (peers[0], other):
+        use(context)
+        ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    ok(cuda.cuCtxDisablePeerAccess(peers[1]))
+    use(peers[0])
+    assert add_one(address) == DONE
+    for _ in range(3):  # as often as one likes
+        ok(cuda.cuCtxDisablePeerAccess(peers[1]))
+        ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    assert add_one(address) == DONE
+
+
+def test_memory_that_was_mapped_before_stays_accessible(peers: list[Any]) -> None:
+    use(peers[0])
+    host = ok(cuda.cuMemHostAlloc(4 * WORDS, 2))
+    own = mapped()
+    ok(cuda.cuMemsetD8(own, 0, 4 * WORDS))
+    ctypes.memset(int(host), 0, 4 * WORDS)
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    more = mapped()
+    for address in (int(host), own, more, numbers(peers[1])):
+        assert add_one(address) == DONE, last_error()
+    assert (np.frombuffer(ctypes.string_at(int(host), 4 * WORDS), np.float32) == 1).all()
+    assert (read(own) == 1).all()
+    assert cuda.cuMemFreeHost(host) == DONE
+
+
+def test_what_is_refused(peers: list[Any]) -> None:
+    assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == INVALID_CONTEXT, "the current one"
+    assert cuda.cuCtxEnablePeerAccess(peers[1], 1) == (R.CUDA_ERROR_INVALID_VALUE,)
+    same = ok(cuda.cuCtxCreate(None, 0, 0))
+    assert cuda.cuCtxEnablePeerAccess(peers[0], 0) == (R.CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,), "of the same device"
+    assert "cuMemcpyPeer" in last_error()
+    assert cuda.cuCtxDisablePeerAccess(peers[1]) == (R.CUDA_ERROR_PEER_ACCESS_NOT_ENABLED,)
+    ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
+    assert cuda.cuCtxEnablePeerAccess(peers[1], 0) == (R.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED,)
+    for call, rest in ((cuda.cuCtxEnablePeerAccess, (0,)), (cuda.cuCtxDisablePeerAccess, ())):
+        for wrong in (0, 12345, 1 << 63):
+            assert call(wrong, *rest) == INVALID_CONTEXT
+    ok(cuda.cuCtxDestroy(same))
+    ok(cuda.cuCtxSetCurrent(0))
+    assert cuda.cuCtxEnablePeerAccess(peers[1], 0) == INVALID_CONTEXT, "a context must be current"
+    for one, other in ((0, 0), (0, 2), (-1, 0)):
+        rank = ATTRIBUTES.CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK
+        assert cuda.cuDeviceGetP2PAttribute(rank, one, other) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuDeviceCanAccessPeer(0, 2) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+    assert cuda.cuDeviceGetP2PAttribute(99, 0, 1) == (R.CUDA_ERROR_INVALID_VALUE, None)
+
+
+def test_mapped_memory_of_a_peer_is_refused_by_name(peers: list[Any]) -> None:
+    address = mapped()
+    assert cuda.cuMemSetAccess(address, 2 << 20, [access(device=1)], 1) == (R.CUDA_ERROR_NOT_SUPPORTED,)
+    assert "cuMemAlloc" in last_error()
+
+
+# --- memory pools
+
+
+def test_a_pool_gives_and_takes_access(peers: list[Any]) -> None:
+    use(peers[1])
+    pool = ok(cuda.cuDeviceGetDefaultMemPool(1))
+    address = int(ok(cuda.cuMemAllocAsync(4 * WORDS, 0)))
+    ok(cuda.cuMemsetD8Async(address, 0, 4 * WORDS, 0))
+    ok(cuda.cuStreamSynchronize(0))
+    use(peers[0])
+    assert cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1) == DONE, last_error()
+    assert int(ok(cuda.cuMemPoolGetAccess(pool, access(device=0).location))) == 3
+    assert add_one(address) == DONE, last_error()
+    assert (read(address) == 1).all()
+    assert cuda.cuMemPoolSetAccess(pool, [access(NO_ACCESS, 0)], 1) == DONE
+    assert int(ok(cuda.cuMemPoolGetAccess(pool, access(device=0).location))) == 0
+    assert add_one(address) == ILLEGAL
+
+
+def test_a_pools_access_holds_for_later_contexts(devices: None) -> None:
+    pool = ok(cuda.cuDeviceGetDefaultMemPool(1))
+    assert cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1) == DONE, last_error()
+    for _ in range(2):
+        one, other = (ok(cuda.cuCtxCreate(None, 0, number)) for number in (0, 1))
+        address = int(ok(cuda.cuMemAllocAsync(4 * WORDS, 0)))
+        ok(cuda.cuStreamSynchronize(0))
+        use(one)
+        assert add_one(address) == DONE, last_error()
+        for context in (other, one):
+            ok(cuda.cuCtxDestroy(context))
+    assert cuda.cuMemPoolSetAccess(pool, [access(NO_ACCESS, 0)], 1) == DONE
