@@ -41,9 +41,9 @@ def map_file(fd: int, size: int, address: int = 0) -> int:
     return found
 
 
-def map_file_over(fd: int, size: int, address: int) -> None:
-    """Map a file's first ``size`` bytes over what is mapped at an address. Raises OSError."""
-    _checked(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, 0))
+def map_file_over(fd: int, size: int, address: int, offset: int = 0) -> None:
+    """Map ``size`` bytes of a file, from an offset on, over what is mapped at an address. Raises OSError."""
+    _checked(_map(address, size, _READ_AND_WRITE, mmap.MAP_SHARED | NORESERVE | _FIXED, fd, offset))
 
 
 def map_nothing(size: int, address: int = 0) -> int:

@@ -24,8 +24,11 @@ def make_sealed(name: str, size: int) -> int:
     return fd
 
 
-def open_sealed(pid: int, fd: int, name: str) -> int:
-    """Return a descriptor of another process's file that `make_sealed` made with this name; OSError, ValueError."""
+def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
+    """Return a descriptor of another process's file that `make_sealed` made with this name; OSError, ValueError.
+
+    It has at least ``size`` bytes.
+    """
     # No FIFO is waited for, no terminal is taken: it may be any file.
     opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -33,6 +36,8 @@ def open_sealed(pid: int, fd: int, name: str) -> int:
             raise ValueError(f"descriptor {fd} of process {pid} is another file")
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError(f"the size of descriptor {fd} of process {pid} can change")
+        if os.fstat(opened).st_size < size:
+            raise ValueError(f"descriptor {fd} of process {pid} has fewer than {size} bytes")
     except BaseException:
         os.close(opened)
         raise

@@ -149,12 +149,13 @@ def _handle(kind: Kind, use: Use = Use.NAMED) -> Operand:
 
 _STREAM: Final = _handle(Kind.STREAM)
 _EVENT: Final = _handle(Kind.EVENT)
+_START_AND_END: Final = tuple(Operand(name, kind=Kind.EVENT) for name in ("start", "end"))
 _MODULE: Final = _handle(Kind.MODULE)
 _MEMORY_HANDLE: Final = _handle(Kind.MEMORY)
 _NEW_MEMORY: Final = _handle(Kind.MEMORY, Use.CREATED)
 _GRAPH: Final = _handle(Kind.GRAPH)
 _SECRET: Final = _u64("secret_high secret_low")
-_WINDOW: Final = _u64("process descriptor") + _SECRET
+_FILE: Final = _u64("process descriptor") + _SECRET
 
 _SIDES: Final = (
     *_u64("destination_space destination destination_pitch destination_slice_pitch"),
@@ -238,13 +239,7 @@ _EVENTS: Final = (
     Operation(0x503, "RECORD_EVENT", (_EVENT, _STREAM), Completion.QUEUED),
     Operation(0x504, "QUERY_EVENT", (_EVENT,), answered=True),
     Operation(0x505, "SYNCHRONIZE_EVENT", (_EVENT,), Completion.AWAITED, answered=True),
-    Operation(
-        0x506,
-        "ELAPSED_TIME",
-        (Operand("start", kind=Kind.EVENT), Operand("end", kind=Kind.EVENT)),
-        answered=True,
-        answers=(Operand("milliseconds", "d"),),
-    ),
+    Operation(0x506, "ELAPSED_TIME", _START_AND_END, answered=True, answers=(Operand("milliseconds", "d"),)),
     # Between clients of an executor an event is named by a secret.
     Operation(0x507, "SHARE_EVENT", (_EVENT,), answered=True, answers=_SECRET),
     Operation(0x508, "OPEN_EVENT", (_handle(Kind.EVENT, Use.CREATED), *_SECRET), answered=True),
@@ -262,10 +257,12 @@ _VIRTUAL_MEMORY: Final = (
     Operation(0x707, "IMPORT_MEMORY", (_NEW_MEMORY, *_SECRET), answered=True, answers=_u64("bytes of_host")),
     # An allocation as memory to be imported: its secret, and where it begins in that memory.
     Operation(0x708, "SHARE_ALLOCATION", _u64("address"), answered=True, answers=_SECRET + _u64("offset")),
-    # All of a client's allocations, as a file that a peer's executor opens by its descriptor in this process.
-    Operation(0x709, "PUBLISH_WINDOW", (), answered=True, answers=_WINDOW),
-    Operation(0x70A, "MAP_PEER", (*_u64("ordinal"), *_WINDOW), answered=True),
+    # A client's window, or memory, as a file that a peer's executor opens by its descriptor in this process.
+    Operation(0x709, "PUBLISH_WINDOW", (), answered=True, answers=_FILE),
+    Operation(0x70A, "MAP_PEER", (*_u64("ordinal"), *_FILE), answered=True),
     Operation(0x70B, "UNMAP_PEER", _u64("ordinal"), answered=True),
+    Operation(0x70C, "PUBLISH_MEMORY", (_MEMORY_HANDLE,), answered=True, answers=_FILE),
+    Operation(0x70D, "IMPORT_PEERS_MEMORY", (_NEW_MEMORY, *_FILE, *_u64("bytes")), answered=True),
 )
 
 _GRAPHS: Final = (

@@ -250,9 +250,16 @@ def context_on(ordinal: int) -> Context:
     """
     if this_thread.stack and current().device.ordinal == ordinal:
         return current()
-    for context in tuple(contexts.values()):
-        if context.device.ordinal == ordinal and context.active and context.sticky_error is None:
-            return context
+    if (found := usable_on(ordinal)) is not None:
+        return found
     raise CudaError(
         Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"
     )
+
+
+def usable_on(ordinal: int) -> Context | None:
+    """Return a context on a device (its ordinal) that is open and has no error, None if there is none."""
+    for context in tuple(contexts.values()):
+        if context.device.ordinal == ordinal and context.active and context.sticky_error is None:
+            return context
+    return None

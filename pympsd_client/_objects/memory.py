@@ -52,6 +52,10 @@ class Allocation:
         """Whether its device does."""
         return True
 
+    def is_accessible_from(self, context: Context) -> bool:
+        """Whether calls in streams of another device's context reach it: all but pools' memory is, by staging."""
+        return True
+
     def free(self) -> None:
         """Free it once the context's work so far is done; return then. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
@@ -222,6 +226,12 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
+    found = allocations.containing(address)
+    if found is not None and not found.is_accessible_from(context):
+        raise invalid_value(
+            f"{address:#x} is of a memory pool to which device {context.device.number}, whose stream this is, has no "
+            "access; call cuMemPoolSetAccess"
+        )
     synchronize(handle)
     return owner(address), 0
 

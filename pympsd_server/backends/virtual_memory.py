@@ -27,6 +27,9 @@ class PhysicalMemory(Protocol):
     def export(self) -> int:
         """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
 
+    def publish(self) -> tuple[int, int]:
+        """Return the descriptor of its file, which stays, and its secret; BackendError INVALID_VALUE without one."""
+
     def release(self) -> None:
         """Free it once it is mapped nowhere."""
 
@@ -59,6 +62,12 @@ class MapsMemory(Protocol):
 
     def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
         """Make the allocations of the client on another device accessible to its kernels here, at their addresses.
+
+        BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
+        """
+
+    def import_peers_memory(self, process: int, descriptor: int, secret: int, count: int) -> PhysicalMemory:
+        """Return memory of ``count`` bytes that the client has created on another device, and published there.
 
         BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """

@@ -10,9 +10,10 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._objects.context import contexts
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
-from tests.client.test_client_virtual_memory import access, mapped
+from tests.client.test_client_virtual_memory import BOTH, GRANULE, access, mapped, properties, reserved
 from tests.support.client_kernels import BASIC, HEADER, MORE
 
 R = cuda.CUresult
@@ -117,6 +118,7 @@ def test_a_running_kernel_sees_what_the_peer_writes(peers: list[Any]) -> None:
     use(peers[1])
     words = ok(cuda.cuMemAlloc(64))
     ok(cuda.cuMemsetD8(words, 0, 64))
+    ok(cuda.cuCtxSynchronize())
     use(peers[0])
     ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
     stream = ok(cuda.cuStreamCreate(1))
@@ -207,6 +209,7 @@ def test_memory_that_was_mapped_before_stays_accessible(peers: list[Any]) -> Non
     host = ok(cuda.cuMemHostAlloc(4 * WORDS, 2))
     own = mapped()
     ok(cuda.cuMemsetD8(own, 0, 4 * WORDS))
+    ok(cuda.cuCtxSynchronize())
     ctypes.memset(int(host), 0, 4 * WORDS)
     ok(cuda.cuCtxEnablePeerAccess(peers[1], 0))
     more = mapped()
@@ -239,10 +242,93 @@ def test_what_is_refused(peers: list[Any]) -> None:
     assert cuda.cuDeviceGetP2PAttribute(99, 0, 1) == (R.CUDA_ERROR_INVALID_VALUE, None)
 
 
-def test_mapped_memory_of_a_peer_is_refused_by_name(peers: list[Any]) -> None:
-    address = mapped()
-    assert cuda.cuMemSetAccess(address, 2 << 20, [access(device=1)], 1) == (R.CUDA_ERROR_NOT_SUPPORTED,)
-    assert "cuMemAlloc" in last_error()
+# --- mapped memory
+
+
+def made(address: int, device: int, size: int = GRANULE) -> Any:
+    """Map new memory of a device at an address."""
+    handle = ok(cuda.cuMemCreate(size, properties(device), 0))
+    assert cuda.cuMemMap(address, size, 0, handle, 0) == DONE, last_error()
+    return handle
+
+
+def give(address: int, size: int, *devices: int, flags: Any = BOTH) -> None:
+    wanted = [access(flags, device) for device in devices]
+    assert cuda.cuMemSetAccess(address, size, wanted, len(wanted)) == DONE, last_error()
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_mapped_memory_is_accessible_as_it_is_set(own: int, peers: list[Any]) -> None:
+    use(peers[1 - own])
+    address = reserved(2 * GRANULE)
+    for at in (address, address + GRANULE):
+        made(at, 1 - own)
+    give(address, 2 * GRANULE, 0, 1)
+    ok(cuda.cuMemsetD8(address, 0, 2 * GRANULE))
+    ok(cuda.cuCtxSynchronize())
+    for context in peers:
+        use(context)
+        assert add_one(address + GRANULE - 2000) == DONE, "over the border of the two"
+    assert (read(address + GRANULE - 2000) == 2).all()
+    where = access(device=own).location
+    assert int(ok(cuda.cuMemGetAccess(where, address))) == 3
+    give(address, 2 * GRANULE, own, flags=NO_ACCESS)
+    assert int(ok(cuda.cuMemGetAccess(where, address))) == 0
+    use(peers[1 - own])
+    assert add_one(address) == DONE
+    use(peers[own])
+    assert add_one(address) == ILLEGAL
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["both have access", "the memory's device alone has access"])
+def test_memory_of_several_devices_in_one_range_of_addresses(shared: bool, peers: list[Any]) -> None:
+    """As vectorAddMMAP of NVIDIA's samples does: the range is of the current context's device, the memory of both."""
+    address = reserved(2 * GRANULE)
+    handles = [made(address + number * GRANULE, number) for number in (0, 1)]
+    if shared:
+        give(address, 2 * GRANULE, 0, 1)
+    else:
+        give(address + GRANULE, GRANULE, 1)
+    ok(cuda.cuMemsetD8(address + GRANULE, 0, GRANULE))
+    ok(cuda.cuCtxSynchronize())
+    use(peers[1])
+    assert add_one(address + GRANULE) == DONE, last_error()
+    assert (read(address + GRANULE) == 1).all()
+    for number, handle in enumerate(handles):
+        assert cuda.cuMemUnmap(address + number * GRANULE, GRANULE) == DONE
+        assert cuda.cuMemRelease(handle) == DONE
+    assert cuda.cuMemAddressFree(address, 2 * GRANULE) == DONE
+    before = ok(cuda.cuMemGetInfo())[0]
+    use(peers[0])
+    assert add_one(address + GRANULE) == ILLEGAL
+    use(peers[1])
+    assert ok(cuda.cuMemGetInfo())[0] == before
+
+
+def test_memory_needs_no_context_of_its_device(context: Any) -> None:
+    address = reserved(2 * GRANULE)
+    handles = [made(address + number * GRANULE, number) for number in (0, 1)]
+    give(address, 2 * GRANULE, 0, 1)
+    ok(cuda.cuMemsetD8(address, 0, 2 * GRANULE))
+    ok(cuda.cuCtxSynchronize())
+    assert add_one(address + GRANULE) == DONE, last_error()
+    assert int(ok(cuda.cuDevicePrimaryCtxGetState(1))[1]) == 0, "the program has not asked for a context there"
+    assert cuda.cuMemUnmap(address, 2 * GRANULE) == DONE
+    for handle in handles:
+        assert cuda.cuMemRelease(handle) == DONE
+    assert [one.device.ordinal for one in contexts.values()] == [0]
+
+
+def test_the_memory_of_a_closed_context_is_unmapped_everywhere(peers: list[Any]) -> None:
+    address = reserved(2 * GRANULE)
+    for number in (0, 1):
+        made(address + number * GRANULE, number)
+    give(address, 2 * GRANULE, 0, 1)
+    ok(cuda.cuCtxDestroy(peers[1]))
+    use(peers[0])
+    assert add_one(address) == DONE
+    assert cuda.cuMemUnmap(address + GRANULE, GRANULE) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert add_one(address + GRANULE) == ILLEGAL
 
 
 # --- memory pools
@@ -276,3 +362,38 @@ def test_a_pools_access_holds_for_later_contexts(devices: None) -> None:
         for context in (other, one):
             ok(cuda.cuCtxDestroy(context))
     assert cuda.cuMemPoolSetAccess(pool, [access(NO_ACCESS, 0)], 1) == DONE
+
+
+def test_copies_reach_a_pools_memory_with_its_access_alone(peers: list[Any]) -> None:
+    """As on a GPU, where those of cuMemAlloc are reached by copies without any."""
+    use(peers[1])
+    pool = ok(cuda.cuDeviceGetDefaultMemPool(1))
+    theirs = int(ok(cuda.cuMemAllocAsync(64, 0)))
+    ok(cuda.cuStreamSynchronize(0))
+    use(peers[0])
+    mine = ok(cuda.cuMemAlloc(64))
+    for wanted in (R.CUDA_ERROR_INVALID_VALUE, R.CUDA_SUCCESS, R.CUDA_ERROR_INVALID_VALUE):
+        assert cuda.cuMemcpyDtoDAsync(mine, theirs, 64, 0) == (wanted,)
+        assert cuda.cuMemcpyDtoDAsync(theirs, mine, 64, 0) == (wanted,)
+        flags = NO_ACCESS if wanted == R.CUDA_SUCCESS else BOTH
+        assert cuda.cuMemPoolSetAccess(pool, [access(flags, 0)], 1) == DONE
+    assert cuda.cuMemPoolSetAccess(pool, [access(NO_ACCESS, 0)], 1) == DONE
+
+
+def test_a_pool_for_export_gives_access_too(peers: list[Any]) -> None:
+    wanted = cuda.CUmemPoolProps()
+    wanted.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    wanted.location = access(device=1).location
+    use(peers[1])
+    pool = ok(cuda.cuMemPoolCreate(wanted))
+    address = int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0)))
+    ok(cuda.cuMemsetD8(address, 0, 4 * WORDS))
+    ok(cuda.cuCtxSynchronize())
+    use(peers[0])
+    assert cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1) == DONE, last_error()
+    assert add_one(address) == DONE, last_error()
+    assert (read(address) == 1).all()
+    use(peers[1])
+    ok(cuda.cuMemFreeAsync(address, 0))
+    assert cuda.cuMemPoolDestroy(pool) == DONE

@@ -264,7 +264,9 @@ def test_bad_mappings(context: Any) -> None:
     reading = cuda.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READ
     assert cuda.cuMemSetAccess(address, GRANULE, [access(reading)], 1) == (NOT_SUPPORTED,)
     elsewhere = ok(cuda.cuCtxCreate(None, 0, 1))
-    foreign = ok(cuda.cuMemCreate(GRANULE, properties(1), 0))
+    where = properties(1)
+    where.location = located("HOST_NUMA", 0)
+    foreign = ok(cuda.cuMemCreate(GRANULE, where, 0))
     assert cuda.cuMemMap(address + GRANULE, GRANULE, 0, foreign, 0) == (NOT_SUPPORTED,)
     assert "another device" in last_error()
     assert cuda.cuCtxDestroy(elsewhere) == DONE

@@ -210,7 +210,7 @@ def _is_ipc_capable(memory: Memory, address: int) -> AttributeValue:
 
 def _access(memory: Memory, address: int) -> AttributeValue:
     found, whole = memory.allocation, _READ_AND_WRITE if memory.size else 0
-    return AttributeValue(found.access if isinstance(found, Mapping) else whole, "I")
+    return AttributeValue(max(found.access.values(), default=0) if isinstance(found, Mapping) else whole, "I")
 
 
 def _constant(value: int, code: str) -> Callable[[Memory, int], AttributeValue]:

@@ -292,7 +292,7 @@ def set_access(pool: int, given: Any, count: int) -> None:
     """Change which devices reach the pool's memory: its own does, read and write, and others with peer access.
 
     Managed and host memory is reached by the devices in whose contexts it is allocated. INVALID_DEVICE for a device
-    without peer access; NOT_SUPPORTED for a pool that other processes import; INVALID_VALUE.
+    without peer access; NOT_SUPPORTED for access only to read; INVALID_VALUE.
     """
     found, peers = pools.find(pool), dict[Pair, bool]()
     for each in accesses(given, count):
@@ -304,7 +304,7 @@ def set_access(pool: int, given: Any, count: int) -> None:
         if not is_own and (pair := _peers(found, each)) is not None:
             peers[pair] = bool(each.flags)
     for pair, is_given in peers.items():
-        peer_access.set_of_pool(found.handle, pair, is_given)
+        peer_access.set_of(found.handle, pair, is_given)
 
 
 def _peers(pool: Pool, wanted: Access) -> Pair | None:
@@ -318,9 +318,6 @@ def _peers(pool: Pool, wanted: Access) -> Pair | None:
                 Result.ERROR_INVALID_DEVICE, f"{reason} (cuDeviceCanAccessPeer answers 0); copy with cuMemcpyPeer"
             )
         return None
-    if wanted.flags and (pool.secret or pool.is_imported):
-        reason = "the pool is shared between processes: its memory is reached by the kernels of its own device alone"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolSetAccess: {reason}")
     if wanted.flags not in (0, _READ_AND_WRITE):
         reason = "access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolSetAccess: {reason}")
@@ -337,7 +334,7 @@ def _reaches(pool: Pool, location: Location) -> bool:
 def _is_given_access(pool: Pool, location: Location) -> bool:
     if location.type != _DEVICE or pool.device is None:
         return False
-    return peer_access.has_pool(pool.handle, (process.device(location.id).ordinal, pool.device.ordinal))
+    return peer_access.is_of(pool.handle, (process.device(location.id).ordinal, pool.device.ordinal))
 
 
 def access(pool: int, location: Location | None) -> int:

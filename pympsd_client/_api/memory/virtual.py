@@ -143,11 +143,18 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     is_host = properties.location.type != _DEVICE
     if size > (_ROOM if is_host else device.facts.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
-    context = context_on(device.ordinal)
+    context = _owner(device)
     handle = context.mint()
-    flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
+    # Another device can map it if it is a file.
+    is_file = properties.handle_types or len(process.require().devices) > 1
+    flags = (MEMORY_SHAREABLE if is_file else 0) | (MEMORY_OF_HOST if is_host else 0)
     context.call(operations.CREATE_MEMORY, handle, size, flags)
     return virtual_memory.add(Physical(handle, context, size, properties, is_host))
+
+
+def _owner(device: Device) -> Context:
+    stack = this_thread.stack
+    return stack[-1] if stack and stack[-1].device.ordinal == device.ordinal else virtual_memory.owner_on(device)
 
 
 def release(handle: int) -> None:
@@ -189,11 +196,10 @@ def unmap(address: int, size: int) -> None:
 
 
 def set_access(address: int, size: int, given: Any, count: int) -> None:
-    """Set how the memory's device, or for host memory the program, reaches whole mappings: read and write, or not.
+    """Set how devices, or for host memory the program, reach whole mappings: read and write, or not.
 
-    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for a device without peer access,
-    NOT_SUPPORTED for one with it, and for access only to read; OUT_OF_MEMORY if this process has mapped something
-    there.
+    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for a device without peer access;
+    NOT_SUPPORTED for access only to read; OUT_OF_MEMORY if this process has mapped something there.
     """
     _own_device("cuMemSetAccess")
     _check_granules(size, "size")
@@ -206,8 +212,8 @@ def set_access(address: int, size: int, given: Any, count: int) -> None:
     for each in wanted:
         if each.location.type != _DEVICE:
             virtual_memory.set_host_access(address, size, each.flags)
-        elif process.device(each.location.id).ordinal == context.device.ordinal:
-            virtual_memory.set_access(address, size, each.flags)
+        else:
+            virtual_memory.set_access(address, size, process.device(each.location.id).ordinal, each.flags)
 
 
 def _check_access(context: Context, location: Location, flags: int) -> None:
@@ -216,10 +222,7 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
     if location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value(f"a location of type {location.type} reaches no memory that is mapped")
     device = process.device(location.id) if location.type == _DEVICE else context.device
-    if device.ordinal != context.device.ordinal and flags:
-        if is_possible(device, context.device):
-            reason = "kernels of other devices reach what cuMemAlloc and memory pools allocated, not mapped memory"
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemSetAccess: {reason}")
+    if device.ordinal != context.device.ordinal and flags and not is_possible(device, context.device):
         raise CudaError(
             Result.ERROR_INVALID_DEVICE,
             f"device {device.number} has no peer access to device {context.device.number} (cuDeviceCanAccessPeer "
@@ -240,7 +243,7 @@ def access(location: Location | None, address: int) -> int:
     found = virtual_memory.at(address)
     if location.type != _DEVICE:
         return found.host_access
-    return found.access if process.device(location.id).ordinal == found.context.device.ordinal else 0
+    return found.access.get(process.device(location.id).ordinal, 0)
 
 
 # --- sharing

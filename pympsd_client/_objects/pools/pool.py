@@ -20,6 +20,7 @@ from pympsd_client._objects.context import Context, new_handle
 from pympsd_client._objects.memory import Allocation, allocations
 from pympsd_client._objects.pools.arena import Arena, Place, rounded
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
+from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
 
 _ALIGNMENT: Final = 512
 
@@ -30,6 +31,12 @@ class Block(Allocation):
 
     pool: Pool = field(kw_only=True)
     taken: int = field(kw_only=True)
+
+    def is_accessible_from(self, context: Context) -> bool:
+        """Whether the pool gives access to the context's device."""
+        owner = self.pool.device
+        pair = (context.device.ordinal, self.context.device.ordinal)
+        return owner is None or not is_possible(context.device, owner) or peer_access.is_of(self.pool.handle, pair)
 
     def free(self) -> None:
         """Free it at once: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""

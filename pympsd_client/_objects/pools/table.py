@@ -87,7 +87,7 @@ class Pools:
     def _forget(self, pool: Pool) -> None:
         """Drop a destroyed pool that has no memory any more."""
         self._all.pop(pool.handle, None)
-        peer_access.forget_pool(pool.handle)
+        peer_access.forget(pool.handle)
 
     # --- what happens to streams and contexts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from threading import RLock
 from typing import Final
 
@@ -12,9 +13,12 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
-from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, context_on, contexts, usable_on, when_closed
 from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.process import process
 from pympsd_client._objects.shared_pinned_memory import map_memory, unmap_memory
+from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
 from pympsd_client._objects.virtual.reservations import Reservations
 
 
@@ -39,14 +43,16 @@ class Mapping(Allocation):
     """Physical memory where it is mapped: an allocation that no function of allocations frees."""
 
     physical: Physical = field(kw_only=True)
-    access: int = 0
-    """A CUmemAccess_flags: the device's."""
+    imported: int = 0
+    """The handle under which the device of the addresses has another device's memory; 0 for its own."""
+    access: dict[int, int] = field(factory=dict)
+    """CUmemAccess_flags by the ordinals of devices; those that are not here have none."""
     host_access: int = 0
 
     @property
     def is_reached(self) -> bool:
-        """Whether its device has access."""
-        return self.access != 0
+        """Whether the device of its addresses has access."""
+        return any(self.access.values())
 
     def free(self) -> None:
         """Refuse: INVALID_VALUE."""
@@ -66,6 +72,8 @@ class VirtualMemory:
         """By the ordinal of the device in whose window they are."""
         self._physical: Final[dict[int, Physical]] = {}
         self._mappings: Final[dict[int, Mapping]] = {}
+        self._owners: Final[dict[int, Context]] = {}
+        """By ordinals, contexts of devices on which the program has memory and had no context of its own."""
         when_closed.append(self._drop)
 
     # --- addresses
@@ -93,6 +101,19 @@ class VirtualMemory:
 
     # --- handles
 
+    def owner_on(self, device: Device) -> Context:
+        """Return a context for new memory of a device; raise CudaError.
+
+        That of the program if it has one there, for CUDA needs none: else one that is open while it has memory.
+        """
+        with self._lock:
+            if (found := usable_on(device.ordinal)) is not None:
+                return found
+            made = Context(device, 0, primary=False)
+            made.open(process.require())
+            self._owners[device.ordinal] = made
+            return made
+
     def add(self, physical: Physical) -> int:
         """Enter physical memory and return its handle."""
         self._physical[physical.handle] = physical
@@ -114,7 +135,12 @@ class VirtualMemory:
 
     def _free_unused(self, found: Physical) -> None:
         if not found.references and not found.mappings and self._physical.pop(found.handle, None) is not None:
-            found.context.call(operations.RELEASE_MEMORY, found.handle)
+            owner = found.context
+            owner.call(operations.RELEASE_MEMORY, found.handle)
+            if owner in self._owners.values() and all(one.context is not owner for one in self._physical.values()):
+                del self._owners[owner.device.ordinal]
+                contexts.pop(owner.handle, None)
+                owner.close(process.require())
 
     def retain_at(self, address: int) -> int:
         """Return the handle of the memory that is mapped at an address, with one reference more; INVALID_VALUE."""
@@ -126,7 +152,11 @@ class VirtualMemory:
     # --- mappings
 
     def map(self, physical: Physical, address: int, size: int) -> None:
-        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED for another device's."""
+        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED.
+
+        Addresses are of the device whose context was current when they were reserved. Memory of another device is
+        mapped there if that has peer access.
+        """
         if size != physical.size:
             raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
         with self._lock:
@@ -134,18 +164,19 @@ class VirtualMemory:
             found = self._reservations.get(ordinal)
             if found is None or not found.hold(address, size):
                 raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
-            if ordinal != physical.context.device.ordinal:
-                raise CudaError(
-                    Result.ERROR_NOT_SUPPORTED,
-                    f"the addresses were reserved while a context of another device than the memory's was current; "
-                    f"reserve them in a context of device {physical.context.device.number}",
-                )
             if self._between(address, size):
                 raise invalid_value(f"memory is mapped at {address:#x}, or within {size} bytes from it")
-            context = physical.context
-            context.call(operations.MAP_MEMORY, physical.handle, address)
+            context, imported = physical.context, 0
+            if ordinal != context.device.ordinal:
+                context, imported = _import(physical, ordinal)
+            try:
+                context.call(operations.MAP_MEMORY, imported or physical.handle, address)
+            except CudaError:
+                if imported:
+                    context.call(operations.RELEASE_MEMORY, imported)
+                raise
             physical.mappings += 1
-            made = Mapping(address, context, size, physical=physical, is_host=physical.is_host)
+            made = Mapping(address, context, size, physical=physical, imported=imported, is_host=physical.is_host)
             self._mappings[address] = made
             allocations.any_shared |= made.is_host
             allocations.add(made)
@@ -156,19 +187,28 @@ class VirtualMemory:
             found = self._exactly(address, size)
             found[0].context.call(operations.UNMAP_MEMORY, address, size)
             for one in found:
+                if one.imported:
+                    one.context.call(operations.RELEASE_MEMORY, one.imported)
                 del self._mappings[one.handle]
                 unmap_memory(one.handle)
+                peer_access.forget(one.handle)
                 allocations.remove(one.handle)
                 one.physical.mappings -= 1
                 self._free_unused(one.physical)
 
-    def set_access(self, address: int, size: int, flags: int) -> None:
-        """Make a range of whole mappings accessible to their device, or not; INVALID_VALUE."""
+    def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
+        """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
+
+        What any device accesses is accessible to that of the addresses too, through which the others do.
+        """
         with self._lock:
             found = self._exactly(address, size)
-            found[0].context.call(operations.SET_ACCESS, address, size, int(flags != 0))
             for one in found:
-                one.access = flags
+                before, one.access[ordinal] = one.is_reached, flags
+                if one.is_reached != before:
+                    one.context.call(operations.SET_ACCESS, one.handle, one.size, int(one.is_reached))
+                if ordinal != (own := one.context.device.ordinal):
+                    peer_access.set_of(one.handle, (ordinal, own), flags != 0)
 
     def set_host_access(self, address: int, size: int, flags: int) -> None:
         """Make a range of whole mappings of host memory accessible to this process, or not; INVALID_VALUE."""
@@ -211,12 +251,39 @@ class VirtualMemory:
     def _drop(self, context: Context) -> None:
         with self._lock:
             for mapping in tuple(self._mappings.values()):
-                if mapping.context is context:
+                if context in (mapping.context, mapping.physical.context):
                     del self._mappings[mapping.handle]
                     unmap_memory(mapping.handle)
+                    peer_access.forget(mapping.handle)
+                    if mapping.context is not context:
+                        _unmap_imported(mapping)
             for physical in tuple(self._physical.values()):
                 if physical.context is context:
                     del self._physical[physical.handle]
+
+
+def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
+    """Have another device know physical memory; return its context and the handle there. NOT_SUPPORTED."""
+    owner, context = physical.context, context_on(ordinal)
+    if physical.is_host or not is_possible(context.device, owner.device):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "the addresses were reserved while a context of another device than the memory's was current, and these "
+            f"have no peer access; reserve them in a context of device {owner.device.number}",
+        )
+    file = operations.PUBLISH_MEMORY.answer.unpack_from(owner.call(operations.PUBLISH_MEMORY, physical.handle))
+    handle = context.mint()
+    context.call(operations.IMPORT_PEERS_MEMORY, handle, *file, physical.size)
+    return context, handle
+
+
+def _unmap_imported(mapping: Mapping) -> None:
+    """Unmap memory whose own context has closed."""
+    allocations.remove(mapping.handle)
+    if mapping.context.active:
+        with suppress(CudaError):
+            mapping.context.call(operations.UNMAP_MEMORY, mapping.handle, mapping.size)
+            mapping.context.call(operations.RELEASE_MEMORY, mapping.imported)
 
 
 virtual_memory: Final = VirtualMemory()

@@ -14,7 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Connection, Device
-from pympsd_client._objects.context import Context, contexts, when_closed, when_opened
+from pympsd_client._objects.context import Context, contexts, usable_on, when_closed, when_opened
 from pympsd_client._objects.process import process
 
 Pair = tuple[int, int]
@@ -34,13 +34,13 @@ class PeerAccess:
         self._connection: Connection | None = None
         self._contexts: set[tuple[Context, Context]] = set()
         """Those with access, each with that whose memory it is."""
-        self._pools: set[tuple[int, Pair]] = set()
-        """Pools by their handles, with what they give access to."""
+        self._memory: set[tuple[int, Pair]] = set()
+        """Memory pools by their handles and mapped memory by its address, with what they give access to."""
         self._mapped: set[Pair] = set()
 
     def _of_this_connection(self) -> None:
         if self._connection is not process.connection:
-            for each in (self._contexts, self._pools, self._mapped):
+            for each in (self._contexts, self._memory, self._mapped):
                 each.clear()
             self._connection = process.connection
 
@@ -68,35 +68,35 @@ class PeerAccess:
             self._contexts.discard((context, peer))
             self._update((context.device.ordinal, peer.device.ordinal))
 
-    def set_of_pool(self, pool: int, pair: Pair, allowed: bool) -> None:
-        """Give kernels of a device access to a pool's memory, or take it; OUT_OF_MEMORY."""
+    def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
+        """Give kernels of a device access to a pool's or mapped memory, or take it; OUT_OF_MEMORY."""
         with self._lock:
             self._of_this_connection()
             if allowed:
-                self._pools.add((pool, pair))
+                self._memory.add((memory, pair))
             else:
-                self._pools.discard((pool, pair))
+                self._memory.discard((memory, pair))
             self._update(pair)
 
-    def has_pool(self, pool: int, pair: Pair) -> bool:
-        """Return whether a pool's memory can be accessed so."""
+    def is_of(self, memory: int, pair: Pair) -> bool:
+        """Return whether a pool's or mapped memory can be accessed so."""
         with self._lock:
             self._of_this_connection()
-            return (pool, pair) in self._pools
+            return (memory, pair) in self._memory
 
-    def forget_pool(self, pool: int) -> None:
-        """Drop the access that a destroyed pool gave."""
-        with self._lock:
-            for entry in [entry for entry in self._pools if entry[0] == pool]:
-                self.set_of_pool(*entry, False)
+    def forget(self, memory: int) -> None:
+        """Drop the access to memory that is gone."""
+        with self._lock, suppress(CudaError):
+            for entry in [entry for entry in self._memory if entry[0] == memory]:
+                self.set_of(*entry, False)
 
     def _is_wanted(self, pair: Pair) -> bool:
         pairs = ((one.device.ordinal, other.device.ordinal) for one, other in self._contexts)
-        return pair in pairs or any(pair == given for _, given in self._pools)
+        return pair in pairs or any(pair == given for _, given in self._memory)
 
     def _update(self, pair: Pair) -> None:
         """Map, or unmap, one device's memory for another if that is to change; raise CudaError."""
-        context, peer = (_usable_on(ordinal) for ordinal in pair)
+        context, peer = (usable_on(ordinal) for ordinal in pair)
         if context is None:
             return
         if pair in self._mapped and not self._is_wanted(pair):
@@ -108,10 +108,10 @@ class PeerAccess:
             self._mapped.add(pair)
 
     def opened(self, context: Context) -> None:
-        """Map what pools give access to, with the first context of a device."""
+        """Map what memory pools give access to, with the first context of a device."""
         with self._lock:
             self._of_this_connection()
-            for pair in {given for _, given in self._pools if context.device.ordinal in given}:
+            for pair in {given for _, given in self._memory if context.device.ordinal in given}:
                 self._update(pair)
 
     def closed(self, context: Context) -> None:
@@ -124,25 +124,13 @@ class PeerAccess:
             for pair in [pair for pair in self._mapped if ordinal in pair]:
                 if is_last and pair[0] == ordinal:
                     self._mapped.discard(pair)  # its executor unmaps everything
-                elif is_last and (accessing := _usable_on(pair[0])) is not None:
+                elif is_last and (accessing := usable_on(pair[0])) is not None:
                     self._mapped.discard(pair)
                     with suppress(CudaError):
                         accessing.call(operations.UNMAP_PEER, ordinal)
                 else:
                     with suppress(CudaError):
                         self._update(pair)
-
-
-def _usable_on(ordinal: int) -> Context | None:
-    """Return a context on a device, None if there is none that is open and without an error."""
-    return next(
-        (
-            one
-            for one in tuple(contexts.values())
-            if one.active and one.sticky_error is None and one.device.ordinal == ordinal
-        ),
-        None,
-    )
 
 
 peer_access: Final = PeerAccess()

@@ -51,6 +51,18 @@ def _share(request: Request, address: int) -> Answer:
     return Answer((*words(secret), offset))
 
 
+def _publish_memory(request: Request, memory: PhysicalMemory) -> Answer:
+    descriptor, secret = memory.publish()
+    return Answer((os.getpid(), descriptor, *words(secret)))
+
+
+def _import_peers(
+    request: Request, handle: int, process: int, descriptor: int, high: int, low: int, count: int
+) -> Answer:
+    secret = high << 64 | low
+    return Answer(created=request.context.backend.import_peers_memory(process, descriptor, secret, count))
+
+
 def _publish(request: Request) -> Answer:
     descriptor, secret = request.context.backend.publish_window()
     return Answer((os.getpid(), descriptor, *words(secret)))
@@ -73,6 +85,8 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "EXPORT_MEMORY": _export,
     "IMPORT_MEMORY": _import,
     "SHARE_ALLOCATION": _share,
+    "PUBLISH_MEMORY": _publish_memory,
+    "IMPORT_PEERS_MEMORY": _import_peers,
     "PUBLISH_WINDOW": _publish,
     "MAP_PEER": _map_peer,
     "UNMAP_PEER": _unmap_peer,

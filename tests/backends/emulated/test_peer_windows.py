@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pympsd.channel.sealed_file import make_sealed
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES
+from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, File, Segment, Table
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 
 PAGE = 4096
@@ -26,8 +28,7 @@ def space(number: int) -> AddressSpace:
 
 def reach(one: AddressSpace, other: AddressSpace) -> None:
     """Have kernels of one reach the other's allocations."""
-    file, secret = other.publish()
-    one.map_peer(os.getpid(), file, secret, other.base - one.base)
+    one.map_peer(os.getpid(), other.publish(), other.base - one.base)
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_closed_window_has_nothing(spaces: list[AddressSpace]) -> None:
 def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSpace]) -> None:
     one, other = spaces[:2]
     reach(one, other)
-    file, _ = other.publish()
+    file = other.publish().descriptor
     before = os.fstat(file).st_blocks
     address = other.allocate(8 * PAGE)
     one.write(address, b"x" * (8 * PAGE))
@@ -137,22 +138,67 @@ def test_pages_are_released_though_a_peer_has_them_mapped(spaces: list[AddressSp
 @pytest.mark.parametrize("sealed", [True, False])
 @pytest.mark.parametrize("named", [True, False])
 def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces: list[AddressSpace]) -> None:
-    _, secret = spaces[1].publish()
-    name = f"pympsd-window-{secret:032x}" if named else "another"
+    secret = spaces[1].publish().secret
+    name = f"pympsd-memory-{secret:032x}" if named else "another"
     file = os.memfd_create(name, os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, PAGE + TABLE_BYTES)
         if sealed:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        if named and sealed:  # made as a window is, by somebody who knows the secret
-            spaces[0].map_peer(os.getpid(), file, secret, WINDOW)
-            return
-        with pytest.raises(ValueError, match="another file" if not named else "can change"):
-            spaces[0].map_peer(os.getpid(), file, secret, WINDOW)
+        why = "another file" if not named else "no window" if sealed else "can change"
+        with pytest.raises(ValueError, match=why):
+            spaces[0].map_peer(os.getpid(), File(file, secret), WINDOW)
     finally:
         os.close(file)
 
 
+def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[AddressSpace]) -> None:
+    one, another = spaces[:2]
+    reach(one, another)  # what the forged one must not let in
+    address, hidden = another.allocate(512), os.memfd_create("hidden")
+    file = make_sealed(f"pympsd-memory-{7:032x}", PAGE + TABLE_BYTES)
+    try:
+        far = [
+            Segment(at, size, File(hidden, 7)) for at, size in ((PAGE, PAGE), (-PAGE, PAGE), (0, 64 * PAGE), (0, -1))
+        ]
+        Table(file, PAGE).write(2 * PAGE, ([-PAGE, 0, 16, PAGE], [-16, 8, 1 << 40, 3 * PAGE]), far)
+        one.map_peer(os.getpid(), File(file, 7), -one.base + (1 << 40))
+        assert reaches(one, 1 << 40)
+        for offset in (-PAGE, 1024, PAGE, 2 * PAGE, 3 * PAGE):
+            assert not reaches(one, (1 << 40) + offset)
+        assert reaches(one, address)
+        Table(file, PAGE).write(1 << 62, ([0], [1 << 61]), [])
+        assert not reaches(one, (1 << 40) + 2 * PAGE)
+        with pytest.raises(ValueError, match="no window"):
+            one.map_peer(os.getpid(), File(file, 7), 1 << 41)
+    finally:
+        os.close(file)
+        os.close(hidden)
+
+
+def test_memory_that_is_mapped_behind_the_allocations(spaces: list[AddressSpace]) -> None:
+    """A peer follows what is mapped, made accessible and unmapped, and a bigger mapping of its own keeps it all."""
+    one, other, third = spaces
+    place, file = other.base + ROOM, make_sealed(f"pympsd-memory-{9:032x}", PAGE)
+    memory = mmap.mmap(file, PAGE)
+    reach(one, other)
+    other.place(place, np.frombuffer(memory, np.uint8).data, File(file, 9))
+    assert not reaches(one, place)
+    other.set_accessible(place, PAGE, True)
+    memory[:4] = b"seen"
+    assert reaches(one, place)
+    assert one.read(place, 4) == b"seen"
+    reach(one, third)
+    one.write(place, b"also")
+    assert memory[:4] == b"also"
+    other.set_accessible(place, PAGE, False)
+    assert not reaches(one, place)
+    other.clear(place, PAGE)
+    other.set_accessible(place, PAGE, True)
+    assert one.read(place, 4) == bytes(4), "nothing is mapped there"
+    os.close(file)
+
+
 def test_a_process_that_is_gone_has_no_window(spaces: list[AddressSpace]) -> None:
     with pytest.raises(OSError, match="No such file"):
-        spaces[0].map_peer(1 << 22, 3, 5, WINDOW)
+        spaces[0].map_peer(1 << 22, File(3, 5), WINDOW)

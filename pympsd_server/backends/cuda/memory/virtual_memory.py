@@ -34,6 +34,10 @@ class NoVirtualMemory:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 
+    def import_peers_memory(self, process: int, descriptor: int, secret: int, count: int) -> PhysicalMemory:
+        """Refuse: NOT_SUPPORTED."""
+        _refuse()
+
     def unmap_peer(self, ordinal: int) -> None:
         """Refuse: NOT_SUPPORTED."""
         _refuse()

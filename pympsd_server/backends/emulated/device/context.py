@@ -118,6 +118,11 @@ class EmulatedContext:
         self.check()
         self.memory.map_peer(ordinal, process, descriptor, secret)
 
+    def import_peers_memory(self, process: int, descriptor: int, secret: int, count: int) -> EmulatedMemory:
+        """Return memory that the client has created on another device."""
+        self.check()
+        return self.memory.import_peers(process, descriptor, secret, count)
+
     def unmap_peer(self, ordinal: int) -> None:
         """Undo `map_peer`."""
         self.memory.unmap_peer(ordinal)

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd_server.backends.emulated.memory.bounds import chosen_bounds
-from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
+from pympsd_server.backends.emulated.memory.peer_windows import File, PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
@@ -120,13 +120,17 @@ class AddressSpace(AccessibleMemory):
         self._set_ranges((starts[:at] + starts[at + 1 :], ends[:at] + ends[at + 1 :]))
         return start, end
 
-    def place(self, address: int, memory: memoryview) -> None:
-        """Map whole shared pages of this process at an address behind the allocations, not accessible yet."""
-        self._window.place(address - self.base, memory)
+    def place(self, address: int, memory: memoryview, file: File | None = None) -> None:
+        """Map whole shared pages of this process at an address behind the allocations, not accessible yet.
+
+        ``file``: where peers find them.
+        """
+        self._window.place(address - self.base, memory, file)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Undo `place`. What still accesses the pages meets others."""
         self._window.clear(address - self.base, nbytes)
+        self._window.publish_again(self._ranges)
 
     def set_accessible(self, address: int, nbytes: int, accessible: bool) -> None:
         """Make part of what was placed accessible, joined to what is on either side of it, or inaccessible."""
@@ -159,15 +163,15 @@ class AddressSpace(AccessibleMemory):
         start, end = self._remove(address)
         self.clear(address, end - start)
 
-    def share(self, address: int) -> tuple[memoryview, int]:
-        """Return the pages of an allocation, and where it begins in them. Raises NotAnAllocation.
+    def share(self, address: int) -> tuple[memoryview, File, int]:
+        """Return the pages of an allocation, their file, and where it begins in them. Raises NotAnAllocation.
 
         It must be freed by `withdraw` and `reclaim`.
         """
         at = self._at(address)
         start, end = self._ranges[0][at], self._ranges[1][at]
         first, last = start // _PAGE * _PAGE, -(-end // _PAGE) * _PAGE
-        return self._window.bytes(first, last), start - first
+        return self._window.bytes(first, last), self._window.file_at(first), start - first
 
     def withdraw(self, address: int) -> tuple[int, int]:
         """Make a shared allocation inaccessible; its addresses stay taken. Return what `reclaim` is to be given."""
@@ -286,16 +290,16 @@ class AddressSpace(AccessibleMemory):
 
     # --- peers
 
-    def publish(self) -> tuple[int, int]:
-        """Have peers see the allocations; return the descriptor of their file, which stays, and its secret."""
+    def publish(self) -> File:
+        """Have peers see what kernels may access here; return the file that they map, which stays the window's."""
         return self._window.publish(self._ranges)
 
-    def map_peer(self, pid: int, fd: int, secret: int, distance: int) -> None:
+    def map_peer(self, process: int, file: File, distance: int) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
 
         Raises OSError; ValueError if it is no such window.
         """
-        found = self._window.map_peer((pid, fd, secret), distance, self._peers)
+        found = self._window.map_peer(process, file, distance, self._peers)
         self._peers = tuple(sorted((*self._peers, found), key=lambda peer: peer.place))
 
     def unmap_peer(self, distance: int) -> None:
@@ -303,7 +307,7 @@ class AddressSpace(AccessibleMemory):
         for peer in self._peers:
             if peer.distance == distance:
                 self._peers = tuple(each for each in self._peers if each is not peer)
-                self._window.clear(peer.place, peer.size)
+                peer.clear()
 
     def close(self) -> None:
         """Release everything. Views handed out keep their pages until they are dropped."""

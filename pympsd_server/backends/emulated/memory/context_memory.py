@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -12,9 +13,11 @@ from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.device.programs import Facilities, LoadedModule, Program
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
+from pympsd_server.backends.emulated.memory.peer_windows import File
 from pympsd_server.backends.emulated.memory.virtual_memory import (
     AllocationPages,
     EmulatedMemory,
+    PeersPages,
     PhysicalPages,
     Storage,
 )
@@ -126,9 +129,9 @@ class ContextMemory:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
             shared = self._shared.get(address)
             if shared is None:
-                held, offset = self.space.share(address)
+                held, file, offset = self.space.share(address)
                 count = charged(self._allocations[address])
-                pages = AllocationPages(held, lambda storage: self._unshared(storage, count))
+                pages = AllocationPages(held, file, lambda storage: self._unshared(storage, count))
                 shared = self._shared[address] = pages, offset
                 self._client.exports.add(pages)
         return shared[0].secret, shared[1]
@@ -279,20 +282,25 @@ class ContextMemory:
         """Return the descriptor of the file with the client's allocations, and its secret; BackendError."""
         with self._client.lock:
             self._check_own_space()
-            return self.space.publish()
+            file = self.space.publish()
+        return file.descriptor, file.secret
 
     def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
         """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
         with self._client.lock:
             self._check_own_space()
             self.space.unmap_peer(self._distance(ordinal))
-            try:
-                self.space.map_peer(process, descriptor, secret, self._distance(ordinal))
-            except ValueError as error:
-                raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
-            except OSError as error:
-                reason = f"the memory of the peer cannot be mapped: {error.strerror}"
-                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
+            with _refusals():
+                self.space.map_peer(process, File(descriptor, secret), self._distance(ordinal))
+
+    def import_peers(self, process: int, descriptor: int, secret: int, count: int) -> EmulatedMemory:
+        """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"memory of {count} bytes")
+        with self._client.lock:
+            self._check_mapping()
+        with _refusals():
+            return self._enter(PeersPages(process, File(descriptor, secret), count, lambda _: None))
 
     def unmap_peer(self, ordinal: int) -> None:
         """Undo `map_peer`; BackendError INVALID_VALUE."""
@@ -327,3 +335,15 @@ class ContextMemory:
                 storage.leave()
         for memory in memories:
             memory.release()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise what mapping another executor's file raises as BackendError."""
+    try:
+        yield
+    except ValueError as error:
+        raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
+    except OSError as error:
+        reason = f"the memory of the peer cannot be mapped: {error.strerror}"
+        raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None

@@ -1,46 +1,78 @@
-"""The memory of one client on other devices, as its kernels access it there: a window that two executors have mapped.
+"""The memory of one client on other devices, as its kernels access it there: windows that several executors map.
 
-A window's file has its memory and behind it a table of its allocations, which its owner writes and its peers read.
+A window's file has its allocations and behind them a table, which its owner writes and its peers read: what kernels
+may access, and the files of memory that is mapped behind the allocations.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from bisect import bisect_left, bisect_right
-from typing import Any, Final
+from threading import RLock
+from typing import Any, Final, Protocol
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 
-from pympsd.channel.mapping import map_file_over
 from pympsd_server.backends.emulated.ptx.datatypes import Array
 
 Ranges = tuple[list[int], list[int]]
-"""Starts and ends of allocations, as offsets in their window, in order."""
+"""Starts and ends of what kernels may access, as offsets in their window, in order."""
 
-ENTRIES: Final = 1 << 20
-"""Allocations that a table has room for; peers cannot access more than these."""
-TABLE_BYTES: Final = -(-(2 + 2 * ENTRIES) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
+FILE_NAME: Final = "pympsd-memory-"
+"""Before the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
+RANGES: Final = 1 << 20
+"""A table has room for so many ranges; peers can access no more than these."""
+SEGMENTS: Final = 8192
+_HEAD: Final = 4
+_WORDS: Final = 6
+TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
 _TRIES: Final = 1000
 
 
+@frozen
+class File:
+    """A file of memory in a process: its descriptor, the secret in its name, and where in it the memory begins."""
+
+    descriptor: int
+    secret: int
+    offset: int = 0
+
+
+@frozen
+class Segment:
+    """Memory of a file that is mapped in a window, at an offset."""
+
+    offset: int
+    size: int
+    file: File
+
+    def is_within(self, size: int) -> bool:
+        """Return whether it is in the first ``size`` bytes."""
+        return 0 <= self.offset <= self.offset + self.size <= size and self.size > 0
+
+
 class Table:
-    """A table of allocations in shared memory: a generation, odd while it is written, a count, starts, ends."""
+    """A table in shared memory: a generation, odd while it is written, two counts and a size, ranges, segments."""
 
     def __init__(self, fd: int, offset: int) -> None:
         """Map the table at an offset of a file. Raises OSError."""
         words = np.frombuffer(mmap.mmap(fd, TABLE_BYTES, offset=offset), np.int64)
-        self._head = words[:2]
-        self._starts, self._ends = words[2 : 2 + ENTRIES], words[2 + ENTRIES : 2 + 2 * ENTRIES]
+        self._head = words[:_HEAD]
+        self._starts, self._ends = (words[at : at + RANGES] for at in (_HEAD, _HEAD + RANGES))
+        at = _HEAD + 2 * RANGES
+        self._segments = words[at : at + _WORDS * SEGMENTS].reshape(-1, _WORDS)
 
-    def write(self, ranges: Ranges) -> None:
-        """Replace its allocations."""
-        count = min(len(ranges[0]), ENTRIES)
+    def write(self, size: int, ranges: Ranges, segments: list[Segment]) -> None:
+        """Replace what it has: the size of the window in bytes, ranges, and segments."""
+        counts = min(len(ranges[0]), RANGES), min(len(segments), SEGMENTS)
         self._head[0] += 1
-        self._starts[:count], self._ends[:count] = ranges[0][:count], ranges[1][:count]
-        self._head[1] = count
+        self._head[1:] = *counts, size
+        self._starts[: counts[0]], self._ends[: counts[0]] = (each[: counts[0]] for each in ranges)
+        for row, one in zip(self._segments, segments, strict=False):
+            high, low = (_signed(one.file.secret >> shift) for shift in (64, 0))
+            row[:] = one.offset, one.size, one.file.descriptor, one.file.offset, high, low
         self._head[0] += 1
 
     @property
@@ -48,54 +80,98 @@ class Table:
         """Changes whenever the table does."""
         return int(self._head[0])
 
-    def read(self) -> tuple[int, Array, Array]:
-        """Return the generation, the starts and the ends; none if its writer ended while it wrote."""
+    @property
+    def size(self) -> int:
+        """The bytes of the window."""
+        return int(self._head[3])
+
+    def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
+        """Return generation, starts, ends and segments, in a window of so many bytes.
+
+        Nothing if its writer ended while it wrote.
+        """
         for _ in range(_TRIES):
-            generation, count = self.generation, int(self._head[1])
+            generation, count, segments = (int(word) for word in self._head[:3])
             starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
+            rows = self._segments[:segments].tolist()
             if not generation & 1 and generation == self.generation:
-                return generation, starts, ends
+                # A client may have made the file itself: what it says of other places does not count.
+                inside = (starts >= 0) & (ends <= size)
+                found = {one for one in (_segment(*row) for row in rows) if one.is_within(size)}
+                return generation, starts[inside], ends[inside], found
             time.sleep(0)
-        return -1, self._starts[:0].copy(), self._ends[:0].copy()
+        return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
+
+
+def _signed(word: int) -> int:
+    word &= (1 << 64) - 1
+    return word - (word >> 63 << 64)
+
+
+def _segment(offset: int, size: int, descriptor: int, begins: int, high: int, low: int) -> Segment:
+    mask = (1 << 64) - 1
+    return Segment(offset, size, File(descriptor, (high & mask) << 64 | low & mask, begins))
+
+
+class MapsFiles(Protocol):
+    """The mapping that a peer's memory is put in."""
+
+    def map_file(self, process: int, segment: Segment) -> None:
+        """Map a file of another process, at the segment's offset in this mapping; OSError, ValueError."""
+
+    def clear(self, offset: int, count: int) -> None:
+        """Undo it."""
 
 
 @define(eq=False)
 class PeerWindow:
-    """A peer's memory, mapped."""
+    """A peer's memory, mapped. Safe for threads."""
 
     distance: Final[int]
     """Bytes from the first address of the own window to that of the peer's; may be negative."""
     place: Final[int]
     """Where it is mapped, as an offset in the mapping of the own window, behind all that this has."""
     size: Final[int]
+    _process: Final[int]
     _table: Final[Table]
+    _mapping: Final[MapsFiles]
+    _mapped: set[Segment] = field(factory=set, init=False)
+    _lock: RLock = field(factory=RLock, init=False)
     _read: tuple[int, Array, Array] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._read = self._table.read()
-
-    @classmethod
-    def mapped(cls, fd: int, distance: int, place: int, base: int) -> PeerWindow:
-        """Map a window's file; ``base`` is the address of the own window's mapping. Raises OSError."""
-        size = window_bytes(fd)
-        table = Table(fd, size)
-        map_file_over(fd, size, base + place)
-        return cls(distance, place, size, table)
+        self._read = -2, np.zeros(0, np.int64), np.zeros(0, np.int64)
 
     def has(self, offset: Any) -> Any:
         """Return whether an offset, or each of an array of them, from the own window's base is in the peer's."""
         return (self.distance <= offset) & (offset < self.distance + self.size)
 
     def ranges(self) -> tuple[int, Array, Array]:
-        """Return the generation, the starts and the ends of its allocations, as offsets in its window."""
+        """Return the generation, the starts and the ends of what kernels may access, as offsets in its window."""
         if self._read[0] != self._table.generation:
-            self._read = self._table.read()
+            with self._lock:
+                generation, starts, ends, segments = self._table.read(self.size)
+                self._follow(segments)
+                self._read = generation, starts, ends
         return self._read
 
+    def _follow(self, segments: set[Segment]) -> None:
+        """Map what the peer has mapped behind its allocations, and no more."""
+        for gone in self._mapped - segments:
+            self._mapping.clear(self.place + gone.offset, gone.size)
+        self._mapped &= segments
+        for new in segments - self._mapped:
+            try:
+                self._mapping.map_file(self._process, Segment(self.place + new.offset, new.size, new.file))
+            except (OSError, ValueError):
+                continue  # unmapped meanwhile: the next generation says so
+            self._mapped.add(new)
 
-def window_bytes(fd: int) -> int:
-    """Return the bytes of memory in a window's file."""
-    return os.fstat(fd).st_size - TABLE_BYTES
+    def clear(self) -> None:
+        """Unmap everything."""
+        with self._lock:
+            self._follow(set())
+            self._mapping.clear(self.place, self.size)
 
 
 def below(ranges: Ranges, limit: int) -> Ranges:

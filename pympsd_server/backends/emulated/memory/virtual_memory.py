@@ -16,14 +16,13 @@ import numpy as np
 from attrs import define, frozen
 
 from pympsd.channel.mapping import NORESERVE
-from pympsd.channel.sealed_file import make_sealed
+from pympsd.channel.sealed_file import make_sealed, open_sealed
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
+from pympsd_server.backends.emulated.memory.peer_windows import File
+from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
-
-FILE_NAME: Final = "pympsd-memory-"
-"""Before the secret, in hexadecimal, in the name of a file that is exported (memfd_create(2))."""
 
 MAPPING_LIMIT: Final = 4096
 """What one client maps: each is a mapping of this process, which may have 65,530."""
@@ -49,6 +48,10 @@ class Storage(ABC):
 
     def duplicate(self) -> int:
         """Return a new descriptor of the pages. Raises OSError; BackendError INVALID_VALUE if they have none."""
+        raise _invalid("the memory was not created to be exported")
+
+    def published(self) -> File:
+        """Return the file of the pages. Raises BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
     def use(self) -> bool:
@@ -83,7 +86,7 @@ class PhysicalPages(Storage):
         if not has_file:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
             return
-        self._fd = make_sealed(f"{FILE_NAME}{self.secret:032x}", size)
+        self._fd = make_sealed(file_name(self.secret), size)
         try:
             self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
         except BaseException:
@@ -92,7 +95,12 @@ class PhysicalPages(Storage):
 
     def place(self, space: AddressSpace, address: int) -> None:
         """Map the pages in an address space."""
-        space.place(address, np.frombuffer(self._map, np.uint8).data)
+        file = None if self._fd < 0 else self.published()
+        space.place(address, np.frombuffer(self._map, np.uint8).data, file)
+
+    def published(self) -> File:
+        """Return the file, by which other executors map it; BackendError INVALID_VALUE."""
+        return super().published() if self._fd < 0 else File(self._fd, self.secret)
 
     def duplicate(self) -> int:
         """Return a new descriptor of the file."""
@@ -104,18 +112,41 @@ class PhysicalPages(Storage):
             os.close(self._fd)
 
 
+class PeersPages(Storage):
+    """The pages of memory of another device."""
+
+    def __init__(self, process: int, file: File, size: int, freed: Callable[[Storage], None]) -> None:
+        """Map a file of another executor. Raises OSError, ValueError."""
+        super().__init__(size, file.secret, freed)
+        self._fd = open_sealed(process, file.descriptor, file_name(file.secret), size)
+        try:
+            self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def place(self, space: AddressSpace, address: int) -> None:
+        """Map the pages in an address space."""
+        space.place(address, np.frombuffer(self._map, np.uint8).data, File(self._fd, self.secret))
+
+    def _close(self) -> None:
+        self._map.close()
+        os.close(self._fd)
+
+
 class AllocationPages(Storage):
     """The pages that an allocation has shared: mapped by others they begin with the page that it begins in."""
 
-    def __init__(self, pages: memoryview, freed: Callable[[Storage], None]) -> None:
-        """``pages`` are whole shared pages of this process."""
+    def __init__(self, pages: memoryview, file: File, freed: Callable[[Storage], None]) -> None:
+        """``pages`` are whole shared pages of this process, ``file`` says where they are for others."""
         super().__init__(-(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE, new_secret(), freed)
         self._pages: memoryview | None = pages
+        self._file: Final = file
 
     def place(self, space: AddressSpace, address: int) -> None:
         """Map the pages in an address space, which has pages of its own behind them."""
         assert self._pages is not None
-        space.place(address, self._pages)
+        space.place(address, self._pages, self._file)
 
     def _close(self) -> None:
         self._pages = None
@@ -175,6 +206,11 @@ class EmulatedMemory:
         except OSError as error:
             reason = f"the executor has no descriptor for it: {error.strerror}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
+
+    def publish(self) -> tuple[int, int]:
+        """Return the descriptor of its file, and the secret; BackendError INVALID_VALUE."""
+        file = self.storage.published()
+        return file.descriptor, file.secret
 
     def release(self) -> None:
         """Free it once it is mapped nowhere; no effect a second time."""

@@ -6,19 +6,23 @@ import mmap
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from threading import RLock
 from typing import Final
 
 import numpy as np
 
 from pympsd.channel.mapping import NORESERVE, map_again, map_file_over, map_nothing
 from pympsd.channel.sealed_file import make_sealed, open_sealed
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (
+    FILE_NAME,
     TABLE_BYTES,
+    File,
     PeerWindow,
     Ranges,
+    Segment,
     Table,
     below,
-    window_bytes,
 )
 from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType
 
@@ -40,12 +44,15 @@ class Window:
         self._file = -1
         self._bytes: Array = np.zeros(0, np.uint8)
         self._table: Table | None = None
-        self._placed: dict[int, int] = {}
-        """What is mapped behind the allocations: sizes by offset."""
+        self._placed: dict[int, tuple[int, File | None]] = {}
+        """What is mapped behind the allocations: sizes by offset, and the files that peers can map."""
+        self._lock: Final = RLock()
+        """Held while mappings change: a kernel may find that those of a peer have."""
         try:
-            self._file = make_sealed(_name_of(self._secret), self.allocatable + TABLE_BYTES)
+            self._file = make_sealed(file_name(self._secret), self.allocatable + TABLE_BYTES)
             self._map_all(self.size)
         except (OSError, OverflowError, ValueError) as error:
+            self._close_file()
             raise ReserveRefused(f"cannot reserve {self.size} bytes of address space: {error}") from error
 
     def _map_all(self, size: int) -> None:
@@ -54,7 +61,7 @@ class Window:
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
         found = np.frombuffer(mapping, np.uint8)
         map_file_over(self._file, self.allocatable, found.ctypes.data)
-        for offset, count in self._placed.items():
+        for offset, (count, _) in self._placed.items():
             map_again(before + offset, count, found.ctypes.data + offset)
         # What still runs keeps the mapping that it has.
         self._map, self._bytes = mapping, found
@@ -67,16 +74,38 @@ class Window:
         """Return a part of the mapping."""
         return self._bytes[low:high].data
 
-    def place(self, offset: int, memory: memoryview) -> None:
-        """Map whole shared pages of this process behind the allocations; OSError."""
+    def file_at(self, offset: int) -> File:
+        """Return where the bytes of allocations are as a file."""
+        return File(self._file, self._secret, offset)
+
+    def place(self, offset: int, memory: memoryview, file: File | None) -> None:
+        """Map whole shared pages of this process behind the allocations; OSError.
+
+        ``file``: where they are for other processes, None if nowhere.
+        """
         source = int(np.frombuffer(memory, np.uint8).ctypes.data)
-        map_again(source, memory.nbytes, self._bytes.ctypes.data + offset)
-        self._placed[offset] = memory.nbytes
+        with self._lock:
+            map_again(source, memory.nbytes, self._bytes.ctypes.data + offset)
+            self._placed[offset] = memory.nbytes, file
+
+    def map_file(self, process: int, segment: Segment) -> None:
+        """Map a file of another process; OSError, ValueError if it is another one than is meant."""
+        needed = segment.file.offset + segment.size
+        file = open_sealed(process, segment.file.descriptor, file_name(segment.file.secret), needed)
+        try:
+            with self._lock:
+                if not self.is_closed:
+                    map_file_over(file, segment.size, self._bytes.ctypes.data + segment.offset, segment.file.offset)
+                    self._placed[segment.offset] = segment.size, None
+        finally:
+            os.close(file)
 
     def clear(self, offset: int, count: int) -> None:
-        """Undo `place`. What still accesses the pages meets others."""
-        self._placed.pop(offset, None)
-        map_nothing(count, self._bytes.ctypes.data + offset)
+        """Undo `place` and `map_file`. What still accesses the pages meets others."""
+        with self._lock:
+            if not self.is_closed:
+                self._placed.pop(offset, None)
+                map_nothing(count, self._bytes.ctypes.data + offset)
 
     def zero(self, start: int, end: int) -> None:
         """Set bytes of allocations to zero and release their whole pages."""
@@ -90,38 +119,44 @@ class Window:
 
     # --- peers
 
-    def publish(self, ranges: Ranges) -> tuple[int, int]:
-        """Have peers see which ranges are allocations; return the descriptor of the file, which stays, its secret."""
+    def publish(self, ranges: Ranges) -> File:
+        """Have peers see which ranges kernels may access; return the file, which stays the window's."""
         if self._table is None:
             self._table = Table(self._file, self.allocatable)
             self.publish_again(ranges)
-        return self._file, self._secret
+        return self.file_at(0)
 
     def publish_again(self, ranges: Ranges) -> None:
-        """Have peers see that the allocations have changed, if there may be peers."""
+        """Have peers see what has changed, if there may be peers."""
         if self._table is not None:
-            self._table.write(below(ranges, self.allocatable))
+            placed = self._placed.items()
+            segments = [Segment(offset, count, file) for offset, (count, file) in placed if file is not None]
+            self._table.write(self.size, below(ranges, MAPPED_OFFSET), segments)
 
-    def map_peer(self, source: tuple[int, int, int], distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
-        """Map a published window, by process, descriptor and secret, behind this one and in no peer's place.
+    def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
+        """Map a window that another process has published, behind this one and in no peer's place.
 
         Raises OSError; ValueError if it is no such window.
         """
-        pid, fd, secret = source
-        file = open_sealed(pid, fd, _name_of(secret))
+        opened = open_sealed(process, file.descriptor, file_name(file.secret), TABLE_BYTES + _PAGE)
         try:
-            size, place = window_bytes(file), self.size
+            allocatable = os.fstat(opened).st_size - TABLE_BYTES
+            table = Table(opened, allocatable)
+            size, place = table.size, self.size
+            if not allocatable <= size <= 1 << WINDOW_BITS or size % _PAGE:
+                raise ValueError("the file is no window that was published")
             for peer in peers:
                 if place + size <= peer.place:
                     break
                 place = peer.place + peer.size
-            if place + size > len(self._bytes):
-                self._map_all(place + size)
-            found = PeerWindow.mapped(file, distance, place, self._bytes.ctypes.data)
+            with self._lock:
+                if place + size > len(self._bytes):
+                    self._map_all(place + size)
+                map_file_over(opened, allocatable, self._bytes.ctypes.data + place)
+                self._placed[place] = allocatable, None
         finally:
-            os.close(file)
-        self._placed[place] = size
-        return found
+            os.close(opened)
+        return PeerWindow(distance, place, size, process, table, self)
 
     # --- its end
 
@@ -132,12 +167,13 @@ class Window:
 
     def close(self) -> None:
         """Release everything. What has a part of the mapping keeps it."""
-        self._placed, self._table = {}, None
-        self.views = {}
-        self._bytes = np.zeros(0, np.uint8)
-        self._close_file()
-        with suppress(BufferError):  # somebody has a part: it is unmapped with that
-            self._map.close()
+        with self._lock:
+            self._placed, self._table = {}, None
+            self.views = {}
+            self._bytes = np.zeros(0, np.uint8)
+            self._close_file()
+            with suppress(BufferError):  # somebody has a part: it is unmapped with that
+                self._map.close()
 
     def _close_file(self) -> None:
         file, self._file = self._file, -1
@@ -147,5 +183,6 @@ class Window:
     __del__ = _close_file
 
 
-def _name_of(secret: int) -> str:
-    return f"pympsd-window-{secret:032x}"
+def file_name(secret: int) -> str:
+    """Return the name of a file of memory."""
+    return f"{FILE_NAME}{secret:032x}"
