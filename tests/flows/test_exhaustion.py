@@ -352,7 +352,7 @@ def test_an_executor_that_can_start_no_thread_fails_one_context(
     ("which", "code", "reason"),
     [
         (resource.RLIMIT_AS, "CUDA_ERROR_OUT_OF_MEMORY", "bytes of address space: "),
-        (resource.RLIMIT_FSIZE, "CUDA_ERROR_OPERATING_SYSTEM", "no command stream: File too large"),
+        (resource.RLIMIT_FSIZE, "CUDA_ERROR_OPERATING_SYSTEM", "no file for the memory of a client: File too large"),
     ],
     ids=["address space", "shared memory"],
 )

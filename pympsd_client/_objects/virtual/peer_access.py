@@ -112,7 +112,8 @@ class PeerAccess:
         with self._lock:
             self._of_this_connection()
             for pair in {given for _, given in self._memory if context.device.ordinal in given}:
-                self._update(pair)
+                with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
+                    self._update(pair)
 
     def closed(self, context: Context) -> None:
         """Drop the access of a context that closes, and to its memory."""

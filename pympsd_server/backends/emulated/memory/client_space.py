@@ -12,6 +12,7 @@ from threading import Lock
 
 from attrs import define, field
 
+from pympsd.channel.descriptors import explain
 from pympsd.vocabulary.device_facts import VIRTUAL_OFFSET, WINDOW_BITS, DeviceFacts
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
@@ -185,6 +186,9 @@ class ClientSpaces:
             return _Reserved(AddressSpace(self._base, self._allocatable, 1 << WINDOW_BITS))
         except ReserveRefused as error:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
+        except OSError as error:
+            reason = f"no file for the memory of a client: {explain(error)}"
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def enter(self, key: int, client: ClientSpace) -> None:
         """Count one more context of a client; BackendError OUT_OF_MEMORY, and it is not counted."""

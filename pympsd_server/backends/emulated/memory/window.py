@@ -37,7 +37,7 @@ class Window:
     """Memory that costs nothing until touched. Its file lets the client's kernels on other devices access it too."""
 
     def __init__(self, size: int, reserved: int) -> None:
-        """Make ``size`` bytes for allocations, in ``reserved`` addresses at least; ReserveRefused."""
+        """Make ``size`` bytes for allocations, in ``reserved`` addresses at least; ReserveRefused, OSError."""
         self.allocatable: Final = -(-size // _PAGE) * _PAGE
         self.size: Final = max(self.allocatable, reserved)
         self._secret: Final = int.from_bytes(os.urandom(16), "little")
@@ -50,6 +50,9 @@ class Window:
         """Held while mappings change: a kernel may find that those of a peer have."""
         try:
             self._file = make_sealed(file_name(self._secret), self.allocatable + TABLE_BYTES)
+        except OverflowError as error:
+            raise ReserveRefused(f"cannot reserve {self.size} bytes: {error}") from error
+        try:
             self._map_all(self.size)
         except (OSError, OverflowError, ValueError) as error:
             self._close_file()
