@@ -210,6 +210,12 @@ SERVER_LINES: Final = {
         "Client termination request failed: There is no active client context found for process {pid}."
     ),
     "termination_failed": same("Client termination failed with invalid device context."),
+    "memory_short": same(
+        "Memory of {uuid} is short: client {pid} asks for {short} bytes more than are free, within its soft limit"
+    ),
+    "client_evicted": same("Evicted client {pid} ({group}): {excess} MiB above its soft limit"),
+    "eviction_overdue": same("Client {pid} does not end within {seconds:.0f} s: its memory is not free yet"),
+    "nobody_evicted": same("{reason}"),
     "executor_started": Line("Device {device} is run by process {pid}", None),
     "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
     "executor_user": Line("Process {pid} works for user {uid}", None),

@@ -14,7 +14,7 @@ from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntr
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, in_memory
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -98,7 +98,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.rules = left.rules
     daemon.default_socket = left.default_socket or daemon.protocol == 2
     daemon.accounts_cgroups = left.accounts_cgroups
-    daemon.cgroup_limits = {path: in_memory(limits) for path, limits in left.cgroup_limits.items()}
+    daemon.cgroup_limits = limits_of_cgroups(left)
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 

@@ -16,7 +16,7 @@ from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
@@ -306,8 +306,8 @@ class Daemon:
     """SM partitions that were deleted with their clients, by client, until the client's work has ended."""
     rules: tuple[Rule, ...] | None = None
     """Limits by rule, of clients that come later; None: there have never been any."""
-    cgroup_limits: dict[str, dict[int, PinnedMemory]] = field(factory=dict)
-    """The memory that the clients of a cgroup and those below may hold together, by path and device ordinal."""
+    cgroup_limits: dict[str, dict[int, CgroupLimit]] = field(factory=dict)
+    """The limits of the clients of a cgroup and those below it, by path and device ordinal."""
     accounts_cgroups: bool = True
     """Whether they hold (the feature memacct)."""
     named_changes: int = 0

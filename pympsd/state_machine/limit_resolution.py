@@ -15,7 +15,7 @@ from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup, PinnedMemory
+from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.rules import Unknown, first_fitting, is_below
 
@@ -105,17 +105,18 @@ def _memory_groups(
     named = daemon.named_servers.get(server)
     groups: dict[int, tuple[MemoryGroup, ...]] = {}
 
-    def add(name: str, limits: Mapping[int, PinnedMemory]) -> None:
-        for ordinal, limit in limits.items():
-            groups[ordinal] = (*groups.get(ordinal, ()), MemoryGroup(name, limit.value))
-
     if named is not None:
         found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
-        add(f"namespace {server}/{found.name}", found.total_memory)
-    for path, limits in daemon.cgroup_limits.items():
+        for ordinal, total in found.total_memory.items():
+            groups[ordinal] = (MemoryGroup(f"namespace {server}/{found.name}", total.value),)
+    for path, by_device in daemon.cgroup_limits.items():
         if any(is_below(each, path) for each in cgroups):
-            # While they do not hold, what clients take is counted all the same: they may hold again.
-            add(f"cgroup {path}", limits if daemon.accounts_cgroups else dict.fromkeys(limits, _NO_LIMIT))
+            for ordinal, limit in by_device.items():
+                # While they do not hold, what clients take is counted all the same: they may hold again.
+                holds = limit if daemon.accounts_cgroups else CgroupLimit()
+                most, soft = holds.hard or _NO_LIMIT, holds.soft
+                group = MemoryGroup(f"cgroup {path}", most.value, 0 if soft is None else soft.value)
+                groups[ordinal] = (*groups.get(ordinal, ()), group)
     return groups
 
 

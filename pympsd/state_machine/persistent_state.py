@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from attrs import define, evolve, field, frozen
@@ -10,7 +11,7 @@ from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import KINDS, Rule
@@ -97,7 +98,8 @@ class PersistentState:
     rules: tuple[Rule, ...] | None = None
     default_socket: bool = True
     cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
-    """Bytes by device ordinal."""
+    """Hard limits, bytes by device ordinal."""
+    cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
     accounts_cgroups: bool = True
 
 
@@ -147,7 +149,8 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         named_servers=initial.named_servers(daemon),
         rules=daemon.rules,
         default_socket=daemon.default_socket,
-        cgroup_limits={path: _in_bytes(limits) for path, limits in daemon.cgroup_limits.items()},
+        cgroup_limits=_of_cgroups(daemon, lambda limit: limit.hard),
+        cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
         accounts_cgroups=daemon.accounts_cgroups,
     )
 
@@ -172,7 +175,7 @@ def check(state: PersistentState, devices: int) -> None:
     if len({named.name for named in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
     _check_limits(state.memory_limits or {}, devices)
-    for limits in state.cgroup_limits.values():
+    for limits in (*state.cgroup_limits.values(), *state.cgroup_soft_limits.values()):
         _check_limits(limits, devices)
     for rule in state.rules or ():
         _check_limits(_in_bytes(rule.limits.pinned_memory or {}), devices)
@@ -265,6 +268,24 @@ def without_memory(rules: tuple[Rule, ...] | None) -> tuple[Rule, ...] | None:
 def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
     """Return limits that are given in bytes."""
     return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}
+
+
+def _of_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | None]) -> dict[str, dict[int, int]]:
+    return {
+        path: {ordinal: chosen.value for ordinal, limit in limits.items() if (chosen := choose(limit)) is not None}
+        for path, limits in daemon.cgroup_limits.items()
+    }
+
+
+def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit]]:
+    """Return the limits of cgroups."""
+    found: dict[str, dict[int, CgroupLimit]] = {}
+    for limits, kind in ((state.cgroup_limits, "hard"), (state.cgroup_soft_limits, "soft")):
+        for path, by_device in limits.items():
+            known = found.setdefault(path, {})
+            for ordinal, limit in in_memory(by_device).items():
+                known[ordinal] = evolve(known.get(ordinal, CgroupLimit()), **{kind: limit})
+    return found
 
 
 def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:

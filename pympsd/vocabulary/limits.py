@@ -49,7 +49,19 @@ class MemoryGroup:
     name: str
     """As a sentence names it: ``namespace a/hi``, ``cgroup /x``."""
     limit: int
-    """In bytes."""
+    """The bytes that they hold at most (hard limit)."""
+    soft: int = 0
+    """The bytes that they are guaranteed (soft limit): clients of others that hold more than theirs are ended."""
+
+
+@frozen
+class CgroupLimit:
+    """The limits of the memory that the clients of a cgroup hold together on a device."""
+
+    hard: PinnedMemory | None = None
+    """They get no more than this."""
+    soft: PinnedMemory | None = None
+    """They are guaranteed this: clients of others that hold more than theirs are ended."""
 
 
 @frozen(order=True)

@@ -95,12 +95,12 @@ class Detach:
 @message(74)
 @frozen
 class Terminate:
-    """Stop a context's work for good: every later call in it fails with this CUresult and reason."""
+    """Stop a context's work for good and free its memory: every later call in it fails with this CUresult."""
 
     request: int
     context: int
     code: int = Result.ERROR_MPS_CLIENT_TERMINATED
-    reason: str = "an operator ended this context with terminate_client; destroy it and make another"
+    reason: str = ""
 
 
 @message(70)
@@ -133,6 +133,31 @@ class ExecutorRefused:
     request: int
     code: int
     reason: str
+    short: int = 0
+    """The bytes of device memory that a client lacked for its context, though it is within its soft limit."""
+
+
+@message(81)
+@frozen
+class MemoryShort:
+    """The device is full, and a client that is within its soft limit lacks memory: answered by RoomMade.
+
+    It follows a MemoryUsed, as do answers to Terminate.
+    """
+
+    request: int
+    client: int
+    short: int
+    """The bytes that it lacks."""
+
+
+@message(82)
+@frozen
+class RoomMade:
+    """Answers MemoryShort: whether clients were ended."""
+
+    request: int
+    ended: bool
 
 
 @message(73)

@@ -19,6 +19,14 @@ GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
 
+class Shortage(BackendError):
+    """The device has ``short`` bytes too few, for a client that is within its soft limit: others may have to go."""
+
+    def __init__(self, reason: str, short: int) -> None:
+        super().__init__(Result.ERROR_OUT_OF_MEMORY, reason)
+        self.short = short
+
+
 def charged(count: int) -> int:
     """Return the number of bytes charged for an allocation of ``count`` bytes."""
     return -(-count // GRANULE_BYTES) * GRANULE_BYTES
@@ -84,13 +92,13 @@ class DeviceBudget:
     def groups(self, limits: Sequence[MemoryGroup], client: int) -> tuple[GroupBudget, ...]:
         """Return the accounts of groups, one of a name for all its clients.
 
-        The limit holds that came with the latest client, by its serial: others may make their contexts later.
+        The limits hold that came with the latest client, by its serial: others may make their contexts later.
         """
         with self._lock:
             found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
             for group, one in zip(found, limits, strict=True):
                 if client >= group.latest:
-                    group.latest, group.limit = client, one.limit
+                    group.latest, group.limit, group.soft = client, one.limit, one.soft
             return tuple(found)
 
     def take_all(self, count: int, groups: Sequence[GroupBudget]) -> GroupBudget | None:
@@ -121,9 +129,10 @@ class GroupBudget:
 
     name: str
     limit: int = 0
+    soft: int = 0
     used: int = 0
     latest: int = 0
-    """The client that the limit came with."""
+    """The client that the limits came with."""
 
     @property
     def left(self) -> int:
@@ -153,7 +162,7 @@ class ClientBudget:
         return max(0, min(self.total - self.used, *left))
 
     def take(self, count: int, what: str = "an allocation") -> None:
-        """Take bytes; BackendError OUT_OF_MEMORY names their use and the limit."""
+        """Take bytes; BackendError OUT_OF_MEMORY, perhaps a Shortage, names their use and the limit."""
         own = min(self.limit or self.device.total, self.device.total)
         if self.used + count > own:
             raise BackendError(
@@ -167,12 +176,17 @@ class ClientBudget:
             )
         if not self.device.take(count):
             self.device.give_all(count, self.groups)
-            raise BackendError(
-                Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; the device has {self.device.total - self.device.used} "
-                f"of {self.device.total} left",
-            )
+            left = self.device.total - self.device.used
+            reason = f"{what} takes {count} bytes; the device has {left} of {self.device.total} left"
+            if self._is_guaranteed(count):
+                raise Shortage(reason, count - left)
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self.used += count
+
+    def _is_guaranteed(self, count: int) -> bool:
+        """Return whether bytes would be within the soft limits, of which there is one."""
+        soft = [group for group in self.groups if group.soft]
+        return bool(soft) and all(group.used + count <= group.soft for group in soft)
 
     def give(self, count: int) -> None:
         """Return bytes."""

@@ -273,7 +273,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """SUCCESS, or the sticky error that poisoned the context."""
 
     def terminate(self, outcome: Outcome) -> None:
-        """Poison the context: stop what runs, drop what waits; ``outcome`` is its sticky error from now on.
+        """Poison the context: stop what runs, drop what waits, free its memory; ``outcome`` is its sticky error.
 
         BackendError LAUNCH_TIMEOUT, after two seconds, if kernels still run that the device cannot stop; a further
         call waits again.

@@ -19,15 +19,18 @@ from pympsd.wire.executor_messages import (
     DropClient,
     ExecutorDone,
     ExecutorRefused,
+    RoomMade,
     StartTimeline,
     StopTimeline,
     Terminate,
     Trace,
 )
 from pympsd.wire.ring_layout import AREA_BYTES
+from pympsd_server.backends.budget import Shortage
 from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.device_memory.shortages import Shortages
 from pympsd_server.executor.host_memory import shared
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
@@ -47,7 +50,16 @@ class Send(Protocol):
 class Attachments:
     """The clients of one device. Used by one thread, the owner's."""
 
-    def __init__(self, device: Device, generation: int, send: Send, ordinal: int = 0, name: str = "") -> None:
+    def __init__(
+        self,
+        device: Device,
+        generation: int,
+        send: Send,
+        ordinal: int = 0,
+        name: str = "",
+        reports_memory: bool = False,
+    ) -> None:
+        """``reports_memory``: as in ExecutorSetup."""
         self._device, self._ordinal, self._name = device, ordinal, name
         self._timeline: ExecutorTimeline | None = None
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)
@@ -55,6 +67,7 @@ class Attachments:
         self._send = send
         self._clients: dict[int, Client] = {}
         self._shared_events = SharedEvents()
+        self._shortages = Shortages(device, reports_memory, send)
         self._owners: dict[int, Client] = {}
         """The client of each context."""
         self._pids: dict[int, int] = {}
@@ -71,6 +84,9 @@ class Attachments:
             else:
                 close_all(fds)
                 self._answer(message)
+        except Shortage as error:
+            self._shortages.report()
+            self._send(ExecutorRefused(message.request, error.code, error.reason, error.short))
         except BackendError as error:
             self._send(ExecutorRefused(message.request, error.code, error.reason))
         except Exception as error:
@@ -87,6 +103,8 @@ class Attachments:
                 self._terminate(message)
             case DropClient():
                 self._drop(message)
+            case RoomMade():
+                self._shortages.answered(message)
             case StopTimeline():
                 self._stop_timeline()
                 self._send(ExecutorDone(message.request))
@@ -147,7 +165,8 @@ class Attachments:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
         pinned = PinnedMemory(self._device, self._pinned_addresses, request.client)
-        client = Client(ours, memory.view[: shared.SHARED_BYTES], pinned, self._shared_events, worker)
+        staging, serial = memory.view[: shared.SHARED_BYTES], request.client
+        client = Client(ours, staging, pinned, self._shared_events, self._shortages, serial, worker)
         try:
             client.start()
         except RuntimeError as error:
@@ -173,6 +192,7 @@ class Attachments:
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
         client.contexts[request.context].backend.terminate(Outcome(Result(request.code), request.reason))
+        self._shortages.report()
         self._send(ExecutorDone(request.request))
 
     def _drop(self, request: DropClient) -> None:

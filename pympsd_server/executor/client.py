@@ -13,6 +13,7 @@ from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.device_memory.shortages import Shortages
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.native_mirror import NativeMirror
@@ -34,16 +35,17 @@ class Client:
         staging: memoryview,
         pinned: PinnedMemory,
         shared_events: SharedEvents,
+        shortages: Shortages,
+        serial: int,
         native: NativeWorker | None = None,
     ) -> None:
-        """``native`` reads records from the ring and executes those it can."""
+        """``serial``: the owner's. ``native`` reads records from the ring and executes those it can."""
         self._stream = stream
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
-        self.resources = ClientResources(
-            answers, Backpressure(), staging, pinned, StreamBudget(), self.contexts, shared_events
-        )
+        budgets = Backpressure(), staging, pinned, StreamBudget()
+        self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, serial)
         self._latest = 0
         """The greatest serial of this client's contexts so far."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)

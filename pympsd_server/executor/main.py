@@ -18,9 +18,9 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.attachments import Attachments
+from pympsd_server.executor.device_memory.memory_report import report_memory
 from pympsd_server.executor.link import Link
 from pympsd_server.executor.malloc_settings import keep_freed_memory
-from pympsd_server.executor.memory_report import report_memory
 
 if TYPE_CHECKING:
     from pympsd_server.backends.interface import Device
@@ -64,7 +64,9 @@ def _serve(link: Link) -> int:
         raise RemoteError(f"{type(setup).__name__} before ExecutorSetup")
     try:
         device = _open(setup)
-        attachments = Attachments(device, setup.generation, link.send, setup.ordinal, setup.device.name)
+        attachments = Attachments(
+            device, setup.generation, link.send, setup.ordinal, setup.device.name, setup.reports_memory
+        )
     except BackendError as error:
         link.send(ExecutorFailed(error.code, error.reason))
         link.drain()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import frozen
 
@@ -13,12 +13,14 @@ from pympsd_server.backends.interface import BackendError, Completion, Outcome
 from pympsd_server.executor.answers import AnswerWriter
 from pympsd_server.executor.backpressure import Backpressure
 from pympsd_server.executor.client_context import ClientContext
+from pympsd_server.executor.device_memory.shortages import Shortages
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.host_memory.pinned import PinnedMemory
 from pympsd_server.executor.operations.shared_events import SharedEvents
 
 _REASON_BYTES: Final = 1 << 16
 _OUTPUT_BYTES: Final = 1 << 16
+_Taken = TypeVar("_Taken")
 
 
 @frozen(eq=False)
@@ -35,6 +37,9 @@ class ClientResources:
     """By the owner's serials, as named in records."""
     shared_events: SharedEvents
     """Those of all clients."""
+    shortages: Shortages
+    client: int
+    """The owner's serial of this client."""
 
 
 class Request:
@@ -76,6 +81,8 @@ class Request:
         """Answer an error; if the sender does not wait for it, keep it for the context's next waiting call."""
         context = self._context
         poisoned = context is not None and context.backend.outcome.code is not Result.SUCCESS
+        if context is not None and poisoned:
+            outcome = context.backend.outcome  # what a call met that was under way may say less
         if context is not None and not (self.waited or poisoned or outcome.code is Result.ERROR_NOT_READY):
             context.defer(outcome)
         self._send_output()
@@ -115,6 +122,10 @@ class Request:
         except BaseException:
             backpressure.leave_answered()
             raise
+
+    def with_room(self, take: Callable[[], _Taken]) -> _Taken:
+        """Have memory of the device taken; room is made for a client within its soft limit."""
+        return self.resources.shortages.with_room(self.resources.client, take)
 
     def staging(self, offset: int, count: int) -> memoryview:
         """Return bytes of the client's shared memory; BackendError INVALID_VALUE outside of it."""

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -22,12 +23,13 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
+from pympsd_server.service.eviction import with_room
 from pympsd_server.service.executor import Answer, Executor, ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.client_limits import ClientLimits, PartitionRefused
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
-from pympsd_server.state_machine.quotas import AffinityRefused, memory_limit
+from pympsd_server.state_machine.quotas import AffinityRefused
 from pympsd_server.state_machine.roster import Client, Context, NoSuchContext
 
 ROOM: Final = 8
@@ -67,7 +69,8 @@ class ClientSession:
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
         memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
-        limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions, admitted.groups)
+        limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
+        client.groups = admitted.groups
         return cls(server, containment, client, MessageChannel(sock), pidfd, limits, admitted.devices)
 
     async def run(self) -> None:
@@ -148,14 +151,8 @@ class ClientSession:
         if not all(device.is_volta_or_newer for device in visible):
             self.limits.memory = {}
             return ""
-        environment = self.client.environment
-        limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
-        own = {self.ordinals[number]: limit.value for number, limit in limits.items()}
-        self.limits.memory = {
-            ordinal: memory_limit(self.limits.memory.get(ordinal, 0), own.get(ordinal, 0))
-            for ordinal in self.ordinals
-        }
-        lenient = environment.get("PYMPSD_LENIENT_LIMITS") == "1"
+        bad = self.limits.lower_memory(self.client.environment, self.ordinals, visible)
+        lenient = self.client.environment.get("PYMPSD_LENIENT_LIMITS") == "1"
         for each in bad[:LOGGED_LIMITS]:
             self.server.limit_rejected(self.client, each.entry, each.reason, lenient)
         if lenient or not bad:
@@ -262,6 +259,14 @@ class ClientSession:
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
 
     async def _attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:
+        attach = partial(self._try_to_attach, executor, context, multiprocessors)
+        try:
+            return await with_room(self.containment, context.device, self.client, attach)
+        except ExecutorError as error:
+            self.server.context_refused(self.client, context, error.code, error.reason)
+            raise
+
+    async def _try_to_attach(self, executor: Executor, context: Context, multiprocessors: int) -> Answer:
         key = (executor.slot, executor.generation)
         new_stream = key not in self._streams
         # Added before the stream exists: a client that dies during the request is dropped from the executor too.
@@ -275,17 +280,16 @@ class ClientSession:
             memory_bytes=self.limits.memory.get(context.device, 0),
             priority=self.client.priority,
             chunks=self.limits.partition(context.device).chunks,
-            groups=self.limits.groups.get(context.device, ()),
+            groups=self.client.groups.get(context.device, ()),
             pid=self.client.pid,
         )
         try:
             if new_stream:
                 return await self._ask_for_stream(executor, attach)
             return await executor.ask(attach.request, attach)
-        except ExecutorError as error:
+        except ExecutorError:
             if new_stream:
                 self._streams.discard(key)
-            self.server.context_refused(self.client, context, error.code, error.reason)
             raise
 
     async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:

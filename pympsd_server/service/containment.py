@@ -53,6 +53,8 @@ class Containment:
     """The sticky error of each context that was torn down, by its serial."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
     """The pidfd of each client that has a session, by its serial; -1: its process is not visible here."""
+    making_room: trio.Lock = field(factory=trio.Lock, init=False)
+    """Held while clients are ended for the memory of others."""
     _recovering: bool = field(default=False, init=False)
     _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks of the newcomers that wait for the executors."""

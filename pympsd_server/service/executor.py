@@ -18,12 +18,13 @@ Answer = tuple[Any, tuple[int, ...]]
 
 
 class ExecutorError(Exception):
-    """A request failed: with a CUresult and a sentence."""
+    """A request failed: with a CUresult and a sentence; ``short``: as in ExecutorRefused."""
 
-    def __init__(self, code: int, reason: str) -> None:
+    def __init__(self, code: int, reason: str, short: int = 0) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.short = short
 
 
 @define
@@ -75,7 +76,7 @@ class Executor:
             raise gone(self.device)
         answer, fds = answers[0]
         if isinstance(answer, executor_messages.ExecutorRefused):
-            raise ExecutorError(answer.code, answer.reason)
+            raise ExecutorError(answer.code, answer.reason, answer.short)
         return answer, fds
 
     def deliver(self, message: Any, fds: tuple[int, ...]) -> None:

@@ -52,6 +52,8 @@ class Executors:
     """Called with (slot, reason) when an executor has ended unexpectedly."""
     on_memory: Any = None
     """Called with (device, bytes by client) when that has changed; None: not reported."""
+    on_shortage: Callable[[Executor, executor_messages.MemoryShort], None] = lambda executor, message: None
+    """Called when a client lacks memory that it is guaranteed."""
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
@@ -206,6 +208,8 @@ class Executors:
                 elif isinstance(message, executor_messages.MemoryUsed):
                     self.launches[executor.device] += message.launches
                     self._report_memory(executor.slot, message.clients)
+                elif isinstance(message, executor_messages.MemoryShort):
+                    self.on_shortage(executor, message)
                 else:
                     executor.deliver(message, fds)
         except RemoteError:
@@ -215,9 +219,12 @@ class Executors:
         """Store the memory that a slot's clients hold, and report that of all clients of the device."""
         self._held[slot] = held
         if self.on_memory is not None:
-            device = slot.device
-            of_device = (each for other, each in self._held.items() if other.device == device)
-            self.on_memory(device, {client: count for each in of_device for client, count in each.items()})
+            self.on_memory(slot.device, self.held(slot.device))
+
+    def held(self, device: int) -> dict[int, int]:
+        """Return the bytes that clients hold on a device, as last reported."""
+        of_device = (each for other, each in self._held.items() if other.device == device)
+        return {client: count for each in of_device for client, count in each.items()}
 
 
 def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:

@@ -23,6 +23,7 @@ from pympsd.wire.versions import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.service.eviction import answer_shortage
 from pympsd_server.service.exclusive_devices import CannotStart, RegisteredDevices, register_devices
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
@@ -136,6 +137,7 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
     )
     containment = Containment(server, executors, nursery)
     executors.on_fault, executors.on_loss = containment.context_faulted, containment.executor_lost
+    executors.on_shortage = lambda *shortage: nursery.start_soon(answer_shortage, containment, *shortage)
     server.observers.append(containment)
     for ordinal, device in enumerate(setup.devices):
         log.info("server_context_creating", device=ordinal, name=device.name)

@@ -17,6 +17,7 @@ from pympsd_server.state_machine.roster import Client, Context
 
 TERMINATION_SECONDS: Final = 10.0
 """The limit for stopping the work of a client that an operator terminates."""
+ASKED: Final = "an operator ended this context with terminate_client; destroy it and make another"
 
 Target = tuple[Client, Context]
 
@@ -44,7 +45,7 @@ async def terminate_client(containment: Containment, asked: link.TerminateClient
     for client, context in targets:
         server.log.info("termination_requested", pid=client.pid, context=context.number)
         server.log.info("context_terminated", pid=client.pid, context=context.number)
-    if not await _stop(containment, targets):
+    if not await stop(containment, targets, ASKED):
         server.log.error("termination_overdue", pid=asked.pid, seconds=TERMINATION_SECONDS)
         if not asked.by_reset:
             server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
@@ -54,28 +55,28 @@ async def terminate_client(containment: Containment, asked: link.TerminateClient
     server.link.terminated(asked.token, Result.SUCCESS)
 
 
-async def _stop(containment: Containment, targets: Sequence[Target]) -> bool:
-    """Terminate contexts concurrently; return whether all of their work has stopped."""
+async def stop(containment: Containment, targets: Sequence[Target], reason: str) -> bool:
+    """Terminate contexts concurrently; return whether all of their work has stopped in TERMINATION_SECONDS."""
     with trio.move_on_after(TERMINATION_SECONDS) as bound:
         async with trio.open_nursery() as nursery:
             for client, context in targets:
-                nursery.start_soon(_terminate, containment, client, context)
+                nursery.start_soon(_terminate, containment, client, context, reason)
     return not bound.cancelled_caught
 
 
-async def _terminate(containment: Containment, client: Client, context: Context) -> None:
+async def _terminate(containment: Containment, client: Client, context: Context, reason: str) -> None:
     executor = containment.executors.executor_of(context)
     if executor is not None:
-        while await _still_runs(containment.executors, executor, context):
+        while await _still_runs(containment.executors, executor, context, reason):
             pass
     containment.server.roster.mark_terminated(client, context)
 
 
-async def _still_runs(executors: Executors, executor: Executor, context: Context) -> bool:
+async def _still_runs(executors: Executors, executor: Executor, context: Context, reason: str) -> bool:
     """Terminate a context; return whether its device cannot stop the work, after waiting for it for a while."""
     request = executors.next_request()
     try:
-        await executor.ask(request, Terminate(request, context.serial))
+        await executor.ask(request, Terminate(request, context.serial, reason=reason))
     except ExecutorError as error:
         # Else the context or its executor has ended meanwhile, and with it the work.
         return error.code == Result.ERROR_LAUNCH_TIMEOUT

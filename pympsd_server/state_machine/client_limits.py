@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import define, field
 
+from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
+from pympsd.devices.memory_limits import BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MemoryGroup, ThreadPercentage
+from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.wire.messages import OpenContext
-from pympsd_server.state_machine.quotas import context_multiprocessors, process_multiprocessors
+from pympsd_server.state_machine.quotas import context_multiprocessors, memory_limit, process_multiprocessors
 
 
 class PartitionRefused(ValueError):
@@ -28,8 +30,18 @@ class ClientLimits:
     """Bytes by device ordinal."""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
     """What it gets on devices in static use, by ordinal."""
-    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device ordinal."""
+
+    def lower_memory(
+        self, environment: Mapping[str, str], ordinals: Sequence[int], visible: Sequence[DeviceFacts]
+    ) -> list[BadEntry]:
+        """Lower the limits of memory by the client's environment; return its invalid entries.
+
+        A number there counts among the devices that the client sees.
+        """
+        limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
+        own = {ordinals[number]: limit.value for number, limit in limits.items()}
+        self.memory = {each: memory_limit(self.memory.get(each, 0), own.get(each, 0)) for each in ordinals}
+        return bad
 
     def partition(self, ordinal: int) -> ChosenPartition:
         """Return its partition of a device, one without chunks if it has none there; raise PartitionRefused."""

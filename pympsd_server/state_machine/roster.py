@@ -6,6 +6,7 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.connections import Pool
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, Place
 
@@ -54,6 +55,8 @@ class Client:
     """The number of contexts made so far."""
     terminated: set[int] = field(factory=set)
     """Serials of contexts that an operator terminated; they stay until the process closes them."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """Limits of memory that it shares with other clients, by device ordinal."""
 
     def active_contexts(self) -> list[Context]:
         """Return the contexts that were not terminated."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
-from processes import ClientProcess, DaemonProcess
+from processes import ClientProcess, DaemonProcess, wait_until
 
 from pympsd.devices.machine import describe
 
@@ -25,8 +25,9 @@ MARKS = {"doc", "field", "ours"}
 KEYS = {
     "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as", "keep", "same"},
     "in": {"out", "out_like", "err", "err_like", "exit", "as"},
-    "client": {"at", "env", "as", "fails"},
+    "client": {"at", "env", "as", "fails", "cgroup"},
     "kill": set(),
+    "log": {"lines_like"},
     "write": {"text"},
     "inode": set(),
     "do": {"says", "says_like"},
@@ -43,6 +44,32 @@ SHORT = [
 
 
 @define
+class Cgroups:
+    """Cgroups of the sequence that is being replayed, below one of its own."""
+
+    path: str = f"/pympsd-test-{os.getpid()}"
+    made: list[Path] = field(factory=list)
+
+    def move(self, pid: int, name: str) -> None:
+        """Move a process to a cgroup, which is made."""
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), "")
+        for folder in (Path(f"{mount}{self.path}"), Path(f"{mount}{self.path}", name)):
+            if folder not in self.made:
+                try:
+                    folder.mkdir()
+                except OSError as error:
+                    pytest.skip(f"no cgroup can be made here: {error}")
+                self.made.append(folder)
+        (self.made[-1].parent / name / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove the cgroups, whose processes have ended."""
+        while self.made:
+            self.made.pop().rmdir()
+
+
+@define
 class Replay:
     """A sequence that is being replayed: its daemon, its clients, and what its texts stand for."""
 
@@ -51,12 +78,13 @@ class Replay:
     inodes: dict[str, int] = field(factory=dict)
     partition: str = ""
     """The last CUDA_MPS_SM_PARTITION that was printed."""
+    cgroups: Cgroups = field(factory=Cgroups)
 
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
         first, second = (device.uuid for device in describe(MACHINE["PYMPSD_EMULATED_DEVICES"]))
         known = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log", "U0": first, "U1": second}
-        known |= {"ME": os.geteuid(), "PARTITION": self.partition}
+        known |= {"C": self.cgroups.path, "ME": os.geteuid(), "PARTITION": self.partition}
         known |= {name: client.pid for name, client in self.clients.items()}
         for name, value in known.items():
             text = text.replace("{" + name + "}", str(value))
@@ -71,6 +99,9 @@ class Replay:
         elif "do" in step:
             name, _, words = step["do"].partition(" ")
             self._compare(self.clients[name].do(self.text(words)), step, "says")
+        elif "log" in step:
+            for pattern in map(self.text, step["lines_like"]):
+                wait_until(lambda like=pattern: self._logged(step["log"], like), f"a line like {pattern}")
         elif "kill" in step:
             self._kill(*step["kill"].split())
         elif "write" in step:
@@ -103,10 +134,15 @@ class Replay:
             self._compare(done.stdout, step, "out", done.stderr)
         self._compare(done.stderr, step, "err", done.stdout)
 
+    def _logged(self, server: str, pattern: str) -> bool:
+        return any(re.fullmatch(pattern, line) for line in self.daemon.log(f"{server}/server.log"))
+
     def _connect(self, step: dict[str, Any]) -> None:
         environment = {name: self.text(value) for name, value in step.get("env", {}).items()}
         environment["CUDA_MPS_PIPE_DIRECTORY"] = self.text(step["at"])
         client = self.clients[step["client"]] = self.daemon.client(step.get("as"), **environment)
+        if "cgroup" in step:
+            self.cgroups.move(client.pid, step["cgroup"])
         if "fails" in step:
             said = client.do("init")
             said = client.do("ctx 0") if said == "CUDA_SUCCESS" else said
@@ -136,6 +172,7 @@ class Replay:
             client.process.kill()
             client.process.communicate()
         self.clients.clear()
+        self.cgroups.remove()
 
 
 @pytest.fixture(scope="module")

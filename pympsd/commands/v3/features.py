@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
@@ -11,14 +11,13 @@ from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_limit
+from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_limits
 from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
 
 COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODULE", "COVERS"))
 KEYS: Final = (Column("KEY", "KEY"), Column("VALUE", "VALUE"))
-LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "hard-limit", "used"))
+LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "soft-limit", "hard-limit", "used"))
 FEATURES: Final = ("memacct", "context-share")
 NO_AUDIT: Final = "Allocations are not logged: audit_log can only be false."
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server."
@@ -77,21 +76,24 @@ def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = 
     Syntax(
         "memacct limit",
         required=("cgroup",),
-        options={"device": Option(str, "<device>"), "hard-limit": Option(read_memory, "<limit>")},
-        needed=("hard-limit",),
+        options={
+            "device": Option(str, "<device>"),
+            "hard-limit": Option(read_memory, "<limit>"),
+            "soft-limit": Option(read_memory, "<limit>"),
+        },
     )
 )
-def limit(
-    daemon: Daemon, caller: Caller, cgroup: str, hard_limit: PinnedMemory | None, device: str | None = None
-) -> Decision:
-    """Set the memory that the later clients of a cgroup, and of those below it, may hold together: on a device, or on
-    each (4G; unlimited). What the cgroup's clients hold already counts, if they came after its first limit.
+def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None, **said: Any) -> Decision:
+    """Set the memory that the later clients of a cgroup, and of those below it, may hold together (--hard-limit=4G;
+    unlimited), and what they are guaranteed (--soft-limit=1G; unlimited: nothing), on a device or on each.
     """
     view.check_daemon_owner(daemon, caller, "memacct limit")
     path = cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
-    made = [instruction for ordinal in ordinals for instruction in set_limit(daemon, path, ordinal, hard_limit)]
-    return Decision(done(), tuple(made))
+    if not said:
+        raise Refused("memacct limit sets --hard-limit, --soft-limit, or both, and neither is given.")
+    changed = {name.removesuffix("_limit"): value for name, value in said.items()}
+    return Decision(done(), tuple(set_limits(daemon, path, ordinals, changed)))
 
 
 @command(Syntax("memacct list", optional=("cgroup",), options={"format": FORMAT}), asks_servers=True)
@@ -101,12 +103,13 @@ def list_limits(daemon: Daemon, caller: Caller, cgroup: str | None = None, forma
     rows = []
     for path, limits in sorted(daemon.cgroup_limits.items()):
         present = clients_below(daemon, path)
-        for ordinal, most in sorted(limits.items()):
+        for ordinal, limit in sorted(limits.items()):
             used = sum(client.memory.get(ordinal, 0) for client in present)
             pids = {"clients": sorted(client.pid for client in present)}
             if wanted in (None, path):
-                cells = (path, daemon.devices[ordinal].uuid, Shown(memory_text(most), most.value), used)
-                rows.append(Row(cells, pids))
+                soft = None if limit.soft is None else Shown(memory_text(limit.soft), limit.soft.value)
+                hard = Shown(memory_text(limit.hard), None if limit.hard is None else limit.hard.value)
+                rows.append(Row((path, daemon.devices[ordinal].uuid, soft, hard, used), pids))
     return listing(LIMITS, rows, format)
 
 

@@ -288,13 +288,13 @@ def _vendor_session(
 
 def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_devices: bool) -> PersistentState:
     serials = {server.session.serial for server in awaited}
-    state = saved.remembered
-    servers = tuple(server for server in state.servers if server.serial in serials)
+    servers = tuple(server for server in saved.remembered.servers if server.serial in serials)
+    state = evolve(saved.remembered, servers=servers)
     if not has_other_devices:
-        return evolve(state, servers=servers)
+        return state
     # What is by ordinal is meaningless for other devices.
-    rules = without_memory(state.rules)
-    return evolve(state, servers=servers, memory_limits=None, named_servers=(), rules=rules, cgroup_limits={})
+    state = evolve(state, memory_limits=None, cgroup_limits={}, cgroup_soft_limits={})
+    return evolve(state, named_servers=(), rules=without_memory(state.rules))
 
 
 async def _receive_report(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
+
+from attrs import evolve
 
 from pympsd.state_machine.daemon_state import Client, Daemon
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.v3.servers import NotPossible
-from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.limits import CgroupLimit, PinnedMemory
 from pympsd.vocabulary.rules import is_below
 
 MOST_CGROUPS: Final = 4096
@@ -27,20 +29,29 @@ def cgroup_path(text: str) -> str:
     return path
 
 
-def set_limit(daemon: Daemon, path: str, device: int, limit: PinnedMemory | None) -> Iterator[Instruction]:
-    """Set the limit of a cgroup on a device (the daemon's ordinal), or lift it; for clients that come later."""
+def set_limits(
+    daemon: Daemon, path: str, ordinals: Iterable[int], changed: Mapping[str, PinnedMemory | None]
+) -> Iterator[Instruction]:
+    """Set limits of a cgroup on devices, ``hard`` or ``soft`` or both; for clients that come later."""
     if not daemon.has_own_servers:
         raise NotPossible("Limits of cgroups are not possible with the driver's own server: it knows single clients.")
     limits = dict(daemon.cgroup_limits.get(path, {}))
-    limits.pop(device, None)
-    if limit is not None:
-        limits[device] = limit
-    if limits and path not in daemon.cgroup_limits and len(daemon.cgroup_limits) >= MOST_CGROUPS:
+    limits |= {ordinal: evolve(limits.get(ordinal, CgroupLimit()), **changed) for ordinal in ordinals}
+    for limit in limits.values():
+        if limit.soft is not None and limit.hard is not None and limit.soft > limit.hard:
+            raise NotPossible(
+                f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
+            )
+    kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
+    if kept and path not in daemon.cgroup_limits and len(daemon.cgroup_limits) >= MOST_CGROUPS:
         raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
     daemon.cgroup_limits.pop(path, None)
-    if limits:
-        daemon.cgroup_limits[path] = limits
-    yield Log("cgroup_limit_set", {"path": path, "device": device, "limit": str(limit or "unlimited")})
+    if kept:
+        daemon.cgroup_limits[path] = kept
+    for ordinal in ordinals:
+        limit = limits[ordinal]
+        text = f"{limit.hard or 'unlimited'}" + (f", soft limit {limit.soft}" if limit.soft else "")
+        yield Log("cgroup_limit_set", {"path": path, "device": ordinal, "limit": text})
 
 
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:

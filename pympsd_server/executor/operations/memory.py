@@ -26,7 +26,8 @@ _ADDRESS_LIMIT: Final = 1 << 64
 
 
 def _allocate(request: Request, count: int) -> Answer:
-    return Answer((request.context.backend.allocate(count),))
+    allocate = request.context.backend.allocate
+    return Answer((request.with_room(lambda: allocate(count)),))
 
 
 def _free(request: Request, address: int, done: Completion) -> None:

@@ -20,7 +20,8 @@ def _image_part(request: Request, module: int, offset: int, count: int) -> None:
 
 
 def _load(request: Request, handle: int) -> Answer:
-    module = request.context.backend.load_module(request.context.images.take(handle))
+    context, image = request.context, request.context.images.take(handle)
+    module = request.with_room(lambda: context.backend.load_module(image))
     layout = ModuleLayout(tuple(module.functions), tuple(module.globals)).encode()
     if len(layout) > _LAYOUT_LIMIT:
         module.unload()

@@ -18,7 +18,8 @@ def _create(request: Request, handle: int, count: int, flags: int) -> Answer:
     if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
-    return Answer(created=request.context.backend.create_memory(count, bool(flags & MEMORY_SHAREABLE), charge))
+    create, shareable = request.context.backend.create_memory, bool(flags & MEMORY_SHAREABLE)
+    return Answer(created=request.with_room(lambda: create(count, shareable, charge)))
 
 
 def _release(request: Request, memory: PhysicalMemory) -> None:

@@ -9,7 +9,8 @@ import pytest
 from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Device
+from pympsd_server.backends.budget import Shortage
+from pympsd_server.backends.interface import BackendError, Device, Outcome
 from tests.backends.contract.conftest import DEVICE_BYTES
 from tests.backends.contract.port_user import (
     Gate,
@@ -238,3 +239,35 @@ def test_clients_of_a_group_have_its_memory_together(device: Device) -> None:
     alone.context.allocate(free // 2)
     assert one.free(address).wait() == Result.SUCCESS
     other.context.allocate(free - free // 4)
+
+
+def test_a_client_within_its_soft_limit_says_what_it_lacks(device: Device) -> None:
+    guaranteed = MemoryGroup("cgroup /x", DEVICE_BYTES * 2, soft=DEVICE_BYTES // 2)
+    owner, guest = PortUser.on(device, 1, groups=(guaranteed,)), PortUser.on(device, 2)
+    taken = guest.context.allocate(guest.context.memory_info()[0] - (8 << 20))
+    with refused(MEMORY) as caught:
+        owner.context.allocate(64 << 20)
+    assert isinstance(caught.value, Shortage)
+    assert 48 << 20 < caught.value.short <= 64 << 20
+    for user, count in ((guest, 64 << 20), (owner, DEVICE_BYTES // 2)):  # guaranteed nothing, and beyond it
+        with refused(MEMORY) as plain:
+            user.context.allocate(count)
+        assert not isinstance(plain.value, Shortage)
+    assert guest.free(taken).wait() == Result.SUCCESS
+    owner.context.allocate(64 << 20)
+
+
+def test_what_a_terminated_context_held_is_free(device: Device) -> None:
+    one, other = PortUser.on(device, 1), PortUser.on(device, 2)
+    count = other.context.memory_info()[0] * 3 // 4
+    one.context.allocate(count)
+    with refused(MEMORY):
+        other.context.allocate(count)
+    one.context.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    other.context.allocate(count)
+    with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
+        one.launch("empty")
+    used = device.memory_used[2]
+    one.context.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    one.context.destroy()
+    assert device.memory_used == {2: used}

@@ -169,12 +169,16 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return [names[function] for function in busy if function in names]
 
     def terminate(self, outcome: Outcome) -> None:
-        """Accept no more work; BackendError LAUNCH_TIMEOUT when kernels still run after PATIENCE_SECONDS."""
+        """Accept no more work and free its memory; BackendError LAUNCH_TIMEOUT when kernels still run after
+        PATIENCE_SECONDS.
+        """
         if self.outcome.code is Result.SUCCESS:
             self.queue.close(outcome)
         if not self._becomes_quiet(time.monotonic() + PATIENCE_SECONDS):
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
+        if not self._owner.poisoned:
+            self._resources.release_all()
 
     def abandon(self) -> None:
         """Accept no more work and wait for none; the patience of ``destroy``, which must follow, begins here."""

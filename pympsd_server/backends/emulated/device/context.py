@@ -281,7 +281,7 @@ class EmulatedContext:
         return True
 
     def terminate(self, outcome: Outcome) -> None:
-        """Stop what runs and drop what waits; the outcome is sticky. Return when nothing runs any more.
+        """Stop what runs, drop what waits and free all memory; the outcome is sticky.
 
         BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
         """
@@ -289,6 +289,7 @@ class EmulatedContext:
         if not self.scheduler.wait_until_at_rest(self, self._patience):
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
+        self._free_all()
 
     def abandon(self) -> None:
         """Stop what can be stopped and accept no more work: the first part of ``destroy``, which must follow."""
@@ -317,7 +318,10 @@ class EmulatedContext:
         return self._outcome is _DESTROYED
 
     def _release(self) -> None:
+        self._free_all()
+        self._on_destroyed(self)
+
+    def _free_all(self) -> None:
         # A completion of work that ended just before may still try to free what it used: it finds it gone.
         self._modules.clear()
         self.memory.close()
-        self._on_destroyed(self)

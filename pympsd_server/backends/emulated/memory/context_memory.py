@@ -29,7 +29,6 @@ ALLOCATION_LIMIT: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
 MEMORY_LIMIT: Final = 4096
 """Pieces of memory to map that one client has: each is a mapping of this process, which may have 65,530."""
-
 WORKSPACE_BYTES: Final = 8
 """Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
 
@@ -320,8 +319,10 @@ class ContextMemory:
             return self._budget.free, self._budget.total
 
     def close(self) -> None:
-        """Free all its memory; a later call gets CONTEXT_IS_DESTROYED."""
+        """Free all its memory, once; a later call gets CONTEXT_IS_DESTROYED."""
         with self._client.lock:
+            if self._closed:
+                return
             self._closed = True
             while self._linked:
                 self._unlink(self._linked.popitem()[1])
@@ -330,9 +331,8 @@ class ContextMemory:
             self._budget.give(self._overhead)
             unused = self._client.mappings.remove_all_of(self)
             memories, self._memories = tuple(self._memories), {}
-        for storage in (*unused, *shared):
-            if storage is not None:
-                storage.leave()
+        for storage in filter(None, (*unused, *shared)):
+            storage.leave()
         for memory in memories:
             memory.release()
 

@@ -1,0 +1,1 @@
+"""The memory that clients hold on the device, and what they lack, reported to the owner."""

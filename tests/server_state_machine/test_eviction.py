@@ -1,0 +1,94 @@
+"""Which clients are ended for the memory of one that is within its soft limit."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
+from pympsd_server.state_machine.eviction import MOST_VICTIMS, choose
+from pympsd_server.state_machine.roster import Client, Roster
+
+SOFT = {"cgroup /a": 30, "cgroup /a/x": 10, "cgroup /b": 50, "cgroup /c": 0}
+ASKER = 1
+MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("cgroup /c",))
+
+
+def client(roster: Roster, serial: int, groups: tuple[str, ...], priority: int = 0) -> Client:
+    """Add a client of groups."""
+    made = roster.add_client(serial, 100 + serial, priority, {})
+    made.groups = {0: tuple(MemoryGroup(name, MOST_MEMORY, SOFT[name]) for name in groups)}
+    return made
+
+
+def chosen(roster: Roster, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
+    """Return the victims' serials, groups and excesses."""
+    victims = choose(roster.clients.values(), 0, used, ASKER, short)
+    return None if victims is None else [(one.client.serial, one.group, one.excess) for one in victims]
+
+
+def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
+    roster = Roster()
+    client(roster, ASKER, ("cgroup /b",))
+    client(roster, 2, ("cgroup /a",))
+    client(roster, 3, ())
+    used = {ASKER: 1, 2: 80, 3: 49}
+    assert chosen(roster, used, 10) == [(2, "cgroup /a", 50)]
+    assert chosen(roster, {**used, 3: 51}, 10) == [(3, "", 51)]
+    assert chosen(roster, used, 90) == [(2, "cgroup /a", 50), (3, "", 49)]
+    assert chosen(roster, used, 130) is None
+
+
+def test_of_equals_the_lower_priority_goes_first_then_the_youngest() -> None:
+    roster = Roster()
+    client(roster, ASKER, ("cgroup /b",))
+    for serial, priority in ((2, 0), (3, 1), (4, 1), (5, 0)):
+        client(roster, serial, ("cgroup /a",), priority)
+    used = dict.fromkeys((2, 3, 4, 5), 20)
+    assert chosen(roster, used, 1) == [(4, "cgroup /a", 50)]
+    assert chosen(roster, used, 41) == [(4, "cgroup /a", 50), (3, "cgroup /a", 30), (5, "cgroup /a", 10)]
+
+
+def test_who_is_within_its_soft_limit_once_another_has_gone_stays() -> None:
+    roster = Roster()
+    client(roster, ASKER, ("cgroup /b",))
+    client(roster, 2, ("cgroup /a",))
+    client(roster, 3, ("cgroup /a",))
+    assert chosen(roster, {2: 20, 3: 30}, 30) == [(3, "cgroup /a", 20)]
+    assert chosen(roster, {2: 20, 3: 30}, 31) is None
+
+
+def test_nobody_goes_who_is_within_its_soft_limits() -> None:
+    roster = Roster()
+    client(roster, ASKER, ("cgroup /b",))
+    client(roster, 2, ("cgroup /a", "cgroup /a/x"))
+    assert chosen(roster, {2: 10, ASKER: 100}, 1) == []
+    assert chosen(roster, {2: 11, ASKER: 100}, 1) == [(2, "cgroup /a/x", 1)]
+    assert chosen(roster, {2: 11}, 12) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(MEMBERS) - 1), st.integers(0, 60), st.integers(0, 1)), max_size=8),
+    st.integers(1, 150),
+)
+def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
+    others: list[tuple[int, int, int]], short: int
+) -> None:
+    roster = Roster()
+    client(roster, ASKER, ("cgroup /b",))
+    used = {ASKER: 40}
+    for serial, (member, count, priority) in enumerate(others, ASKER + 1):
+        client(roster, serial, MEMBERS[member], priority)
+        used[serial] = count
+    victims = choose(roster.clients.values(), 0, used, ASKER, short)
+    if not victims:
+        return
+    gone = [one.client.serial for one in victims]
+    assert ASKER not in gone
+    assert len(set(gone)) == len(gone) <= MOST_VICTIMS
+    assert sum(used[serial] for serial in gone) >= short > sum(used[serial] for serial in gone[:-1])
+    for number, victim in enumerate(victims):
+        present = [each for each in roster.clients.values() if each.serial not in gone[:number]]
+        soft = [group for group in victim.client.groups[0] if group.soft]
+        held = {group.name: sum(used[each.serial] for each in present if group in each.groups[0]) for group in soft}
+        assert not soft or any(held[group.name] > group.soft for group in soft)
