@@ -45,6 +45,18 @@ def test_generic_pointers_of_one_warp_to_three_spaces() -> None:
     np.testing.assert_array_equal(got, WORDS + lanes + 5 + (lanes % 3 == 0))
 
 
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_a_pointer_below_its_memory_with_an_offset_into_it(space: str, uniform: bool) -> None:
+    pointer = "ld.param.u64 %w4, [p_a];" if space == "global" else "mov.u64 %w4, room;"
+    lane = "mov.u64 %w1, 0;" if uniform else "mul.wide.u32 %w1, %i0, 4;"
+    text = f""".shared .align 8 .b8 room[256]; {pointer} {lane} add.s64 %w4, %w4, %w1; add.s64 %w5, %w4, -64;
+      st.{space}.b32 [%w5+64], %b; bar.sync 0; ld.{space}.b32 %d, [%w4];
+      ld.{space}.b32 %i1, [%w5+64]; sub.u32 %i1, %i1, %d; add.u32 %d, %d, %i1;"""
+    second = np.full(64, 77, "u4") if uniform else WORDS[::-1].copy()
+    np.testing.assert_array_equal(run_fragment(text, "u4", WORDS, second), second)
+
+
 VARIABLES = (
     HEADER
     + """

@@ -102,6 +102,21 @@ def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
     assert middle.views[np.dtype(np.uint32)][places >> 2].tolist() == [0, 1, 2] * 4
 
 
+def test_the_window_is_that_of_the_address_with_its_constant_offset(spaces: list[AddressSpace]) -> None:
+    one, other = spaces[:2]
+    reach(one, other)
+    first, address = one.allocate(512), other.allocate(512)
+    wild = np.array([16, 0x7123_0000_0000, (1 << 62) + 64], np.int64)
+    for each in wild:
+        with pytest.raises(IllegalAddress):
+            one.located(np.array([each - one.base]), ((8, 4),))
+    below = np.array([first, address], np.int64) - one.base - 8
+    one.write(first, np.full(2, 5, np.uint32).data)
+    other.write(address, np.full(2, 6, np.uint32).data)
+    places = one.located(below, ((8, 4),)) + 8
+    assert one.views[np.dtype(np.uint32)][places >> 2].tolist() == [5, 6]
+
+
 def test_an_allocation_that_reaches_the_end_of_a_window_is_the_windows_alone(spaces: list[AddressSpace]) -> None:
     one, other = spaces[:2]
     reach(one, other)

@@ -253,16 +253,20 @@ class AddressSpace(AccessibleMemory):
         second one.
         """
         each = np.atleast_1d(offsets)
-        places = each
+        places, known = each, np.ones(1, np.bool_)
         if self._peers:
-            places = np.where((each >= 0) & (each < self.size), each, -1)
+            # The window is that of the first access: a constant offset may lead into it from outside.
+            begins = each + accesses[0][0]
+            places, known = each.copy(), (begins >= 0) & (begins < self.size)
             for peer in self._peers:
-                np.copyto(places, each + (peer.place - peer.distance), where=peer.has(each))
+                has = peer.has(begins)
+                np.copyto(places, each + (peer.place - peer.distance), where=has)
+                known |= has
         starts, ends = self._reached()
         for delta, nbytes in accesses:
             inside = places + delta
             at = np.searchsorted(starts, inside, "right") - 1
-            good = at >= 0
+            good = (at >= 0) & known
             if len(starts):
                 good &= inside + nbytes <= ends[np.maximum(at, 0)]
             wanted = each + delta

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,15 @@ Accesses = tuple[tuple[int, int], ...]
 Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
 # An index array, one index, or a slice of consecutive elements.
 Elements = Value
+
+
+class Biased(np.ndarray[Any, Any]):
+    """Indices of which some are negative before the constant offset is added, when NumPy would count from the end."""
+
+
+def _marked(index: Value, low: int) -> Value:
+    """Return indices as Biased if the lowest, by its address, is negative."""
+    return index if low >= 0 else np.asarray(index).view(Biased)
 
 
 def _bounds(value: Value) -> tuple[int, int, int]:
@@ -39,9 +48,10 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
     first, last = accesses[0], accesses[-1]
     if bits & (align - 1) or not state.space.contains(low + first[0], high + last[0] + last[1]):
         offset = state.space.located(offset, accesses)
-    if not shift:
-        return offset
-    return np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
+        low = int(offset.min())
+    if shift:
+        offset = np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
+    return _marked(offset, low)
 
 
 def sum_elements(
@@ -68,7 +78,7 @@ def sum_elements(
     if consecutive:
         begin = (start + low) >> shift
         return slice(begin, begin + len(index))
-    return index + (start >> shift)
+    return _marked(index + (start >> shift), start + low)
 
 
 def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
@@ -94,7 +104,7 @@ def frame_elements(
         for delta, nbytes in accesses:
             _check_frame(space, size, address.astype(S64) + delta, nbytes)
     index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
-    return index if space == "param" else index + state.frame_bases(lanes, space, shift)
+    return _marked(index if space == "param" else index + state.frame_bases(lanes, space, shift), low)
 
 
 def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: int, accesses: Accesses) -> Array:
@@ -250,6 +260,8 @@ def fetch(view: Array, index: Elements, displacement: int) -> Value:
     """Return view[index + displacement]; a shifted view saves the addition."""
     if type(index) is slice:
         return view[index.start + displacement : index.stop + displacement].copy()
+    if type(index) is Biased:
+        return view.take(np.asarray(index) + displacement)
     if displacement == 0:
         return view.take(index)
     if displacement > 0:
@@ -262,7 +274,9 @@ def put_at(view: Array, index: Elements, displacement: int, value: Value) -> Non
     if type(index) is slice:
         view[index.start + displacement : index.stop + displacement] = value
         return
-    if displacement < 0:
+    if type(index) is Biased:
+        index = np.asarray(index) + displacement
+    elif displacement < 0:
         index = index + displacement
     elif displacement:
         view = view[displacement:]
