@@ -1,12 +1,13 @@
 """Files in memory whose size nobody can change (memfd_create(2), F_ADD_SEALS in fcntl(2)): safe to map.
 
-If a file shrinks, reading its mapping raises SIGBUS.
+If a file shrinks, reading its mapping raises SIGBUS; so does one of huge pages, of which there may be none.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+from functools import cache
 from typing import Final
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -24,6 +25,16 @@ def make_sealed(name: str, size: int) -> int:
     return fd
 
 
+@cache
+def _file_system() -> int:
+    """Return the device number of memfd files with pages of the usual size; those of huge pages have another."""
+    fd = make_sealed("", 0)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
 def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
     """Return a descriptor of another process's file that `make_sealed` made with this name; OSError, ValueError.
 
@@ -34,6 +45,8 @@ def open_sealed(pid: int, fd: int, name: str, size: int = 0) -> int:
     try:
         if os.readlink(f"/proc/self/fd/{opened}") != f"/memfd:{name} (deleted)":
             raise ValueError(f"descriptor {fd} of process {pid} is another file")
+        if os.fstat(opened).st_dev != _file_system():
+            raise ValueError(f"descriptor {fd} of process {pid} is a file of huge pages")
         if fcntl.fcntl(opened, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise ValueError(f"the size of descriptor {fd} of process {pid} can change")
         if os.fstat(opened).st_size < size:

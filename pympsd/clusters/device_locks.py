@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import tempfile
 from collections.abc import Sequence
 from typing import Final
@@ -31,8 +32,12 @@ def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Devi
         raise BadShare(f"a share of {wanted:g}: it is 0.01 to 1 of a GPU")
     where = where or folder()
     os.makedirs(where, mode=0o700, exist_ok=True)
+    made = os.lstat(where)
+    if not stat.S_ISDIR(made.st_mode) or made.st_uid != os.geteuid() or made.st_mode & 0o022:
+        raise BadShare(f"{where} has to be a folder that only this user can write to: remove it, or set TMPDIR")
     for device in devices:
-        file = os.open(os.path.join(where, device.uuid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(os.path.join(where, device.uuid), flags, 0o600)
         if any(_is_locked(file, start, count) for start in range(PARTS - count + 1)):
             return device  # the descriptor stays open: closing it would end the lock
         os.close(file)

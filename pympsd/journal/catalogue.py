@@ -43,6 +43,9 @@ CONTROL_LINES: Final = {
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
     "turn_awaited": Line("Client {pid} of user {uid} waits for its turn after {before}", None),
     "turn_requested": Line("A server for user {uid} waits for its turn after {before}", None),
+    "turn_policy_failed": Line(
+        "PYMPSD_TURN_POLICY has failed, and users take turns in the order in which they came: {reason}", None
+    ),
     "turn_closed": Line(
         "User {uid} has waited {seconds:g} s: server {server} takes no new clients of user {active}", None
     ),

@@ -42,7 +42,7 @@ from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.turns.policies import TurnPolicy, order
+from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
@@ -295,7 +295,7 @@ def _dispatcher(
         pipe_directory=setup.directory.path,
         has_own_servers=settings.backend != "vendor",
         rules=setup.rules,
-        turn_policy=setup.turn_policy,
+        turn_policy=guarded(setup.turn_policy, keeper.log.error),
     )
     return Dispatcher(
         state=state,

@@ -95,6 +95,8 @@ class Tracing:
         """Complete the trace; return the answer to who asked for that."""
         if self._trace is None:
             return refusal("There is no trace: begin one with 'trace start FILE'.")
+        if self._is_ending:
+            return refusal(f"The trace {self._path} is being completed already.")
         self._is_ending = True
         with trio.move_on_after(STOP_SECONDS):
             async with trio.open_nursery() as nursery:

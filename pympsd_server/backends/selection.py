@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.settings import BadSetting
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.interface import BackendError, Device
 
@@ -15,7 +17,12 @@ def open_device(setup: ExecutorSetup) -> Device:
         from pympsd_server.backends.emulated.device.device import EmulatedDevice
         from pympsd_server.backends.emulated.scheduling.policy import policy_of
 
-        return EmulatedDevice(setup.device, setup.ordinal, policy_of(os.environ))
+        try:
+            policy = policy_of(os.environ)
+        except BadSetting as error:
+            reason = f"{error}; it has to be installed for the interpreter that runs pympsd, {sys.executable}"
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason) from None
+        return EmulatedDevice(setup.device, setup.ordinal, policy)
     if setup.backend == "cuda":
         from pympsd_server.backends.cuda.objects.device import CudaDevice
 

@@ -331,6 +331,29 @@ def test_the_memory_of_a_closed_context_is_unmapped_everywhere(peers: list[Any])
     assert add_one(address + GRANULE) == ILLEGAL
 
 
+def test_the_memory_of_another_device_is_freed_when_the_addresses_context_has_closed(peers: list[Any]) -> None:
+    use(peers[1])
+    before = ok(cuda.cuMemGetInfo())[0]
+    use(peers[0])
+    address = reserved(GRANULE)
+    handle = made(address, 1)
+    ok(cuda.cuCtxDestroy(peers[0]))
+    use(peers[1])
+    assert cuda.cuMemUnmap(address, GRANULE) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert cuda.cuMemRelease(handle) == DONE
+    assert ok(cuda.cuMemGetInfo())[0] == before
+
+
+def test_memory_stays_mapped_where_that_of_the_addresses_device_is_freed(devices: None) -> None:
+    """No context is the program's; what opens one to map memory keeps it as long as it is needed."""
+    address = reserved(2 * GRANULE)
+    handles = [made(address + number * GRANULE, number) for number in (0, 1)]
+    for number in (0, 1):
+        assert cuda.cuMemUnmap(address + number * GRANULE, GRANULE) == DONE, last_error()
+        assert cuda.cuMemRelease(handles[number]) == DONE
+    assert not contexts
+
+
 # --- memory pools
 
 

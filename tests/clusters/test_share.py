@@ -112,3 +112,15 @@ def test_parts_of_devices_are_given_out_and_come_back_with_their_processes(tmp_p
 def test_a_part_that_cannot_be_is_refused(tmp_path: Path, wanted: float) -> None:
     with pytest.raises(BadShare, match=r"it is 0\.01 to 1 of a GPU"):
         lock_part(DEVICES, wanted, str(tmp_path))
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    for mode in (0o770, 0o707):
+        where = tmp_path / f"{mode}"
+        where.mkdir()
+        where.chmod(mode)
+        with pytest.raises(BadShare, match="only this user can write to"):
+            lock_part(DEVICES, 0.5, str(where))
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(BadShare, match="only this user can write to"):
+        lock_part(DEVICES, 0.5, str(tmp_path / "link"))

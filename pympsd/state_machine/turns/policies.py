@@ -39,6 +39,30 @@ def fewest_turns(argument: str = "") -> TurnPolicy:
     return lambda users: min(users, key=lambda user: user.turns)
 
 
+def guarded(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
+    """Return a policy that goes by the order of arrival where the given one raises, or returns none of the users.
+
+    ``complain`` is called the first time, with the event and its reason.
+    """
+    has_failed = False
+
+    def choose(users: Sequence[WaitingUser]) -> WaitingUser:
+        nonlocal has_failed
+        try:
+            chosen = policy(users)
+            if chosen in users:
+                return chosen
+            reason = f"it returned {chosen!r}, which is none of the users given"
+        except Exception as error:  # a plug-in's: whatever it is, users must not wait for ever
+            reason = f"{type(error).__name__}: {error}"
+        if not has_failed:
+            has_failed = True
+            complain("turn_policy_failed", reason=reason)
+        return users[0]
+
+    return choose
+
+
 def _take_no_argument(argument: str) -> None:
     if argument:
         raise ValueError("the policy takes no argument")

@@ -135,12 +135,17 @@ class VirtualMemory:
 
     def _free_unused(self, found: Physical) -> None:
         if not found.references and not found.mappings and self._physical.pop(found.handle, None) is not None:
-            owner = found.context
-            owner.call(operations.RELEASE_MEMORY, found.handle)
-            if owner in self._owners.values() and all(one.context is not owner for one in self._physical.values()):
-                del self._owners[owner.device.ordinal]
-                contexts.pop(owner.handle, None)
-                owner.close(process.require())
+            found.context.call(operations.RELEASE_MEMORY, found.handle)
+            self._close_unused(found.context)
+
+    def _close_unused(self, owner: Context) -> None:
+        """Close a context of `owner_on` if nothing of it is left."""
+        used = [physical.context for physical in self._physical.values()]
+        used += [mapping.context for mapping in self._mappings.values()]
+        if owner in self._owners.values() and owner not in used:
+            del self._owners[owner.device.ordinal]
+            contexts.pop(owner.handle, None)
+            owner.close(process.require())
 
     def retain_at(self, address: int) -> int:
         """Return the handle of the memory that is mapped at an address, with one reference more; INVALID_VALUE."""
@@ -195,6 +200,7 @@ class VirtualMemory:
                 allocations.remove(one.handle)
                 one.physical.mappings -= 1
                 self._free_unused(one.physical)
+                self._close_unused(one.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
         """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
@@ -251,15 +257,18 @@ class VirtualMemory:
     def _drop(self, context: Context) -> None:
         with self._lock:
             for mapping in tuple(self._mappings.values()):
-                if context in (mapping.context, mapping.physical.context):
+                if context in (mapping.context, mapping.physical.context) and mapping.handle in self._mappings:
                     del self._mappings[mapping.handle]
                     unmap_memory(mapping.handle)
                     peer_access.forget(mapping.handle)
                     if mapping.context is not context:
                         _unmap_imported(mapping)
+                    if mapping.physical.context is not context:  # the memory of another device stays
+                        mapping.physical.mappings -= 1
+                        self._free_unused(mapping.physical)
             for physical in tuple(self._physical.values()):
                 if physical.context is context:
-                    del self._physical[physical.handle]
+                    self._physical.pop(physical.handle, None)
 
 
 def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:

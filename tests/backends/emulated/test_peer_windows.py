@@ -167,6 +167,19 @@ def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces:
         os.close(file)
 
 
+def test_a_file_of_huge_pages_is_refused(spaces: list[AddressSpace]) -> None:
+    """Where there are no huge pages, touching it would end the process."""
+    secret = spaces[1].publish().secret
+    file = os.memfd_create(f"pympsd-memory-{secret:032x}", os.MFD_ALLOW_SEALING | os.MFD_HUGETLB)
+    try:
+        os.ftruncate(file, 32 << 20)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        with pytest.raises(ValueError, match="huge pages"):
+            spaces[0].map_peer(os.getpid(), File(file, secret), WINDOW)
+    finally:
+        os.close(file)
+
+
 def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[AddressSpace]) -> None:
     one, another = spaces[:2]
     reach(one, another)  # what the forged one must not let in

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -13,7 +12,7 @@ from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.device.programs import Facilities, LoadedModule, Program
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
-from pympsd_server.backends.emulated.memory.peer_windows import File
+from pympsd_server.backends.emulated.memory.peer_windows import File, refusals
 from pympsd_server.backends.emulated.memory.virtual_memory import (
     AllocationPages,
     EmulatedMemory,
@@ -200,10 +199,7 @@ class ContextMemory:
             reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
             raise BackendError(Result.ERROR_INVALID_VALUE, reason)
         with self._client.lock:
-            self._check_mapping()
-            if self._client.memories >= MEMORY_LIMIT:
-                reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
-                raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+            self._check_memories()
             discharge = self._charge(count) if charge is None else charge(count)
             self._client.memories += 1
         freed = partial(self._created_freed, discharge)
@@ -226,6 +222,12 @@ class ContextMemory:
         self._check_own_space()
         if len(self._memories) >= ALLOCATION_LIMIT:
             reason = f"a context holds at most {ALLOCATION_LIMIT} pieces of memory"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+
+    def _check_memories(self) -> None:
+        self._check_mapping()
+        if self._client.memories >= MEMORY_LIMIT:
+            reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def _charge(self, count: int) -> Callable[[], None]:
@@ -289,7 +291,7 @@ class ContextMemory:
         with self._client.lock:
             self._check_own_space()
             self.space.unmap_peer(self._distance(ordinal))
-            with _refusals():
+            with refusals():
                 self.space.map_peer(process, File(descriptor, secret), self._distance(ordinal))
 
     def import_peers(self, process: int, descriptor: int, secret: int, count: int) -> EmulatedMemory:
@@ -297,9 +299,19 @@ class ContextMemory:
         if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"memory of {count} bytes")
         with self._client.lock:
-            self._check_mapping()
-        with _refusals():
-            return self._enter(PeersPages(process, File(descriptor, secret), count, lambda _: None))
+            self._check_memories()
+            self._client.memories += 1
+        try:
+            with refusals():
+                pages = PeersPages(process, File(descriptor, secret), count, self._peers_freed)
+        except BackendError:
+            self._peers_freed()
+            raise
+        return self._enter(pages)
+
+    def _peers_freed(self, storage: Storage | None = None) -> None:
+        with self._client.lock:
+            self._client.memories -= 1
 
     def unmap_peer(self, ordinal: int) -> None:
         """Undo `map_peer`; BackendError INVALID_VALUE."""
@@ -335,15 +347,3 @@ class ContextMemory:
             storage.leave()
         for memory in memories:
             memory.release()
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Raise what mapping another executor's file raises as BackendError."""
-    try:
-        yield
-    except ValueError as error:
-        raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
-    except OSError as error:
-        reason = f"the memory of the peer cannot be mapped: {error.strerror}"
-        raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None

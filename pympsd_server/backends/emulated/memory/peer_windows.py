@@ -9,13 +9,17 @@ from __future__ import annotations
 import mmap
 import time
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from threading import RLock
 from typing import Any, Final, Protocol
 
 import numpy as np
 from attrs import define, field, frozen
 
+from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.ptx.datatypes import Array
+from pympsd_server.backends.interface import BackendError
 
 Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
@@ -184,3 +188,15 @@ def holds(starts: list[int] | Array, ends: list[int] | Array, low: int, high: in
     """Return whether one range has the offsets low to high (exclusive)."""
     at = bisect_right(starts, low) - 1
     return at >= 0 and high <= ends[at]
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raise what mapping another executor's file raises as BackendError."""
+    try:
+        yield
+    except ValueError as error:
+        raise BackendError(Result.ERROR_INVALID_VALUE, str(error)) from None
+    except OSError as error:
+        reason = f"the memory of the peer cannot be mapped: {error.strerror}"
+        raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None

@@ -1,0 +1,38 @@
+"""A turn policy that fails: users take turns in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pympsd.state_machine.turns.policies import WaitingUser, fewest_turns, guarded
+
+USERS = (WaitingUser(1000, 1, 2), WaitingUser(1001, 3, 0))
+
+
+def raising(users: Sequence[WaitingUser]) -> WaitingUser:
+    raise KeyError("weights")
+
+
+def test_a_policy_that_does_its_work_decides() -> None:
+    said: list[Any] = []
+    assert guarded(fewest_turns(), lambda event, **fields: said.append(fields))(USERS) == USERS[1]
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        (raising, "KeyError: 'weights'"),
+        (lambda users: None, "it returned None, which is none of the users given"),
+        (lambda users: [users[1]], "it returned [WaitingUser(uid=1001, waiting=3, turns=0)], which is none"),
+    ],
+)
+def test_a_policy_that_fails_is_complained_of_once(policy: Any, reason: str) -> None:
+    said: list[tuple[str, str]] = []
+    choose = guarded(policy, lambda event, reason: said.append((event, reason)))
+    assert [choose(USERS), choose(USERS[1:]), choose(USERS)] == [USERS[0], USERS[1], USERS[0]]
+    assert [event for event, _ in said] == ["turn_policy_failed"]
+    assert said[0][1].startswith(reason)
