@@ -26,7 +26,12 @@ def main(arguments: list[str]) -> int:
         name = os.path.basename(arguments[0].partition("=")[2])
         arguments = arguments[1:]
     try:
-        text, status = _answer(parse(arguments), name)
+        if arguments[:1] == ["memory-limits"]:
+            from pympsd.smi import memory_limits  # only this asks a daemon
+
+            text, status = memory_limits.answer(arguments[1:], name)
+        else:
+            text, status = _answer(parse(arguments), name)
     except Refused as error:
         text, status = error.text.replace("{program}", name), error.status
     except NoSuchDevice:

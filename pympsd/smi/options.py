@@ -136,6 +136,7 @@ def usage(program: str) -> str:
                                     compute_mode, compute_cap, count, driver_version
 {program} [-i ID] --query-compute-apps=FIELDS [--format=...]
                                     FIELDS: pid, process_name, used_memory, gpu_name, gpu_uuid, gpu_bus_id
+{program} memory-limits --help       limits of the memory of a cgroup's clients, which a daemon in protocol 3 keeps
 {program} -h | --version
 
 ID is an index, a UUID or a PCI bus id, or several with commas; without -i all GPUs are meant.

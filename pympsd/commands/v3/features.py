@@ -13,6 +13,7 @@ from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_limits
 from pympsd.state_machine.v3.routing import set_default_socket
+from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
 
 COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODULE", "COVERS"))
@@ -21,6 +22,10 @@ LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device"
 FEATURES: Final = ("memacct", "context-share")
 NO_AUDIT: Final = "Allocations are not logged: audit_log can only be false."
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server."
+
+
+def _read_guarantee(text: str) -> PinnedMemory | None:
+    return None if text == "none" else read_memory(text)
 
 
 def _read_switch(text: str) -> bool:
@@ -79,13 +84,13 @@ def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = 
         options={
             "device": Option(str, "<device>"),
             "hard-limit": Option(read_memory, "<limit>"),
-            "soft-limit": Option(read_memory, "<limit>"),
+            "soft-limit": Option(_read_guarantee, "<limit>"),
         },
     )
 )
 def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None, **said: Any) -> Decision:
     """Set the memory that the later clients of a cgroup, and of those below it, may hold together (--hard-limit=4G;
-    unlimited), and what they are guaranteed (--soft-limit=1G; unlimited: nothing), on a device or on each.
+    unlimited), and what they are guaranteed (--soft-limit=1G; none), on a device or on each.
     """
     view.check_daemon_owner(daemon, caller, "memacct limit")
     path = cgroup_path(cgroup)
@@ -96,17 +101,27 @@ def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None
     return Decision(done(), tuple(set_limits(daemon, path, ordinals, changed)))
 
 
-@command(Syntax("memacct list", optional=("cgroup",), options={"format": FORMAT}), asks_servers=True)
-def list_limits(daemon: Daemon, caller: Caller, cgroup: str | None = None, format: Format | None = None) -> Decision:
-    """List the limits of cgroups, and what their clients hold."""
+@command(
+    Syntax("memacct list", optional=("cgroup",), options={"device": Option(str, "<device>"), "format": FORMAT}),
+    asks_servers=True,
+)
+def list_limits(
+    daemon: Daemon,
+    caller: Caller,
+    cgroup: str | None = None,
+    device: str | None = None,
+    format: Format | None = None,
+) -> Decision:
+    """List the limits of cgroups, and what their clients hold; on a device, or on each."""
     wanted = None if cgroup is None else cgroup_path(cgroup)
+    only = None if device is None else view.device_named(daemon, device)
     rows = []
     for path, limits in sorted(daemon.cgroup_limits.items()):
         present = clients_below(daemon, path)
         for ordinal, limit in sorted(limits.items()):
             used = sum(client.memory.get(ordinal, 0) for client in present)
             pids = {"clients": sorted(client.pid for client in present)}
-            if wanted in (None, path):
+            if wanted in (None, path) and only in (None, ordinal):
                 soft = None if limit.soft is None else Shown(memory_text(limit.soft), limit.soft.value)
                 hard = Shown(memory_text(limit.hard), None if limit.hard is None else limit.hard.value)
                 rows.append(Row((path, daemon.devices[ordinal].uuid, soft, hard, used), pids))

@@ -1,0 +1,96 @@
+"""``pympsd-smi memory-limits``: the limits of the memory of a cgroup's clients, which the daemon keeps.
+
+The words are those of nvidia-smi's memory-limits, whose *namespace* is a cgroup (MPS documents, Memory Partitioning).
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Final, NoReturn
+
+from pympsd.control.connection import CannotAsk, Control
+from pympsd.smi.options import Refused
+
+INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
+"""Exit statuses, as nvidia-smi's manual page lists them."""
+_MOUNT: Final = "/sys/fs/cgroup"
+_MIB: Final = 1 << 20
+_MOST_MIB: Final = 1 << 30
+"""1 PiB, the greatest limit; a soft limit of ``max``."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
+
+
+def answer(arguments: list[str], name: str) -> tuple[str, int]:
+    """Carry out the arguments after ``memory-limits``; return what is printed, and the exit status."""
+    parser = _Parser(prog=f"{name} memory-limits", allow_abbrev=False)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--set", action="store_true", help="set limits, which is what is done without --get")
+    which.add_argument("--get", action="store_true", help="show them, and the memory that is used")
+    parser.add_argument("-i", "--id", required=True, metavar="DEVICE", help="the device: its index or UUID")
+    parser.add_argument("-n", "--namespace", required=True, metavar="CGROUP", help=f"such as {_MOUNT}/batch")
+    parser.add_argument("--soft-limit", metavar="MIB", help="MiB that are guaranteed, max, or default (none)")
+    parser.add_argument("--hard-limit", metavar="MIB", help="the most MiB, or max or default (the device's)")
+    given = parser.parse_args(arguments)
+    soft, hard = _mebibytes(given, "soft_limit"), _mebibytes(given, "hard_limit")
+    if given.get != (given.soft_limit is None and given.hard_limit is None):
+        raise Refused(f"--get, or --soft-limit, --hard-limit or both\n\n{parser.format_usage()}", INVALID)
+    if any(each.isspace() for each in (*given.namespace, *given.id)):
+        raise Refused("names of cgroups and devices have no spaces\n", INVALID)
+    try:
+        with Control() as daemon:
+            if given.get:
+                return _shown(daemon, given.namespace, given.id), 0
+            daemon.command(f"memacct limit {given.namespace} --device={given.id}{_options(soft, hard)}")
+            return "", 0
+    except CannotAsk as error:
+        status = NO_PERMISSION if "Insufficient privileges" in str(error) else UNAVAILABLE
+        return f"Unable to {'get' if given.get else 'set'} memory limit: {error}\n", status
+
+
+def _mebibytes(given: argparse.Namespace, option: str) -> int | str | None:
+    """Return the value of an option: MiB, ``max`` or ``default``; None if it is not given."""
+    text: str | None = getattr(given, option)
+    if text is None or text in ("max", "default"):
+        return text
+    least = 1 if option == "hard_limit" else 0
+    if not (text.isascii() and text.isdecimal() and len(text) < 12 and least <= int(text) <= _MOST_MIB):
+        allowed = "a MebiByte value above 0" if least else "a non-negative MebiByte value"
+        raise Refused(f"--{option.replace('_', '-')} must be {allowed}, max or default, not {text!r}\n", INVALID)
+    return int(text)
+
+
+def _options(soft: int | str | None, hard: int | str | None) -> str:
+    """Return the options of ``memacct limit``."""
+    options = ""
+    if soft is not None:
+        if soft == "max":
+            soft = hard if isinstance(hard, int) else _MOST_MIB
+        options += f" --soft-limit={soft}M" if soft not in (0, "default") else " --soft-limit=none"
+    if hard is not None:
+        options += f" --hard-limit={hard}M" if isinstance(hard, int) else " --hard-limit=unlimited"
+    return options
+
+
+def _shown(daemon: Control, cgroup: str, device: str) -> str:
+    """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
+    wanted = cgroup.removeprefix(_MOUNT) or "/"
+    rows = [row for row in daemon.listing(f"memacct list --device={device}") if _is_below(wanted, row["cgroup"])]
+    if not rows:
+        raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")
+    row: dict[str, Any] = max(rows, key=lambda each: len(each["cgroup"]))
+    soft, hard = row["soft-limit"] or 0, row["hard-limit"]
+    texts = {
+        "namespace": f"{_MOUNT}{row['cgroup']}".rstrip("/"),
+        "soft limit": "max" if soft == _MOST_MIB * _MIB else f"{soft // _MIB} MiB",
+        "hard limit": "max" if hard is None else f"{hard // _MIB} MiB",
+        "current used": f"{row['used'] // _MIB} MiB",
+    }
+    return "".join(f"{name}: {text}\n" for name, text in texts.items())
+
+
+def _is_below(path: str, ancestor: str) -> bool:
+    return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")
