@@ -85,7 +85,8 @@ def test_a_destroyed_context_keeps_its_memory_until_its_kernel_has_ended(any_dev
         assert any_device.unfinished == 1
         running.let_end()
     unfinished(any_device, 0)
-    assert other.context.memory_info()[0] > free + 64 * MIB
+    # Its client's other context may still have the work of let_end to be seen as done.
+    wait_until(lambda: other.context.memory_info()[0] > free + 64 * MIB, "its memory")
     assert any_device.memory_used[1] < used - 64 * MIB
     if any_device.capabilities.sees_blocks:  # a driver runs all that it was given
         assert running.same.word(running.result) == 0, "what waited behind it was dropped"
