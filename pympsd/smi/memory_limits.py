@@ -10,13 +10,15 @@ from typing import Any, Final, NoReturn
 
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.smi.options import Refused
+from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.rules import is_below
 
 INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 """Exit statuses, as nvidia-smi's manual page lists them."""
 _MOUNT: Final = "/sys/fs/cgroup"
 _MIB: Final = 1 << 20
-_MOST_MIB: Final = 1 << 30
-"""1 PiB, the greatest limit; a soft limit of ``max``."""
+_MOST_MIB: Final = MOST_MEMORY // _MIB
+"""The greatest limit; a soft limit of ``max``."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -78,19 +80,15 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
 def _shown(daemon: Control, cgroup: str, device: str) -> str:
     """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
     wanted = cgroup.removeprefix(_MOUNT) or "/"
-    rows = [row for row in daemon.listing(f"memacct list --device={device}") if _is_below(wanted, row["cgroup"])]
+    rows = [row for row in daemon.listing(f"memacct list --device={device}") if is_below(wanted, row["cgroup"])]
     if not rows:
         raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")
     row: dict[str, Any] = max(rows, key=lambda each: len(each["cgroup"]))
     soft, hard = row["soft-limit"] or 0, row["hard-limit"]
     texts = {
         "namespace": f"{_MOUNT}{row['cgroup']}".rstrip("/"),
-        "soft limit": "max" if soft == _MOST_MIB * _MIB else f"{soft // _MIB} MiB",
+        "soft limit": "max" if soft == MOST_MEMORY else f"{soft // _MIB} MiB",
         "hard limit": "max" if hard is None else f"{hard // _MIB} MiB",
         "current used": f"{row['used'] // _MIB} MiB",
     }
     return "".join(f"{name}: {text}\n" for name, text in texts.items())
-
-
-def _is_below(path: str, ancestor: str) -> bool:
-    return path == ancestor or path.startswith(ancestor.rstrip("/") + "/")

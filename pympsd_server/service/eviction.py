@@ -16,8 +16,6 @@ EVICTED: Final = (
     "the MPS server ended this process's contexts: it held memory above its soft limit, and another client that is "
     "within its own needed memory"
 )
-_NOBODY: Final = "No client is above its soft limit"
-_TOO_LITTLE: Final = f"No {MOST_VICTIMS} clients above their soft limits hold as much"
 
 
 async def answer_shortage(containment: Containment, executor: Executor, message: MemoryShort) -> None:
@@ -39,15 +37,18 @@ async def with_room(
     return await attach()
 
 
-async def make_room(containment: Containment, device: int, asker: Client, short: int) -> bool:
+async def make_room(containment: Containment, device: int, caller: Client, short: int) -> bool:
     """End clients that hold at least as many bytes on a device; return whether some were ended, and all in time."""
     server, log = containment.server, containment.server.log
     async with containment.making_room:
-        log.info("memory_short", uuid=server.devices[device].uuid, pid=asker.pid, short=short)
+        log.info("memory_short", uuid=server.devices[device].uuid, pid=caller.pid, short=short)
         used = containment.executors.held(device)
-        victims = choose(server.roster.clients.values(), device, used, asker.serial, short)
+        victims = choose(server.roster.clients.values(), device, used, caller.serial, short)
+        if victims is None:
+            log.info("too_little_borrowed", count=MOST_VICTIMS)
+            return False
         if not victims:
-            log.info("nobody_evicted", reason=_TOO_LITTLE if victims is None else _NOBODY)
+            log.info("nobody_above_soft_limit")
             return False
         targets = [
             (one.client, context)

@@ -29,19 +29,19 @@ class Victim:
 
 
 def choose(
-    clients: Iterable[Client], device: int, used: Mapping[int, int], asker: int, short: int
+    clients: Iterable[Client], device: int, used: Mapping[int, int], caller: int, short: int
 ) -> list[Victim] | None:
     """Return the clients to end, whose memory on a device is as many bytes as are short: none if nobody is above a
     soft limit, None if no MOST_VICTIMS of these have that.
 
-    ``used``: bytes by client, by serial, as is ``asker``, which is never ended. Those go first whose group is
+    ``used``: bytes by client, by serial, as is ``caller``, which is never ended. Those go first whose group is
     furthest above its soft limit; of these the ones of the lower priority, then the youngest. Who is within its soft
     limit once another one has gone stays.
     """
     left = {client.serial: client for client in clients if used.get(client.serial)}
     victims = list[Victim]()
     while short > 0:
-        found = [_excess(client, device, left.values(), used) for client in left.values() if client.serial != asker]
+        found = [_excess(client, device, left.values(), used) for client in left.values() if client.serial != caller]
         above = [one for one in found if one is not None]
         if not above and not victims:
             return []

@@ -119,7 +119,7 @@ def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, .
     asks_daemon = "pympsd.smi.memory_limits"
     shows = [module for module in _of(modules, "pympsd.smi") if module.name != asks_daemon]
     assert _breaches(shows, "pympsd", SMI_MAY) == []
-    assert _breaches(_of(modules, asks_daemon), "pympsd", ("pympsd.control", "pympsd.smi")) == []
+    assert _breaches(_of(modules, asks_daemon), "pympsd", ("pympsd.control", "pympsd.smi", "pympsd.vocabulary")) == []
     importers = {m.name for m in modules for name in m.imports() if _is_in(name, ("pympsd.smi",))}
     assert {name for name in importers if not _is_in(name, ("pympsd.smi",))} == set()
 

@@ -10,7 +10,7 @@ from pympsd_server.state_machine.eviction import MOST_VICTIMS, choose
 from pympsd_server.state_machine.roster import Client, Roster
 
 SOFT = {"cgroup /a": 30, "cgroup /a/x": 10, "cgroup /b": 50, "cgroup /c": 0}
-ASKER = 1
+CALLER = 1
 MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("cgroup /c",))
 
 
@@ -23,16 +23,16 @@ def client(roster: Roster, serial: int, groups: tuple[str, ...], priority: int =
 
 def chosen(roster: Roster, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
     """Return the victims' serials, groups and excesses."""
-    victims = choose(roster.clients.values(), 0, used, ASKER, short)
+    victims = choose(roster.clients.values(), 0, used, CALLER, short)
     return None if victims is None else [(one.client.serial, one.group, one.excess) for one in victims]
 
 
 def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
     roster = Roster()
-    client(roster, ASKER, ("cgroup /b",))
+    client(roster, CALLER, ("cgroup /b",))
     client(roster, 2, ("cgroup /a",))
     client(roster, 3, ())
-    used = {ASKER: 1, 2: 80, 3: 49}
+    used = {CALLER: 1, 2: 80, 3: 49}
     assert chosen(roster, used, 10) == [(2, "cgroup /a", 50)]
     assert chosen(roster, {**used, 3: 51}, 10) == [(3, "", 51)]
     assert chosen(roster, used, 90) == [(2, "cgroup /a", 50), (3, "", 49)]
@@ -41,7 +41,7 @@ def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
 
 def test_of_equals_the_lower_priority_goes_first_then_the_youngest() -> None:
     roster = Roster()
-    client(roster, ASKER, ("cgroup /b",))
+    client(roster, CALLER, ("cgroup /b",))
     for serial, priority in ((2, 0), (3, 1), (4, 1), (5, 0)):
         client(roster, serial, ("cgroup /a",), priority)
     used = dict.fromkeys((2, 3, 4, 5), 20)
@@ -51,7 +51,7 @@ def test_of_equals_the_lower_priority_goes_first_then_the_youngest() -> None:
 
 def test_who_is_within_its_soft_limit_once_another_has_gone_stays() -> None:
     roster = Roster()
-    client(roster, ASKER, ("cgroup /b",))
+    client(roster, CALLER, ("cgroup /b",))
     client(roster, 2, ("cgroup /a",))
     client(roster, 3, ("cgroup /a",))
     assert chosen(roster, {2: 20, 3: 30}, 30) == [(3, "cgroup /a", 20)]
@@ -60,10 +60,10 @@ def test_who_is_within_its_soft_limit_once_another_has_gone_stays() -> None:
 
 def test_nobody_goes_who_is_within_its_soft_limits() -> None:
     roster = Roster()
-    client(roster, ASKER, ("cgroup /b",))
+    client(roster, CALLER, ("cgroup /b",))
     client(roster, 2, ("cgroup /a", "cgroup /a/x"))
-    assert chosen(roster, {2: 10, ASKER: 100}, 1) == []
-    assert chosen(roster, {2: 11, ASKER: 100}, 1) == [(2, "cgroup /a/x", 1)]
+    assert chosen(roster, {2: 10, CALLER: 100}, 1) == []
+    assert chosen(roster, {2: 11, CALLER: 100}, 1) == [(2, "cgroup /a/x", 1)]
     assert chosen(roster, {2: 11}, 12) is None
 
 
@@ -75,16 +75,16 @@ def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
     others: list[tuple[int, int, int]], short: int
 ) -> None:
     roster = Roster()
-    client(roster, ASKER, ("cgroup /b",))
-    used = {ASKER: 40}
-    for serial, (member, count, priority) in enumerate(others, ASKER + 1):
+    client(roster, CALLER, ("cgroup /b",))
+    used = {CALLER: 40}
+    for serial, (member, count, priority) in enumerate(others, CALLER + 1):
         client(roster, serial, MEMBERS[member], priority)
         used[serial] = count
-    victims = choose(roster.clients.values(), 0, used, ASKER, short)
+    victims = choose(roster.clients.values(), 0, used, CALLER, short)
     if not victims:
         return
     gone = [one.client.serial for one in victims]
-    assert ASKER not in gone
+    assert CALLER not in gone
     assert len(set(gone)) == len(gone) <= MOST_VICTIMS
     assert sum(used[serial] for serial in gone) >= short > sum(used[serial] for serial in gone[:-1])
     for number, victim in enumerate(victims):
