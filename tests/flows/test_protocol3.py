@@ -154,9 +154,16 @@ class Replay:
         if kind == "daemon":
             self.daemon.kill()
         elif kind == "client":
-            self.clients.pop(name).end(signal.SIGKILL)
+            client = self.clients.pop(name)
+            client.end(signal.SIGKILL)
+            # The server frees what it held only then.
+            wait_until(lambda: not self._listed(client.pid), f"the end of client {name}")
         else:
             os.kill(int(self.daemon.run(["server", "get", name, "pid"]).stdout), signal.SIGKILL)
+
+    def _listed(self, pid: int) -> bool:
+        rows = self.daemon.run(["client", "list", "--format=csv,noheader"]).stdout.splitlines()
+        return any(row.startswith(f"{pid},") for row in rows)
 
     def _compare(self, said: str, step: dict[str, Any], key: str, beside: str = "") -> None:
         said = said.removesuffix("\n")
