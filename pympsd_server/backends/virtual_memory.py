@@ -9,8 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from attrs import frozen
+
 Charge = Callable[[int], Callable[[], None]]
 """Counts bytes of memory, and returns what counts them no more; BackendError OUT_OF_MEMORY."""
+
+
+@frozen
+class File:
+    """A file of memory in a process: its descriptor, the secret in its name, and where in it the memory begins."""
+
+    descriptor: int
+    secret: int
+    offset: int = 0
 
 
 class PhysicalMemory(Protocol):
@@ -27,8 +38,8 @@ class PhysicalMemory(Protocol):
     def export(self) -> int:
         """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
 
-    def publish(self) -> tuple[int, int]:
-        """Return the descriptor of its file, which stays, and its secret; BackendError INVALID_VALUE without one."""
+    def publish(self) -> File:
+        """Return where other executors find it; BackendError INVALID_VALUE if this is not its client's to say."""
 
     def release(self) -> None:
         """Free it once it is mapped nowhere."""
@@ -54,19 +65,19 @@ class MapsMemory(Protocol):
         stays as long as it is mapped.
         """
 
-    def publish_window(self) -> tuple[int, int]:
-        """Return the descriptor of a file with all of the client's allocations on the device, and its secret.
+    def publish_window(self) -> File:
+        """Return a file with all of the client's allocations on the device, which other executors map by `map_peer`.
 
-        Other executors map it by `map_peer`; the descriptor stays the context's. BackendError NOT_SUPPORTED.
+        The descriptor stays the context's. BackendError NOT_SUPPORTED.
         """
 
-    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
         """Make the allocations of the client on another device accessible to its kernels here, at their addresses.
 
         BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.
         """
 
-    def import_peers_memory(self, process: int, descriptor: int, secret: int, count: int) -> PhysicalMemory:
+    def import_peers_memory(self, process: int, file: File, count: int) -> PhysicalMemory:
         """Return memory of ``count`` bytes that the client has created on another device, and published there.
 
         BackendError INVALID_VALUE, OUT_OF_MEMORY, NOT_SUPPORTED.

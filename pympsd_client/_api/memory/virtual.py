@@ -145,9 +145,7 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     context = _owner(device)
     handle = context.mint()
-    # Another device can map it if it is a file.
-    is_file = properties.handle_types or len(process.require().devices) > 1
-    flags = (MEMORY_SHAREABLE if is_file else 0) | (MEMORY_OF_HOST if is_host else 0)
+    flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
     context.call(operations.CREATE_MEMORY, handle, size, flags)
     return virtual_memory.add(Physical(handle, context, size, properties, is_host))
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import PhysicalMemory
+from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 from pympsd_server.executor.operations.answer import Answer, words
 from pympsd_server.executor.request import Request
 
@@ -52,25 +52,28 @@ def _share(request: Request, address: int) -> Answer:
     return Answer((*words(secret), offset))
 
 
+def _words_of(file: File) -> tuple[int, ...]:
+    return os.getpid(), file.descriptor, *words(file.secret)
+
+
 def _publish_memory(request: Request, memory: PhysicalMemory) -> Answer:
-    descriptor, secret = memory.publish()
-    return Answer((os.getpid(), descriptor, *words(secret)))
+    file = memory.publish()
+    return Answer((*_words_of(file), file.offset))
 
 
 def _import_peers(
-    request: Request, handle: int, process: int, descriptor: int, high: int, low: int, count: int
+    request: Request, handle: int, process: int, descriptor: int, high: int, low: int, offset: int, count: int
 ) -> Answer:
-    secret = high << 64 | low
-    return Answer(created=request.context.backend.import_peers_memory(process, descriptor, secret, count))
+    file = File(descriptor, high << 64 | low, offset)
+    return Answer(created=request.context.backend.import_peers_memory(process, file, count))
 
 
 def _publish(request: Request) -> Answer:
-    descriptor, secret = request.context.backend.publish_window()
-    return Answer((os.getpid(), descriptor, *words(secret)))
+    return Answer(_words_of(request.context.backend.publish_window()))
 
 
 def _map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
-    request.context.backend.map_peer(ordinal, process, descriptor, high << 64 | low)
+    request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
 
 
 def _unmap_peer(request: Request, ordinal: int) -> None:

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.virtual_memory import Charge, PhysicalMemory
+from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 
 class NoVirtualMemory:
@@ -26,15 +26,15 @@ class NoVirtualMemory:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 
-    def publish_window(self) -> tuple[int, int]:
+    def publish_window(self) -> File:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 
-    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 
-    def import_peers_memory(self, process: int, descriptor: int, secret: int, count: int) -> PhysicalMemory:
+    def import_peers_memory(self, process: int, file: File, count: int) -> PhysicalMemory:
         """Refuse: NOT_SUPPORTED."""
         _refuse()
 

@@ -23,7 +23,7 @@ from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weig
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Transfer, WorkItem, WorkStream
 from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
-from pympsd_server.backends.virtual_memory import Charge, PhysicalMemory
+from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels, on a device that cannot stop them."""
@@ -96,48 +96,48 @@ class EmulatedContext:
     def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> EmulatedMemory:
         """Return new memory without an address."""
         self.check()
-        return self.memory.create(count, shareable, charge)
+        return self.memory.mapped.create(count, shareable, charge)
 
     def import_memory(self, secret: int) -> EmulatedMemory:
         """Return memory that another context has exported."""
         self.check()
-        return self.memory.import_(secret)
+        return self.memory.mapped.import_(secret)
 
     def share_allocation(self, address: int) -> tuple[int, int]:
         """Return the secret of an allocation, and where it begins in what is imported."""
         self.check()
         return self.memory.share(address)
 
-    def publish_window(self) -> tuple[int, int]:
-        """Return the descriptor of the file with the client's allocations, and its secret."""
+    def publish_window(self) -> File:
+        """Return the file with the client's allocations."""
         self.check()
-        return self.memory.publish()
+        return self.memory.mapped.publish()
 
-    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
         """Make the client's allocations on another device accessible."""
         self.check()
-        self.memory.map_peer(ordinal, process, descriptor, secret)
+        self.memory.mapped.map_peer(ordinal, process, file)
 
-    def import_peers_memory(self, process: int, descriptor: int, secret: int, count: int) -> EmulatedMemory:
+    def import_peers_memory(self, process: int, file: File, count: int) -> EmulatedMemory:
         """Return memory that the client has created on another device."""
         self.check()
-        return self.memory.import_peers(process, descriptor, secret, count)
+        return self.memory.mapped.import_peers(process, file, count)
 
     def unmap_peer(self, ordinal: int) -> None:
         """Undo `map_peer`."""
-        self.memory.unmap_peer(ordinal)
+        self.memory.mapped.unmap_peer(ordinal)
 
     def map_memory(self, memory: PhysicalMemory, address: int) -> None:
         """Map memory at an address, not accessible yet."""
-        self.memory.map(memory, address)
+        self.memory.mapped.map(memory, address)
 
     def unmap_memory(self, address: int, count: int) -> None:
         """Unmap a range of whole mappings."""
-        self.memory.unmap(address, count)
+        self.memory.mapped.unmap(address, count)
 
     def set_access(self, address: int, count: int, accessible: bool) -> None:
         """Make a range of whole mappings accessible, or not."""
-        self.memory.set_access(address, count, accessible)
+        self.memory.mapped.set_access(address, count, accessible)
 
     def memory_info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""

@@ -12,10 +12,11 @@ from attrs import frozen
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd_server.backends.emulated.memory.bounds import chosen_bounds
-from pympsd_server.backends.emulated.memory.peer_windows import File, PeerWindow, Ranges, below, holds
+from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
+from pympsd_server.backends.virtual_memory import File
 
 GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
@@ -126,6 +127,10 @@ class AddressSpace(AccessibleMemory):
         ``file``: where peers find them.
         """
         self._window.place(address - self.base, memory, file)
+
+    def place_file(self, address: int, file: File, nbytes: int) -> None:
+        """Map a file of this process at an address behind the allocations, not accessible yet."""
+        self._window.place_file(address - self.base, file, nbytes)
 
     def clear(self, address: int, nbytes: int) -> None:
         """Undo `place`. What still accesses the pages meets others."""

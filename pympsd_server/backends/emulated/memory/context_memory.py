@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Final
 
-from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, PINNED_WINDOWS, window_of
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
 from pympsd_server.backends.emulated.device.programs import Facilities, LoadedModule, Program
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
-from pympsd_server.backends.emulated.memory.peer_windows import File, refusals
-from pympsd_server.backends.emulated.memory.virtual_memory import (
-    AllocationPages,
-    EmulatedMemory,
-    PeersPages,
-    PhysicalPages,
-    Storage,
-)
+from pympsd_server.backends.emulated.memory.mapped_memory import MappedMemory
+from pympsd_server.backends.emulated.memory.virtual_memory import Storage, WindowPages
 from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError, Outcome
-from pympsd_server.backends.virtual_memory import Charge, PhysicalMemory
 
 ALLOCATION_LIMIT: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
-MEMORY_LIMIT: Final = 4096
-"""Pieces of memory to map that one client has: each is a mapping of this process, which may have 65,530."""
 WORKSPACE_BYTES: Final = 8
 """Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
 
@@ -44,14 +32,15 @@ class ContextMemory:
             self._budget.take(overhead, context)
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
-        self._shared: dict[int, tuple[AllocationPages, int]] = {}
+        self._shared: dict[int, tuple[WindowPages, int]] = {}
         """The pages of shared allocations, and where they begin in these, by address."""
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
         """Where shared allocations were that are freed and still mapped by others."""
         self._linked: dict[int, LoadedModule] = {}
         """Programs' variables, by the id of what `link` returned."""
-        self._memories: dict[EmulatedMemory, None] = {}
         self._closed = False
+        self.mapped: Final = MappedMemory(client, self._check_open)
+        """Its memory that has no address of its own, and what it maps."""
 
     @property
     def space(self) -> AddressSpace:
@@ -122,14 +111,14 @@ class ContextMemory:
     def share(self, address: int) -> tuple[int, int]:
         """Return the secret of an allocation, and where it begins in what is imported; BackendError."""
         with self._client.lock:
-            self._check_mapping()
+            self.mapped.check_room()
             if address not in self._allocations or address in self._deferred:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
             shared = self._shared.get(address)
             if shared is None:
                 held, file, offset = self.space.share(address)
                 count = charged(self._allocations[address])
-                pages = AllocationPages(held, file, lambda storage: self._unshared(storage, count))
+                pages = WindowPages(held, file, is_shared=True, freed=lambda storage: self._unshared(storage, count))
                 shared = self._shared[address] = pages, offset
                 self._client.exports.add(pages)
         return shared[0].secret, shared[1]
@@ -193,138 +182,6 @@ class ContextMemory:
             self._client.disown(address)
         loaded.unload()
 
-    def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
-        """Return memory without an address, the host's if that is to be charged; BackendError."""
-        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
-            reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
-            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
-        with self._client.lock:
-            self._check_memories()
-            discharge = self._charge(count) if charge is None else charge(count)
-            self._client.memories += 1
-        freed = partial(self._created_freed, discharge)
-        try:
-            storage = PhysicalPages(count, shareable, charge is not None, freed)
-        except OSError as error:
-            freed(None)
-            reason = f"the system has no {count} bytes: {error.strerror}"
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason) from None
-        self._client.exports.add(storage)
-        return self._enter(storage)
-
-    def _check_own_space(self) -> None:
-        self._check_open()
-        if self._client.owned is not None:
-            reason = "no memory is mapped where clients share an address space"
-            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
-
-    def _check_mapping(self) -> None:
-        self._check_own_space()
-        if len(self._memories) >= ALLOCATION_LIMIT:
-            reason = f"a context holds at most {ALLOCATION_LIMIT} pieces of memory"
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
-
-    def _check_memories(self) -> None:
-        self._check_mapping()
-        if self._client.memories >= MEMORY_LIMIT:
-            reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
-
-    def _charge(self, count: int) -> Callable[[], None]:
-        self._budget.take(count)
-        return partial(self._budget.give, count)
-
-    def _created_freed(self, discharge: Callable[[], None], storage: Storage | None) -> None:
-        if storage is not None:
-            self._client.exports.remove(storage)
-        with self._client.lock:
-            discharge()
-            self._client.memories -= 1
-
-    def _enter(self, storage: Storage) -> EmulatedMemory:
-        memory = EmulatedMemory(storage, self, lambda one: self._memories.pop(one, None))
-        with self._client.lock:
-            closed = self._closed
-            if not closed:
-                self._memories[memory] = None
-        if closed:
-            memory.release()
-            self._check_open()
-        return memory
-
-    def import_(self, secret: int) -> EmulatedMemory:
-        """Return memory that a client of this device has exported; BackendError INVALID_VALUE."""
-        with self._client.lock:
-            self._check_mapping()
-        return self._enter(self._client.exports.use(secret))
-
-    def map(self, memory: PhysicalMemory, address: int) -> None:
-        """Map memory of one of the client's contexts; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
-        assert isinstance(memory, EmulatedMemory)
-        with self._client.lock:
-            self._check_mapping()
-            self._client.mappings.add(memory, address)
-
-    def unmap(self, address: int, count: int) -> None:
-        """Unmap a range of whole mappings; BackendError INVALID_VALUE."""
-        with self._client.lock:
-            self._check_mapping()
-            unused = self._client.mappings.remove(address, count)
-        for storage in unused:
-            storage.leave()
-
-    def set_access(self, address: int, count: int, accessible: bool) -> None:
-        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
-        with self._client.lock:
-            self._check_mapping()
-            self._client.mappings.set_access(address, count, accessible)
-
-    def publish(self) -> tuple[int, int]:
-        """Return the descriptor of the file with the client's allocations, and its secret; BackendError."""
-        with self._client.lock:
-            self._check_own_space()
-            file = self.space.publish()
-        return file.descriptor, file.secret
-
-    def map_peer(self, ordinal: int, process: int, descriptor: int, secret: int) -> None:
-        """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
-        with self._client.lock:
-            self._check_own_space()
-            self.space.unmap_peer(self._distance(ordinal))
-            with refusals():
-                self.space.map_peer(process, File(descriptor, secret), self._distance(ordinal))
-
-    def import_peers(self, process: int, descriptor: int, secret: int, count: int) -> EmulatedMemory:
-        """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
-        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"memory of {count} bytes")
-        with self._client.lock:
-            self._check_memories()
-            self._client.memories += 1
-        try:
-            with refusals():
-                pages = PeersPages(process, File(descriptor, secret), count, self._peers_freed)
-        except BackendError:
-            self._peers_freed()
-            raise
-        return self._enter(pages)
-
-    def _peers_freed(self, storage: Storage | None = None) -> None:
-        with self._client.lock:
-            self._client.memories -= 1
-
-    def unmap_peer(self, ordinal: int) -> None:
-        """Undo `map_peer`; BackendError INVALID_VALUE."""
-        with self._client.lock:
-            self._check_own_space()
-            self.space.unmap_peer(self._distance(ordinal))
-
-    def _distance(self, ordinal: int) -> int:
-        distance = window_of(ordinal) - self.space.base
-        if not distance or ordinal >= PINNED_WINDOWS:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is no peer of this one")
-        return distance
-
     def info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
         with self._client.lock:
@@ -338,12 +195,10 @@ class ContextMemory:
             self._closed = True
             while self._linked:
                 self._unlink(self._linked.popitem()[1])
-            shared = [self._release(address) for address in tuple(self._allocations)]
+            shared = filter(None, map(self._release, tuple(self._allocations)))
+            unused = [storage.leave for storage in shared]
             self._deferred.clear()
             self._budget.give(self._overhead)
-            unused = self._client.mappings.remove_all_of(self)
-            memories, self._memories = tuple(self._memories), {}
-        for storage in filter(None, (*unused, *shared)):
-            storage.leave()
-        for memory in memories:
-            memory.release()
+            unused += self.mapped.close()
+        for leave in unused:
+            leave()

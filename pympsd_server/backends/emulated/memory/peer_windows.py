@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.ptx.datatypes import Array
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.virtual_memory import File
 
 Ranges = tuple[list[int], list[int]]
 """Starts and ends of what kernels may access, as offsets in their window, in order."""
@@ -32,16 +33,9 @@ SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
 TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-_TRIES: Final = 1000
-
-
-@frozen
-class File:
-    """A file of memory in a process: its descriptor, the secret in its name, and where in it the memory begins."""
-
-    descriptor: int
-    secret: int
-    offset: int = 0
+_PATIENCE_SECONDS: Final = 1.0
+"""How long a table is waited for that is being written, or written again and again."""
+_PAUSE_SECONDS: Final = 50e-6
 
 
 @frozen
@@ -92,9 +86,14 @@ class Table:
     def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
         """Return generation, starts, ends and segments, in a window of so many bytes.
 
-        Nothing if its writer ended while it wrote.
+        Nothing if it stays unfinished: its writer ended while it wrote.
         """
-        for _ in range(_TRIES):
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            if self.generation & 1:
+                # Its writer may wait for a processor; copying meanwhile would be in vain.
+                time.sleep(_PAUSE_SECONDS)
+                continue
             generation, count, segments = (int(word) for word in self._head[:3])
             starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
             rows = self._segments[:segments].tolist()
@@ -103,7 +102,6 @@ class Table:
                 inside = (starts >= 0) & (ends <= size)
                 found = {one for one in (_segment(*row) for row in rows) if one.is_within(size)}
                 return generation, starts[inside], ends[inside], found
-            time.sleep(0)
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 

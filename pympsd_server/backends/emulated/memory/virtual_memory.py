@@ -5,24 +5,21 @@ Its pages are shared ones, which are mapped again wherever a client maps them; t
 
 from __future__ import annotations
 
-import mmap
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from threading import Lock
 from typing import Final
 
-import numpy as np
 from attrs import define, frozen
 
-from pympsd.channel.mapping import NORESERVE
 from pympsd.channel.sealed_file import make_sealed, open_sealed
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, VIRTUAL_OFFSET
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.peer_windows import File
 from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.virtual_memory import File
 
 MAPPING_LIMIT: Final = 4096
 """What one client maps: each is a mapping of this process, which may have 65,530."""
@@ -74,72 +71,58 @@ class Storage(ABC):
         """Drop what this process holds of the pages."""
 
 
-class PhysicalPages(Storage):
-    """The pages of memory that has no address of its own."""
+class _FilePages(Storage):
+    """Pages of a file that this process holds a descriptor of, its own."""
 
-    def __init__(self, size: int, shareable: bool, is_of_host: bool, freed: Callable[[Storage], None]) -> None:
-        """Raises OSError."""
-        has_file = shareable or is_of_host
-        super().__init__(size, new_secret() if has_file else 0, freed)
-        self.is_of_host = is_of_host
-        self._fd = -1
-        if not has_file:
-            self._map = mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
-            return
-        self._fd = make_sealed(file_name(self.secret), size)
-        try:
-            self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
-        except BaseException:
-            os.close(self._fd)
-            raise
+    def __init__(self, file: File, size: int, secret: int, freed: Callable[[Storage], None]) -> None:
+        super().__init__(size, secret, freed)
+        self._file: Final = file
 
     def place(self, space: AddressSpace, address: int) -> None:
         """Map the pages in an address space."""
-        file = None if self._fd < 0 else self.published()
-        space.place(address, np.frombuffer(self._map, np.uint8).data, file)
+        space.place_file(address, self._file, self.size)
+
+    def _close(self) -> None:
+        os.close(self._file.descriptor)
+
+
+class ExportablePages(_FilePages):
+    """The pages of memory that other processes may import, or of the host's, which the program maps."""
+
+    def __init__(self, size: int, is_of_host: bool, freed: Callable[[Storage], None]) -> None:
+        """Raises OSError."""
+        secret = new_secret()
+        super().__init__(File(make_sealed(file_name(secret), size), secret), size, secret, freed)
+        self.is_of_host = is_of_host
 
     def published(self) -> File:
-        """Return the file, by which other executors map it; BackendError INVALID_VALUE."""
-        return super().published() if self._fd < 0 else File(self._fd, self.secret)
+        """Return the file."""
+        return self._file
 
     def duplicate(self) -> int:
         """Return a new descriptor of the file."""
-        return super().duplicate() if self._fd < 0 else os.dup(self._fd)
-
-    def _close(self) -> None:
-        self._map.close()
-        if self._fd >= 0:
-            os.close(self._fd)
+        return os.dup(self._file.descriptor)
 
 
-class PeersPages(Storage):
+class PeersPages(_FilePages):
     """The pages of memory of another device."""
 
     def __init__(self, process: int, file: File, size: int, freed: Callable[[Storage], None]) -> None:
-        """Map a file of another executor. Raises OSError, ValueError."""
-        super().__init__(size, file.secret, freed)
-        self._fd = open_sealed(process, file.descriptor, file_name(file.secret), size)
-        try:
-            self._map = mmap.mmap(self._fd, size, flags=mmap.MAP_SHARED)
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def place(self, space: AddressSpace, address: int) -> None:
-        """Map the pages in an address space."""
-        space.place(address, np.frombuffer(self._map, np.uint8).data, File(self._fd, self.secret))
-
-    def _close(self) -> None:
-        self._map.close()
-        os.close(self._fd)
+        """Open a file of another executor. Raises OSError, ValueError."""
+        fd = open_sealed(process, file.descriptor, file_name(file.secret), file.offset + size)
+        super().__init__(File(fd, file.secret, file.offset), size, 0, freed)
 
 
-class AllocationPages(Storage):
-    """The pages that an allocation has shared: mapped by others they begin with the page that it begins in."""
+class WindowPages(Storage):
+    """Whole pages of a client's window, for this alone: memory without an address, or an allocation that is shared.
 
-    def __init__(self, pages: memoryview, file: File, freed: Callable[[Storage], None]) -> None:
-        """``pages`` are whole shared pages of this process, ``file`` says where they are for others."""
-        super().__init__(-(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE, new_secret(), freed)
+    A shared allocation begins in the first of them.
+    """
+
+    def __init__(self, pages: memoryview, file: File, is_shared: bool, freed: Callable[[Storage], None]) -> None:
+        """``file`` says where the pages are for other executors."""
+        size = -(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE
+        super().__init__(size, new_secret() if is_shared else 0, freed)
         self._pages: memoryview | None = pages
         self._file: Final = file
 
@@ -147,6 +130,11 @@ class AllocationPages(Storage):
         """Map the pages in an address space, which has pages of its own behind them."""
         assert self._pages is not None
         space.place(address, self._pages, self._file)
+
+    def published(self) -> File:
+        """Return the file, to the only client that can have it."""
+        # Who imports a shared allocation may not learn the secret of the whole window.
+        return super().published() if self.secret else self._file
 
     def _close(self) -> None:
         self._pages = None
@@ -207,10 +195,9 @@ class EmulatedMemory:
             reason = f"the executor has no descriptor for it: {error.strerror}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
-    def publish(self) -> tuple[int, int]:
-        """Return the descriptor of its file, and the secret; BackendError INVALID_VALUE."""
-        file = self.storage.published()
-        return file.descriptor, file.secret
+    def publish(self) -> File:
+        """Return where it is for other executors; BackendError INVALID_VALUE."""
+        return self.storage.published()
 
     def release(self) -> None:
         """Free it once it is mapped nowhere; no effect a second time."""

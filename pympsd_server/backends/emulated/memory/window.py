@@ -17,7 +17,6 @@ from pympsd.vocabulary.device_facts import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (
     FILE_NAME,
     TABLE_BYTES,
-    File,
     PeerWindow,
     Ranges,
     Segment,
@@ -25,6 +24,7 @@ from pympsd_server.backends.emulated.memory.peer_windows import (
     below,
 )
 from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType
+from pympsd_server.backends.virtual_memory import File
 
 _PAGE: Final = mmap.PAGESIZE
 
@@ -90,6 +90,12 @@ class Window:
         with self._lock:
             map_again(source, memory.nbytes, self._bytes.ctypes.data + offset)
             self._placed[offset] = memory.nbytes, file
+
+    def place_file(self, offset: int, file: File, size: int) -> None:
+        """Map a file of this process behind the allocations; OSError."""
+        with self._lock:
+            map_file_over(file.descriptor, size, self._bytes.ctypes.data + offset, file.offset)
+            self._placed[offset] = size, file
 
     def map_file(self, process: int, segment: Segment) -> None:
         """Map a file of another process; OSError, ValueError if it is another one than is meant."""

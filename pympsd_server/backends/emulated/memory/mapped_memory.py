@@ -1,0 +1,191 @@
+"""Memory of one context that has no address of its own, what it maps of it, and what its client has on peers."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from pympsd.channel.descriptors import explain
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, MAPPING_GRANULE, PINNED_WINDOWS, window_of
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.memory.client_space import ClientSpace
+from pympsd_server.backends.emulated.memory.peer_windows import refusals
+from pympsd_server.backends.emulated.memory.virtual_memory import (
+    EmulatedMemory,
+    ExportablePages,
+    PeersPages,
+    Storage,
+    WindowPages,
+)
+from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
+
+HANDLE_LIMIT: Final = 1 << 18
+"""Handles of memory that one context holds."""
+MEMORY_LIMIT: Final = 4096
+"""Pieces of memory to map that one client has; what can be exported has a descriptor of this process."""
+
+
+class MappedMemory:
+    """Memory of one context that its client maps. Calls come from several threads."""
+
+    def __init__(self, client: ClientSpace, check_open: Callable[[], None]) -> None:
+        """``check_open`` raises BackendError once the context is closed."""
+        self._client: Final = client
+        self._check_open: Final = check_open
+        self._memories: dict[EmulatedMemory, None] = {}
+
+    def create(self, count: int, shareable: bool, charge: Charge | None) -> EmulatedMemory:
+        """Return memory without an address, the host's if that is to be charged; BackendError."""
+        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
+            reason = f"memory of {count} bytes: it has a multiple of {MAPPING_GRANULE}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        is_of_host = charge is not None
+        with self._client.lock:
+            self._check_memories()
+            discharge = self._charge(count) if charge is None else charge(count)
+            try:
+                if shareable or is_of_host:
+                    storage = self._exportable(count, is_of_host, discharge)
+                else:
+                    storage = self._in_window(count, discharge)
+            except BackendError:
+                discharge()
+                raise
+            self._client.memories += 1
+        self._client.exports.add(storage)
+        return self._enter(storage)
+
+    def _charge(self, count: int) -> Callable[[], None]:
+        self._client.budget.take(count)
+        return partial(self._client.budget.give, count)
+
+    def _exportable(self, count: int, is_of_host: bool, discharge: Callable[[], None]) -> Storage:
+        try:
+            return ExportablePages(count, is_of_host, partial(self._freed, discharge))
+        except OSError as error:
+            reason = f"no file for {count} bytes of memory: {explain(error)}"
+            raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
+
+    def _in_window(self, count: int, discharge: Callable[[], None]) -> Storage:
+        space = self._client.space
+        try:
+            address = space.allocate(count, mmap.PAGESIZE)
+        except OutOfMemory as error:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
+        pages, file, _ = space.share(address)
+        taken = space.withdraw(address)
+
+        def free() -> None:
+            space.reclaim(*taken)
+            discharge()
+
+        return WindowPages(pages, file, is_shared=False, freed=partial(self._freed, free))
+
+    def _freed(self, discharge: Callable[[], None], storage: Storage) -> None:
+        self._client.exports.remove(storage)
+        with self._client.lock:
+            discharge()
+            self._client.memories -= 1
+
+    def _check_own_space(self) -> None:
+        self._check_open()
+        if self._client.owned is not None:
+            reason = "no memory is mapped where clients share an address space"
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+
+    def check_room(self) -> None:
+        """Raise BackendError unless the context is open, maps memory, and may hold more of it."""
+        self._check_own_space()
+        if len(self._memories) >= HANDLE_LIMIT:
+            reason = f"a context holds at most {HANDLE_LIMIT} pieces of memory"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+
+    def _check_memories(self) -> None:
+        self.check_room()
+        if self._client.memories >= MEMORY_LIMIT:
+            reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
+
+    def _enter(self, storage: Storage) -> EmulatedMemory:
+        memory = EmulatedMemory(storage, self, lambda one: self._memories.pop(one, None))
+        try:
+            with self._client.lock:
+                self._check_open()
+                self._memories[memory] = None
+        except BackendError:
+            memory.release()
+            raise
+        return memory
+
+    def import_(self, secret: int) -> EmulatedMemory:
+        """Return memory that a client of this device has exported; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self.check_room()
+        return self._enter(self._client.exports.use(secret))
+
+    def map(self, memory: PhysicalMemory, address: int) -> None:
+        """Map memory of one of the client's contexts; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        assert isinstance(memory, EmulatedMemory)
+        with self._client.lock:
+            self.check_room()
+            self._client.mappings.add(memory, address)
+
+    def unmap(self, address: int, count: int) -> None:
+        """Unmap a range of whole mappings; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self.check_room()
+            unused = self._client.mappings.remove(address, count)
+        for storage in unused:
+            storage.leave()
+
+    def set_access(self, address: int, count: int, accessible: bool) -> None:
+        """Make a range of whole mappings accessible, or not; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self.check_room()
+            self._client.mappings.set_access(address, count, accessible)
+
+    def publish(self) -> File:
+        """Return the file with the client's allocations; BackendError."""
+        with self._client.lock:
+            self._check_own_space()
+            return self._client.space.publish()
+
+    def map_peer(self, ordinal: int, process: int, file: File) -> None:
+        """Make what the client has on another device accessible; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        with self._client.lock:
+            self._check_own_space()
+            self._client.space.unmap_peer(self._distance(ordinal))
+            with refusals():
+                self._client.space.map_peer(process, file, self._distance(ordinal))
+
+    def import_peers(self, process: int, file: File, count: int) -> EmulatedMemory:
+        """Return memory that the client has created on another device; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        if not 0 < count < MAPPED_OFFSET or count % MAPPING_GRANULE:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"memory of {count} bytes")
+        with self._client.lock:
+            self._check_memories()
+            with refusals():
+                pages = PeersPages(process, file, count, partial(self._freed, lambda: None))
+            self._client.memories += 1
+        return self._enter(pages)
+
+    def unmap_peer(self, ordinal: int) -> None:
+        """Undo `map_peer`; BackendError INVALID_VALUE."""
+        with self._client.lock:
+            self._check_own_space()
+            self._client.space.unmap_peer(self._distance(ordinal))
+
+    def _distance(self, ordinal: int) -> int:
+        distance = window_of(ordinal) - self._client.space.base
+        if not distance or ordinal >= PINNED_WINDOWS:
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is no peer of this one")
+        return distance
+
+    def close(self) -> list[Callable[[], None]]:
+        """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""
+        unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
+        return unused + [memory.release for memory in self._memories]

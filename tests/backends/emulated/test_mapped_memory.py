@@ -1,0 +1,124 @@
+"""Memory without an address of its own: what it costs the executor, and what other executors map of it."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from pympsd.devices.machine import describe
+from pympsd.vocabulary.device_facts import MAPPING_GRANULE, VIRTUAL_OFFSET, window_of
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.context import EmulatedContext
+from pympsd_server.backends.emulated.device.device import EmulatedDevice
+from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from pympsd_server.backends.virtual_memory import File, PhysicalMemory
+
+
+def ignore(outcome: Outcome) -> None:
+    """Nothing is poisoned here."""
+
+
+@pytest.fixture
+def devices() -> Iterator[list[EmulatedDevice]]:
+    opened = [EmulatedDevice(facts, number) for number, facts in enumerate(describe("2xH200"))]
+    yield opened
+    for device in opened:
+        device.close()
+
+
+@pytest.fixture
+def contexts(devices: list[EmulatedDevice]) -> list[EmulatedContext]:
+    """A context of one client on each of two devices."""
+    return [device.create_context(1, Quota(0, 0, 0), ignore) for device in devices]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def mapped(context: EmulatedContext, memory: PhysicalMemory, place: int, ordinal: int) -> int:
+    """Map memory in a context of a device; return the address."""
+    address = window_of(ordinal) + VIRTUAL_OFFSET + place * MAPPING_GRANULE
+    context.map_memory(memory, address)
+    context.set_access(address, memory.size, True)
+    return address
+
+
+def refused(code: Result, why: str) -> pytest.RaisesExc[BackendError]:
+    return pytest.raises(BackendError, check=lambda error: error.code is code and why in error.reason)
+
+
+def test_only_what_can_be_exported_has_a_descriptor(contexts: list[EmulatedContext]) -> None:
+    before = descriptors()
+    memories = [contexts[0].create_memory(MAPPING_GRANULE, False) for _ in range(20)]
+    for place, memory in enumerate(memories):
+        mapped(contexts[0], memory, place, 0)
+    assert descriptors() == before
+    memories += [contexts[0].create_memory(MAPPING_GRANULE, True) for _ in range(3)]
+    assert descriptors() == before + 3
+    contexts[0].destroy()
+    assert descriptors() == before - 1, "the window's own"
+
+
+def test_without_descriptors_the_reason_is_said(contexts: list[EmulatedContext]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with refused(Result.ERROR_OPERATING_SYSTEM, "file descriptors"):
+            contexts[0].create_memory(MAPPING_GRANULE, True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    free = contexts[0].memory_info()
+    contexts[0].create_memory(MAPPING_GRANULE, True).release()
+    assert contexts[0].memory_info() == free
+
+
+@pytest.mark.parametrize("shareable", [False, True])
+def test_each_piece_is_itself_on_another_device(shareable: bool, contexts: list[EmulatedContext]) -> None:
+    before = descriptors()
+    owner, peer = contexts
+    for place in range(3):
+        memory = owner.create_memory(MAPPING_GRANULE, shareable)
+        owner.memory.space.write(mapped(owner, memory, place, 0), bytes([place + 1]) * MAPPING_GRANULE)
+        imported = peer.import_peers_memory(os.getpid(), memory.publish(), memory.size)
+        address = mapped(peer, imported, place, 1)
+        assert (np.frombuffer(peer.memory.space.view(address, MAPPING_GRANULE), np.uint8) == place + 1).all()
+        peer.unmap_memory(address, MAPPING_GRANULE)
+        imported.release()
+    assert descriptors() == before + 3 * shareable
+
+
+def test_freed_memory_is_zero_and_counted_no_more(contexts: list[EmulatedContext]) -> None:
+    context, free = contexts[0], contexts[0].memory_info()
+    memory = context.create_memory(4 * MAPPING_GRANULE, False)
+    address = mapped(context, memory, 0, 0)
+    context.memory.space.write(address, b"x" * memory.size)
+    memory.release()
+    assert context.memory_info()[0] == free[0] - memory.size, "it is mapped"
+    context.unmap_memory(address, memory.size)
+    assert context.memory_info() == free
+    again = context.create_memory(4 * MAPPING_GRANULE, False)
+    assert context.memory.space.read(mapped(context, again, 1, 0), again.size) == bytes(again.size)
+    allocation = context.allocate(again.size)
+    assert context.memory.space.read(allocation, again.size) == bytes(again.size), "of its own"
+
+
+def test_who_imports_an_allocation_learns_nothing_of_the_rest(devices: list[EmulatedDevice]) -> None:
+    owner, other = (devices[0].create_context(client, Quota(0, 0, 0), ignore) for client in (1, 2))
+    secret, _ = owner.share_allocation(owner.allocate(4096))
+    with refused(Result.ERROR_INVALID_VALUE, "not created to be exported"):
+        other.import_memory(secret).publish()
+    with refused(Result.ERROR_INVALID_VALUE, "not created to be exported"):
+        owner.create_memory(MAPPING_GRANULE, False).export()
+
+
+def test_files_of_peers_end_where_they_end(contexts: list[EmulatedContext]) -> None:
+    owner, peer = contexts
+    file = owner.create_memory(MAPPING_GRANULE, True).publish()
+    for offset in (MAPPING_GRANULE, 1 << 63, (1 << 64) - MAPPING_GRANULE):
+        with refused(Result.ERROR_INVALID_VALUE, "fewer than"):
+            peer.import_peers_memory(os.getpid(), File(file.descriptor, file.secret, offset), MAPPING_GRANULE)
