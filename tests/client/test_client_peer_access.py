@@ -13,6 +13,8 @@ from pympsd_client import last_error
 from pympsd_client._objects.context import contexts
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
+from tests.client.test_client_pool_sharing import imported, passed
+from tests.client.test_client_pools import properties as pool_properties
 from tests.client.test_client_virtual_memory import BOTH, GRANULE, access, mapped, properties, reserved
 from tests.support.client_kernels import BASIC, HEADER, MORE
 
@@ -420,3 +422,59 @@ def test_a_pool_for_export_gives_access_too(peers: list[Any]) -> None:
     use(peers[1])
     ok(cuda.cuMemFreeAsync(address, 0))
     assert cuda.cuMemPoolDestroy(pool) == DONE
+
+
+@pytest.mark.parametrize("has_context", [True, False])
+def test_a_pools_memory_for_the_stream_of_another_device(has_context: bool, devices: None) -> None:
+    for number in (1, 0) if has_context else (0,):
+        ok(cuda.cuCtxCreate(None, 0, number))
+    pool = ok(cuda.cuMemPoolCreate(pool_properties(1)))
+    ok(cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1))
+    stream = ok(cuda.cuStreamCreate(0))
+    first = int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, stream)))
+    attribute = cuda.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    assert ok(cuda.cuPointerGetAttribute(attribute, first)) == 1
+    ok(cuda.cuMemcpyHtoD(first, np.zeros(WORDS, np.float32), 4 * WORDS))
+    assert add_one(first) == DONE, last_error()
+    assert (read(first) == 1).all()
+    assert cuda.cuMemFreeAsync(first, stream) == DONE
+    assert int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, stream))) == first, "it is free for the same stream"
+    second = int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, stream)))
+    assert second != first
+    for address in (first, second):
+        ok(cuda.cuMemFreeAsync(address, stream))
+    ok(cuda.cuStreamDestroy(stream))
+    assert ok(cuda.cuDevicePrimaryCtxGetState(1))[1] == (not has_context), "the pool retains it, if it must"
+    assert cuda.cuMemPoolDestroy(pool) == DONE
+    assert ok(cuda.cuDevicePrimaryCtxGetState(1))[1] == 0
+
+
+def test_no_graph_of_one_device_allocates_from_a_pool_of_another(peers: list[Any]) -> None:
+    stream, pool = ok(cuda.cuStreamCreate(0)), ok(cuda.cuDeviceGetDefaultMemPool(1))
+    ok(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+    assert cuda.cuMemAllocFromPoolAsync(64, pool, stream)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+    assert "the pool is of device 1" in last_error()
+    ok(cuda.cuGraphDestroy(ok(cuda.cuStreamEndCapture(stream))))
+
+
+def test_an_imported_pool_begins_without_access(peers: list[Any]) -> None:
+    wanted = pool_properties(1)
+    wanted.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    use(peers[1])
+    pool = ok(cuda.cuMemPoolCreate(wanted))
+    ok(cuda.cuMemPoolSetAccess(pool, [access(device=0)], 1))
+    theirs = imported(pool)
+    place = passed(theirs, int(ok(cuda.cuMemAllocFromPoolAsync(4 * WORDS, pool, 0))))
+    ok(cuda.cuMemsetD8(place, 0, 4 * WORDS))
+    use(peers[0])
+    mine = ok(cuda.cuMemAlloc(64))
+    for is_given in (False, True, False):
+        flags = BOTH if is_given else NO_ACCESS
+        assert cuda.cuMemPoolSetAccess(theirs, [access(flags, 0)], 1) == DONE
+        wanted = R.CUDA_SUCCESS if is_given else R.CUDA_ERROR_INVALID_VALUE
+        assert cuda.cuMemcpyDtoDAsync(mine, place, 64, 0) == (wanted,)
+        assert cuda.cuMemcpyDtoDAsync(place, mine, 64, 0) == (wanted,)
+        if is_given:
+            assert add_one(place) == DONE, last_error()
+            assert (read(place, 8) == 1).all()
+    assert ok(cuda.cuMemPoolGetAccess(pool, access(device=0).location)) == 3, "the exporter's is its own"

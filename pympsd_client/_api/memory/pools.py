@@ -49,12 +49,10 @@ def allocate(size: int, stream: int) -> int:
 def allocate_from(size: int, pool: int, stream: int) -> int:
     """Return the address of new memory from a pool, for the stream's later work.
 
-    OUT_OF_MEMORY; INVALID_VALUE for a pool of another device.
+    OUT_OF_MEMORY; INVALID_VALUE for the pool of another process.
     """
     context, its_stream = resolve(stream)
     found = pools.find(pool)
-    if found.device is not None and found.device.number != context.device.number:
-        raise invalid_value(f"the pool is of device {found.device.number}, the stream of {context.device.number}")
     by = intercepted.by
     taken = by.takes_allocation(context, its_stream, size, found.kind) if by is not None else 0
     return taken or found.allocate(size, context, its_stream)

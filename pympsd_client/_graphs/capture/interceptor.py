@@ -56,6 +56,11 @@ class CapturingInterceptor(Captures):
             found = self.active((context, stream))
             if found is None or size == 0:
                 return 0
+            if not kind.is_shared and kind.location.id != context.device.number:
+                raise CudaError(
+                    Result.ERROR_NOT_SUPPORTED,
+                    f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}",
+                )
             with self.lifted():
                 work = memory.node_of(size, context, kind)
             found.add((context, stream), work)

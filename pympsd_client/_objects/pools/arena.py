@@ -125,7 +125,7 @@ class Arena:
 
     def take_over(self, place: Place) -> int:
         """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
-        others = [one for one in self.freed if one != place and one.context is self.context]
+        others = [one for one in self.freed if one != place and one.context is place.context]
         own = self.freed.pop(place, None) or Ranges()
         taken = 0
         for other in others:

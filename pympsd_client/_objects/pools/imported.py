@@ -8,15 +8,15 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.context import Context, context_on
-from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.memory import allocations
 from pympsd_client._objects.pools.arena import Place
-from pympsd_client._objects.pools.pool import Pool, PoolKind
-from pympsd_client._objects.process import Primary, process
+from pympsd_client._objects.pools.pool import Pool, PoolAllocation, PoolKind
+from pympsd_client._objects.process import process
 from pympsd_client._objects.virtual.imports import ImportedRange, import_range
 
 
@@ -31,7 +31,7 @@ class _Chunk:
 
 
 @define(eq=False)
-class ImportedBlock(Allocation):
+class ImportedBlock(PoolAllocation):
     """An allocation of another process's pool; it may be imported several times."""
 
     pool: ImportedPool = field(kw_only=True)
@@ -54,29 +54,20 @@ class ImportedPool(Pool):
 
     def __init__(self, kind: PoolKind, device: Device | None, secret: int) -> None:
         super().__init__(kind, device)
-        self._primary: Primary | None = None
         self._of: Final = secret
         self._chunks: Final[dict[tuple[Context, int], _Chunk]] = {}
         self._importing: Final = RLock()
         self._no_longer: Callable[[Pool], None] | None = None
 
-    def allocate(self, size: int, context: Context, stream: int) -> int:
+    def allocate(self, size: int, user: Context, stream: int) -> int:
         """Refuse: INVALID_VALUE."""
         raise invalid_value("the pool is another process's, which alone allocates from it")
 
     def _context(self, ordinal: int) -> Context:
-        """Return a usable context of the device: its primary context, retained by the pool, if there is none yet."""
         device = next((one for one in process.require().devices if one.ordinal == ordinal), None)
         if device is None:
             raise invalid_value("the allocation was made in a context of a device that this process does not see")
-        try:
-            return context_on(ordinal)
-        except CudaError:
-            if self._primary is None:
-                primary = process.primary(device.number)
-                primary.retain(process.require())
-                self._primary = primary
-            return context_on(ordinal)
+        return self.context_on(device)
 
     def import_block(self, handle: SharedHandle) -> int:
         """Return where an allocation is mapped that the other process has exported; raise CudaError."""
@@ -176,6 +167,4 @@ class ImportedPool(Pool):
     def _end_unused(self) -> None:
         if self._no_longer is not None and not self._chunks:
             self._no_longer(self)
-            primary, self._primary = self._primary, None
-            if primary is not None and process.connection is not None:
-                primary.release(process.connection)
+            self._release_primary()

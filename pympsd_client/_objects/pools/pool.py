@@ -16,27 +16,34 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.context import Context, new_handle
+from pympsd_client._objects.context import Context, context_on, new_handle
 from pympsd_client._objects.memory import Allocation, allocations
 from pympsd_client._objects.pools.arena import Arena, Place, rounded
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
+from pympsd_client._objects.process import Primary, process
 from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
 
 _ALIGNMENT: Final = 512
 
 
 @define(eq=False)
-class Block(Allocation):
-    """An allocation from a pool; ``taken`` are the bytes that it has in its chunk."""
+class PoolAllocation(Allocation):
+    """An allocation that a pool's access holds for."""
 
     pool: Pool = field(kw_only=True)
-    taken: int = field(kw_only=True)
 
     def is_accessible_from(self, context: Context) -> bool:
         """Whether the pool gives access to the context's device."""
         owner = self.pool.device
         pair = (context.device.ordinal, self.context.device.ordinal)
         return owner is None or not is_possible(context.device, owner) or peer_access.is_of(self.pool.handle, pair)
+
+
+@define(eq=False)
+class Block(PoolAllocation):
+    """An allocation from a pool; ``taken`` are the bytes that it has in its chunk."""
+
+    taken: int = field(kw_only=True)
 
     def free(self) -> None:
         """Free it at once: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
@@ -85,6 +92,8 @@ class Pool:
         self.reserved = self.reserved_high = 0
         self._in_use = self._most_in_use = 0
         self._ended: Callable[[Pool], None] | None = None
+        self._primary: Primary | None = None
+        """What the pool has retained."""
         self._arenas: Final[dict[Context, Arena]] = {}
         # An allocation may end a context's stream, and a waiting call may settle: both come here again.
         self._lock: Final = RLock()
@@ -121,11 +130,32 @@ class Pool:
         with self._lock:
             self.reserved_high = self.reserved
 
-    def allocate(self, size: int, context: Context, stream: int) -> int:
-        """Return the address of ``size`` bytes for the later work of a stream, 0 for none; raise CudaError."""
-        context.usable()
+    def context_on(self, device: Device) -> Context:
+        """Return a usable context of a device: its primary context, which the pool retains, if there is no other."""
+        try:
+            return context_on(device.ordinal)
+        except CudaError:
+            if self._primary is None:
+                primary = process.primary(device.number)
+                primary.retain(process.require())
+                self._primary = primary
+            return context_on(device.ordinal)
+
+    def _release_primary(self) -> None:
+        primary, self._primary = self._primary, None
+        if primary is not None and process.connection is not None:
+            primary.release(process.connection)
+
+    def allocate(self, size: int, user: Context, stream: int) -> int:
+        """Return the address of ``size`` bytes for the later work of a stream, 0 for none; raise CudaError.
+
+        ``user`` is the stream's context, which may be of another device than the pool.
+        """
+        user.usable()
         if size == 0:
             return 0
+        device = user.device if self.device is None else self.device
+        context = user if device.ordinal == user.device.ordinal else self.context_on(device)
         if size > context.device.facts.memory_bytes:
             raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
         taken = (size + _ALIGNMENT - 1) & -_ALIGNMENT
@@ -133,7 +163,7 @@ class Pool:
             arena = self._arenas.get(context)
             if arena is None:
                 arena = self._arenas[context] = Arena.of(context, self._source(context))
-            place = Place(context, stream)
+            place = Place(user, stream)
             start = arena.take(taken, place)
             if start is None:
                 start = self._take_with_effort(arena, taken, place)
@@ -296,3 +326,4 @@ class Pool:
             self._release(0)
         if self._ended is not None and not self._in_use and not self.reserved:
             self._ended(self)
+            self._release_primary()
