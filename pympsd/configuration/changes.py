@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from attrs import field, frozen
 
@@ -117,25 +118,23 @@ class SetRules:
 
 
 @frozen
-class SetDefaultSocket:
-    """Set whether clients that name no server are served."""
+class SetFeature:
+    """Set one of the features of a daemon, by its name in `Features`."""
 
+    name: str
     on: bool
 
     @property
     def text(self) -> str:
-        return f"set default_socket: {'off -> on' if self.on else 'on -> off'}"
+        title, off, on = _FEATURES[self.name]
+        return f"set {title}: {off} -> {on}" if self.on else f"set {title}: {on} -> {off}"
 
 
-@frozen
-class SetAccounting:
-    """Set whether limits of cgroups hold."""
-
-    on: bool
-
-    @property
-    def text(self) -> str:
-        return f"set memacct: {'disabled -> enabled' if self.on else 'enabled -> disabled'}"
+_FEATURES: Final = {
+    "default_socket": ("default_socket", "off", "on"),
+    "accounts_cgroups": ("memacct", "disabled", "enabled"),
+    "audits_memory": ("audit_log", "false", "true"),
+}
 
 
 @frozen
@@ -154,8 +153,7 @@ Change = (
     | CreatePartition
     | DeletePartition
     | SetRules
-    | SetDefaultSocket
-    | SetAccounting
+    | SetFeature
     | Impossible
 )
 CountClients = Callable[[str, str | None], int]
@@ -181,10 +179,10 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
         found.append(SetRules(rules, state.rules))
-    if plan.features.default_socket not in (None, state.features.default_socket):
-        found.append(SetDefaultSocket(not state.features.default_socket))
-    if plan.features.accounts_cgroups not in (None, state.features.accounts_cgroups):
-        found.append(SetAccounting(not state.features.accounts_cgroups))
+    for name in _FEATURES:
+        wanted, present = getattr(plan.features, name), getattr(state.features, name)
+        if wanted not in (None, present):
+            found.append(SetFeature(name, wanted))
     if prune:  # what has SM partitions first, for others may need their chunks
         # Servers of users that named none are not the file's.
         others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)

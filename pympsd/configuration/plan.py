@@ -44,6 +44,8 @@ class Features:
     """Clients that name no server are served."""
     accounts_cgroups: bool | None = True
     """Limits of cgroups hold (memacct)."""
+    audits_memory: bool | None = False
+    """Allocations are logged (memacct)."""
 
 
 @frozen
@@ -53,7 +55,7 @@ class Plan:
     servers: dict[str, ServerPlan] = field(factory=dict)
     rules: tuple[Rule, ...] | None = None
     """None: nothing is said of them."""
-    features: Features = field(factory=lambda: Features(None, None))
+    features: Features = field(factory=lambda: Features(None, None, None))
 
 
 @frozen

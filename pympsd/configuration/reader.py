@@ -33,7 +33,6 @@ RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
-NO_AUDIT: Final = "allocations are not logged: only false is possible"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
 _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]+)")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
@@ -259,12 +258,15 @@ class _Reading(Tables):
             self.check_keys(("features", name), given, keys, name)
             if name == "memacct":
                 self.needs_own_servers(("features", name, "enabled"), given)
+                if given.get("audit_log"):
+                    self.needs_own_servers(("features", name, "audit_log"), given)
             for key in keys:
                 if key in given:
                     self._feature_key(("features", name, key), given[key])
                     found[f"{name}.{key}"] = given[key]
         default_socket = found.get("context-share.default_socket")
-        return Features(None if default_socket is None else default_socket == "on", found.get("memacct.enabled"))
+        sharing = None if default_socket is None else default_socket == "on"
+        return Features(sharing, found.get("memacct.enabled"), found.get("memacct.audit_log"))
 
     def _feature_key(self, path: Path, value: Any) -> None:
         if path[-1] == "default_socket":
@@ -272,8 +274,6 @@ class _Reading(Tables):
                 self.wrong(path, f'{dotted(path)} is "on" or "off",', value)
         elif not isinstance(value, bool):
             self.wrong(path, f"{dotted(path)} is true or false,", value)
-        elif path[-1] == "audit_log" and value:
-            self.wrong(path, f"{dotted(path)}: {NO_AUDIT}")
         elif "context-share" in path and not value:
             self.wrong(path, f"{dotted(path)}: {ALWAYS_SHARED}")
 

@@ -25,8 +25,10 @@ def shown(
     lines = [f'schema_version = "{SCHEMA}"']
     if not features.default_socket:
         lines += ["", "[features.context-share]", 'default_socket = "off"']
-    if not features.accounts_cgroups:
-        lines += ["", "[features.memacct]", "enabled = false"]
+    if not features.accounts_cgroups or features.audits_memory:
+        lines += ["", "[features.memacct]"]
+        lines += ["enabled = false"] * (not features.accounts_cgroups)
+        lines += ["audit_log = true"] * bool(features.audits_memory)
     for rule in rules:
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
     for name, server in sorted(servers.items()):

@@ -73,6 +73,7 @@ CONTROL_LINES: Final = {
     "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
     "accounting_set": same("Feature memacct is {state}"),
+    "audit_set": same("The memory that clients take and return is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
     "partition_removed": same("Removing SM partition '{name}' of device {device}"),
     "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),
@@ -215,6 +216,9 @@ SERVER_LINES: Final = {
     "termination_failed": same("Client termination failed with invalid device context."),
     "memory_short": same(
         "Memory of {uuid} is short: client {pid} asks for {short} bytes more than are free, within its soft limit"
+    ),
+    "memory_audited": same(
+        "memacct: client {pid} namespace {namespace} device {uuid} {change} used={used} limit={limit}"
     ),
     "client_evicted": same("Evicted client {pid} ({group}): {excess} MiB above its soft limit"),
     "eviction_overdue": same("Client {pid} does not end within {seconds:.0f} s: its memory is not free yet"),

@@ -97,7 +97,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     if left.rules is not None and daemon.rules is None:
         daemon.rules = left.rules
     daemon.default_socket = left.default_socket or daemon.protocol == 2
-    daemon.accounts_cgroups = left.accounts_cgroups
+    daemon.accounts_cgroups, daemon.audits_memory = left.accounts_cgroups, left.audits_memory
     daemon.cgroup_limits = limits_of_cgroups(left)
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)

@@ -310,6 +310,8 @@ class Daemon:
     """The limits of the clients of a cgroup and those below it, by path and device ordinal."""
     accounts_cgroups: bool = True
     """Whether they hold (the feature memacct)."""
+    audits_memory: bool = False
+    """Whether servers log what later clients take and return."""
     named_changes: int = 0
     """Counts the changes of what the next daemon has to know of them."""
 

@@ -49,6 +49,8 @@ class ClientLimits:
     """By ordinal, of devices in static use."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
+    audited: bool = False
+    """Whether the memory that it takes and returns is logged."""
 
 
 @frozen

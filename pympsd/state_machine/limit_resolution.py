@@ -82,7 +82,8 @@ def client_limits(
     own = routing.client_limits(daemon, server.name, namespace)
     if own is not None:
         groups = _memory_groups(daemon, server.name, namespace, cgroups)
-        own = evolve(own, partitions=chosen(daemon, server.name, namespace, sm_partition), groups=groups)
+        partitions = chosen(daemon, server.name, namespace, sm_partition)
+        own = evolve(own, partitions=partitions, groups=groups, audited=daemon.audits_memory)
     if rule is None:
         return own
     if own is None:

@@ -101,6 +101,7 @@ class PersistentState:
     """Hard limits, bytes by device ordinal."""
     cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
     accounts_cgroups: bool = True
+    audits_memory: bool = False
 
 
 EMPTY_STATE = PersistentState()
@@ -152,6 +153,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         cgroup_limits=_of_cgroups(daemon, lambda limit: limit.hard),
         cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
         accounts_cgroups=daemon.accounts_cgroups,
+        audits_memory=daemon.audits_memory,
     )
 
 

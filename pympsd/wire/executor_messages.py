@@ -67,6 +67,8 @@ class Attach:
     """Limits of memory that the client shares with others; those of its first context apply as long as it has any."""
     pid: int = 0
     """The client's, for traces."""
+    audited: bool = False
+    """Whether what the client takes and returns is reported by MemoryAudited."""
 
 
 @message(68)
@@ -158,6 +160,19 @@ class RoomMade:
 
     request: int
     ended: bool
+
+
+@message(83)
+@frozen
+class MemoryAudited:
+    """An audited client has taken memory of the device, or (negative) returned it."""
+
+    client: int
+    change: int
+    used: int
+    """The bytes that it holds then."""
+    limit: int
+    """The least of its limits, or the device's memory."""
 
 
 @message(73)

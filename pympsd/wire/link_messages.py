@@ -73,6 +73,8 @@ class AdmitClient:
     """What it gets on devices in static use, by ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
+    audited: bool = False
+    """Whether the memory that it takes and returns is logged."""
 
 
 @message(36)

@@ -11,10 +11,12 @@ from attrs import define, field
 
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import Audit, BackendError
 
 NOTEWORTHY_BYTES: Final = 64 << 20
 """Memory freed by others on the device counts from this amount on."""
+AUDITED_BYTES: Final = 1 << 20
+"""What a client takes or returns is reported if it is more than this."""
 GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
@@ -45,6 +47,8 @@ class DeviceBudget:
     used: int = field(default=0, init=False)
     on_change: Callable[[], None] | None = field(default=None, init=False)
     """Called, from any thread, after bytes were taken or returned."""
+    on_audited: Audit | None = field(default=None, init=False)
+    """Called, from any thread, after an audited client has taken or returned bytes."""
     _groups: WeakValueDictionary[str, GroupBudget] = field(factory=WeakValueDictionary, init=False)
     """By name, while clients have them."""
     _others: int = field(default=0, init=False)
@@ -147,6 +151,8 @@ class ClientBudget:
     device: DeviceBudget
     limit: int
     groups: tuple[GroupBudget, ...] = ()
+    audited: int = 0
+    """Its serial if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
     used: int = field(default=0, init=False)
 
     @property
@@ -182,6 +188,11 @@ class ClientBudget:
                 raise Shortage(reason, count - left)
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         self.used += count
+        self._audit(count)
+
+    def _audit(self, change: int) -> None:
+        if self.audited and abs(change) > AUDITED_BYTES and self.device.on_audited is not None:
+            self.device.on_audited(self.audited, change, self.used, self.total)
 
     def _is_guaranteed(self, count: int) -> bool:
         """Return whether bytes would be within the soft limits, of which there is one."""
@@ -193,3 +204,4 @@ class ClientBudget:
         self.device.give_all(count, self.groups)
         self.device.give(count)
         self.used -= count
+        self._audit(-count)

@@ -13,12 +13,12 @@ from typing import Protocol
 
 from attrs import frozen
 
-from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.capabilities import Capabilities, Limit
 from pympsd_server.backends.conditions import EvaluatesConditions
+from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.timeline import TellsTimeline
 from pympsd_server.backends.virtual_memory import MapsMemory
 
@@ -128,23 +128,10 @@ class Launch:
     """The blocks of a cluster, if not those that the kernel was compiled for; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
 
 
-@frozen
-class Quota:
-    """The limits of a context; a device ignores a limit for which it lacks the capability."""
-
-    multiprocessors: int
-    """Their number; 0, or the device's whole number: all of them, and the context counts as the user of none."""
-    memory_bytes: int
-    """The limit of the client process, shared by all its contexts, the overhead of each included; 0: none.
-
-    The value of its first context applies as long as it has any.
-    """
-    priority: int
-    """As ClientPriority.level: 0 normal, 1 below normal."""
-    chunks: tuple[int, ...] = ()
-    """The chunks of SMs (`pympsd.vocabulary.partitions`) that it runs on, and no others; empty: on any."""
-    groups: tuple[MemoryGroup, ...] = ()
-    """Limits that hold for the client together with others, as ``memory_bytes`` for itself."""
+Audit = Callable[[int, int, int, int], None]
+"""Is told what a client has taken of the device, or (negative) returned, if it is more than 1 MiB: the address space,
+the bytes, those that the client holds then, and its least limit.
+"""
 
 
 class Stream(Protocol):
@@ -335,6 +322,9 @@ class Device(TellsTimeline, Protocol):
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` after every change of ``memory_used``, from any thread; it must not wait."""
+
+    def audit_memory(self, audited: Audit) -> None:
+        """Call ``audited`` for what clients with an audited quota take and return, from any thread."""
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0

@@ -27,7 +27,8 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Outcome, Quota
+from pympsd_server.backends.interface import BackendError, Device, Outcome
+from pympsd_server.backends.quota import Quota
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.client_context import ClientContext
 from pympsd_server.executor.device_memory.shortages import Shortages
@@ -137,7 +138,14 @@ class Attachments:
         self._send(answer, fds)
 
     def _create_context(self, request: Attach) -> ClientContext:
-        quota = Quota(request.multiprocessors, request.memory_bytes, request.priority, request.chunks, request.groups)
+        quota = Quota(
+            request.multiprocessors,
+            request.memory_bytes,
+            request.priority,
+            request.chunks,
+            request.groups,
+            request.audited,
+        )
         backend = self._device.create_context(
             request.client, quota, self._fault_report(request.context), request.context
         )

@@ -15,7 +15,7 @@ from pympsd.build import build_id
 from pympsd.process_title import show_as
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
-from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup
+from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.attachments import Attachments
 from pympsd_server.executor.device_memory.memory_report import report_memory
@@ -75,6 +75,7 @@ def _serve(link: Link) -> int:
     link.send(ExecutorReady(os.getpid(), attachments.workers.description))
     if setup.reports_memory:
         report_memory(device, link.send)
+    device.audit_memory(lambda *audited: link.send(MemoryAudited(*audited)))
     link.watch(attachments.handle)
     return 0
 

@@ -70,7 +70,7 @@ class ClientSession:
         pidfd = fds[1] if len(fds) > 1 else -1
         memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
         limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
-        client.groups = admitted.groups
+        client.groups, client.audited, client.namespace = admitted.groups, admitted.audited, admitted.mps_namespace
         return cls(server, containment, client, MessageChannel(sock), pidfd, limits, admitted.devices)
 
     async def run(self) -> None:
@@ -282,6 +282,7 @@ class ClientSession:
             chunks=self.limits.partition(context.device).chunks,
             groups=self.client.groups.get(context.device, ()),
             pid=self.client.pid,
+            audited=self.client.audited,
         )
         try:
             if new_stream:

@@ -54,6 +54,8 @@ class Executors:
     """Called with (device, bytes by client) when that has changed; None: not reported."""
     on_shortage: Callable[[Executor, executor_messages.MemoryShort], None] = lambda executor, message: None
     """Called when a client lacks memory that it is guaranteed."""
+    on_audited: Callable[[int, executor_messages.MemoryAudited], None] = lambda device, message: None
+    """Called with (device, message) when an audited client has taken or returned memory."""
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
@@ -210,6 +212,8 @@ class Executors:
                     self._report_memory(executor.slot, message.clients)
                 elif isinstance(message, executor_messages.MemoryShort):
                     self.on_shortage(executor, message)
+                elif isinstance(message, executor_messages.MemoryAudited):
+                    self.on_audited(executor.device, message)
                 else:
                     executor.deliver(message, fds)
         except RemoteError:

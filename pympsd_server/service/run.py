@@ -138,6 +138,7 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
     containment = Containment(server, executors, nursery)
     executors.on_fault, executors.on_loss = containment.context_faulted, containment.executor_lost
     executors.on_shortage = lambda *shortage: nursery.start_soon(answer_shortage, containment, *shortage)
+    executors.on_audited = server.log_audited
     server.observers.append(containment)
     for ordinal, device in enumerate(setup.devices):
         log.info("server_context_creating", device=ordinal, name=device.name)

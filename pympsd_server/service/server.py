@@ -9,8 +9,10 @@ from attrs import define, field
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.state_machine import phases
@@ -162,6 +164,14 @@ class Server:
         self.link.context_closed(client.serial, context.serial)
         for observer in self.observers:
             observer.context_closed(context)
+
+    def log_audited(self, device: int, audited: MemoryAudited) -> None:
+        """Log what an audited client has taken or returned; one that has left is not known any more."""
+        client = self.roster.clients.get(audited.client)
+        if client is not None:
+            uuid, namespace = self.devices[device].uuid, client.namespace or DEFAULT
+            change = {"change": f"{audited.change:+}", "used": audited.used, "limit": audited.limit}
+            self.log.info("memory_audited", pid=client.pid, namespace=namespace, uuid=uuid, **change)
 
     def client_left(self, client: Client, connected: bool) -> None:
         """Report the end of a client and its remaining contexts, latest first; ``connected``: it was not refused."""

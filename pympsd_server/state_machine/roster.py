@@ -57,6 +57,9 @@ class Client:
     """Serials of contexts that an operator terminated; they stay until the process closes them."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
+    audited: bool = False
+    """Whether the memory that it takes and returns is logged."""
+    namespace: str = ""
 
     def active_contexts(self) -> list[Context]:
         """Return the contexts that were not terminated."""

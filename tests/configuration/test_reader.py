@@ -189,6 +189,7 @@ def test_an_error_is_said_with_its_line_and_key(line: str, said: str) -> None:
         ('[servers.a.namespaces.b]\npympsd.sm_partition = "p"', "servers.a.namespaces.b.pympsd.sm_partition"),
         ("[servers.a]\n" + _partition('name = "p", chunks = 1'), "servers.a.devices.0.sm_partitions"),
         ("[features.memacct]\nenabled = true", "features.memacct.enabled"),
+        ("[features.memacct]\naudit_log = true", "features.memacct.audit_log"),
     ],
 )
 def test_what_the_drivers_own_server_does_not_do_is_refused(line: str, key: str) -> None:
@@ -230,8 +231,8 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
         ('schema_version = "1.0"\nservers = 1', "F:2: servers is a table, not 1"),
         ('schema_version = "1.0"\n[features.x]', "F:2: features.x is no key of features; the keys are memacct, con"),
         (
-            'schema_version = "1.0"\n[features.memacct]\naudit_log = true',
-            "F:3: features.memacct.audit_log: allocations",
+            'schema_version = "1.0"\n[features.memacct]\naudit_log = 1',
+            "F:3: features.memacct.audit_log is true or fa",
         ),
         ('schema_version = "1.0"\n[features.memacct]\nenabled = 1', "F:3: features.memacct.enabled is true or fals"),
         (

@@ -27,7 +27,7 @@ KEYS = {
     "in": {"out", "out_like", "err", "err_like", "exit", "as"},
     "client": {"at", "env", "as", "fails", "cgroup"},
     "kill": set(),
-    "log": {"lines_like"},
+    "log": {"lines_like", "lacks_like"},
     "write": {"text"},
     "inode": set(),
     "do": {"says", "says_like"},
@@ -102,6 +102,8 @@ class Replay:
         elif "log" in step:
             for pattern in map(self.text, step["lines_like"]):
                 wait_until(lambda like=pattern: self._logged(step["log"], like), f"a line like {pattern}")
+            for pattern in map(self.text, step.get("lacks_like", ())):
+                assert not self._logged(step["log"], pattern), pattern
         elif "kill" in step:
             self._kill(*step["kill"].split())
         elif "write" in step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import Final
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
@@ -18,8 +19,7 @@ from pympsd.configuration.changes import (
     DeletePartition,
     DeleteServer,
     Impossible,
-    SetAccounting,
-    SetDefaultSocket,
+    SetFeature,
     SetNamespace,
     SetRules,
     State,
@@ -31,7 +31,7 @@ from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Configuration, Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
-from pympsd.state_machine.v3.cgroups import set_accounting
+from pympsd.state_machine.v3.cgroups import set_accounting, set_audit
 from pympsd.state_machine.v3.gathering import Gathering
 from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
@@ -109,8 +109,15 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
     return Decision(Answer((Part(text, logged=False),), refused=bool(pending or failed)))
 
 
+_SET_FEATURE: Final = {
+    "default_socket": set_default_socket,
+    "accounts_cgroups": set_accounting,
+    "audits_memory": set_audit,
+}
+
+
 def _features(daemon: Daemon) -> Features:
-    return Features(daemon.default_socket, daemon.accounts_cgroups)
+    return Features(daemon.default_socket, daemon.accounts_cgroups, daemon.audits_memory)
 
 
 def _surroundings(daemon: Daemon) -> Surroundings:
@@ -179,11 +186,8 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             daemon.rules = rules
             yield Log("rules_set", {"count": len(rules)})
             yield Reply(part, Answer())
-        case SetDefaultSocket(on):
-            yield from set_default_socket(daemon, on)
-            yield Reply(part, Answer())
-        case SetAccounting(on):
-            yield from set_accounting(daemon, on)
+        case SetFeature(name, on):
+            yield from _SET_FEATURE[name](daemon, on)
             yield Reply(part, Answer())
         case DeleteServer(name):
             yield from delete_server(daemon, name, force, part)

@@ -11,7 +11,7 @@ from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_limits
+from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_audit, set_limits
 from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
@@ -20,7 +20,6 @@ COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODU
 KEYS: Final = (Column("KEY", "KEY"), Column("VALUE", "VALUE"))
 LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "soft-limit", "hard-limit", "used"))
 FEATURES: Final = ("memacct", "context-share")
-NO_AUDIT: Final = "Allocations are not logged: audit_log can only be false."
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server."
 
 
@@ -64,17 +63,15 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
 
 @command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
-    """Set whether allocations are logged, which they are not."""
+    """Set whether each allocation and release of more than 1 MiB by a later client is logged by its server."""
     view.check_daemon_owner(daemon, caller, "memacct set")
-    if audit_log:
-        raise Refused(NO_AUDIT)
-    return Decision(done())
+    return Decision(done(), tuple(set_audit(daemon, audit_log)))
 
 
 @command(Syntax("memacct describe", options={"format": FORMAT}))
 def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of memory accounting."""
-    return listing(KEYS, [Row(("audit_log", False))], format)
+    return listing(KEYS, [Row(("audit_log", daemon.audits_memory))], format)
 
 
 @command(

@@ -91,6 +91,7 @@ class ServerSession:
                 least_priority=limits.least_priority,
                 partitions=limits.partitions,
                 groups=limits.groups,
+                audited=limits.audited,
             )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)

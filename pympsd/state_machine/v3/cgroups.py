@@ -1,4 +1,4 @@
-"""Limits of the memory that the clients of a cgroup hold together, and whether they hold (the feature memacct)."""
+"""The feature memacct: limits of the memory that the clients of a cgroup hold together, and its log."""
 
 from __future__ import annotations
 
@@ -60,6 +60,14 @@ def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
         raise NotPossible("Limits of cgroups are not possible with the driver's own server: it knows single clients.")
     daemon.accounts_cgroups = on
     yield Log("accounting_set", {"state": "enabled" if on else "disabled"})
+
+
+def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+    """Set whether servers log what clients that come later take and return."""
+    if on and not daemon.has_own_servers:
+        raise NotPossible("A log of allocations is not possible with the driver's own server: it tells of none.")
+    daemon.audits_memory = on
+    yield Log("audit_set", {"state": "logged" if on else "not logged"})
 
 
 def clients_below(daemon: Daemon, path: str) -> list[Client]:

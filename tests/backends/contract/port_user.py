@@ -19,11 +19,11 @@ from pympsd_server.backends.interface import (
     Launch,
     Module,
     Outcome,
-    Quota,
     Region,
     Space,
     Stream,
 )
+from pympsd_server.backends.quota import Quota
 
 SECONDS = 30.0
 """The absolute limit of every wait."""

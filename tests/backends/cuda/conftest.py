@@ -11,7 +11,8 @@ import pytest
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import Outcome, Quota
+from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.quota import Quota
 from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
 ROOM: Final = "pympsd_server.backends.cuda."

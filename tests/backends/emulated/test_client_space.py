@@ -16,7 +16,8 @@ from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.bounds import STRICT
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
-from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.quota import Quota
 from tests.backends.contract.pinned_memory import PinnedMemory
 
 BASE = 0x6000_0000_0000

@@ -191,7 +191,6 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("sm-partition create p --server=a --device=0", "'sm-partition create' needs --chunks=<n>."),
         ("sm-partition delete p --server=a --device=1", "No SM partition named 'p' on server 'a', device 1."),
         ("feature disable context_share", "context-share cannot be disabled: every client of pympsd runs in a se"),
-        ("memacct set audit_log=true", "Allocations are not logged: audit_log can only be false."),
         ("memacct set x=1", "Unknown option '--x' of 'memacct set'. Options: --audit-log."),
         ("config apply F", "'config apply' needs the text of the file"),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import ClientBudget, DeviceBudget, GroupBudget, charged
+from pympsd_server.backends.budget import ClientBudget, charged
 from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
@@ -21,15 +21,13 @@ class ClientSpace:
     def __init__(
         self,
         memory: DeviceMemory,
-        device: DeviceBudget,
-        limit: int,
-        groups: tuple[GroupBudget, ...],
+        budget: ClientBudget,
         mappings: ClientMappings,
         deferred_free: DeferredFree,
     ) -> None:
         self.lock = Lock()
         self.memory = memory
-        self.budget = ClientBudget(device, limit, groups)
+        self.budget = budget
         self.mappings = mappings
         self.deferred_free = deferred_free
         self._owned = OwnedRanges()

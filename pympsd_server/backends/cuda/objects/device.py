@@ -12,7 +12,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text, window_of
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import BadSetting, chosen_connections
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
-from pympsd_server.backends.budget import DeviceBudget
+from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.capabilities import Capabilities
 from pympsd_server.backends.counters import Counters
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
@@ -36,7 +36,8 @@ from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
-from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from pympsd_server.backends.interface import Audit, BackendError, Outcome
+from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.timeline import Timeline
 from pympsd_server.native.access import NativeAccess
 
@@ -191,6 +192,10 @@ class CudaDevice:
         """Call ``changed`` after every change of ``memory_used``."""
         self.budget.on_change = changed
 
+    def audit_memory(self, audited: Audit) -> None:
+        """Call ``audited`` for what audited clients take and return."""
+        self.budget.on_audited = audited
+
     # --- contexts
 
     def set_timeline(self, timeline: Timeline | None) -> None:
@@ -212,8 +217,10 @@ class CudaDevice:
             if client is None:
                 mappings = ClientMappings(self._driver, self._departed_mappings)
                 frees = DeferredFree(self.services.janitor)
-                limits = quota.memory_bytes, self.budget.groups(quota.groups, address_space)
-                client = ClientSpace(self.services.memory, self.budget, *limits, mappings, frees)
+                groups = self.budget.groups(quota.groups, address_space)
+                audited = address_space if quota.audited else 0
+                budget = ClientBudget(self.budget, quota.memory_bytes, groups, audited)
+                client = ClientSpace(self.services.memory, budget, mappings, frees)
             client.take(CONTEXT_BYTES, "a context")
         charged = CONTEXT_BYTES
         try:

@@ -20,7 +20,8 @@ from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiproc
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.interface import BackendError, Outcome, Quota
+from pympsd_server.backends.interface import Audit, BackendError, Outcome
+from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.timeline import Timeline
 
 
@@ -117,6 +118,10 @@ class EmulatedDevice:
         """Call ``changed`` after every change of ``memory_used``."""
         self._budget.on_change = changed
 
+    def audit_memory(self, audited: Audit) -> None:
+        """Call ``audited`` for what audited clients take and return."""
+        self._budget.on_audited = audited
+
     def set_timeline(self, timeline: Timeline | None) -> None:
         """Tell a timeline of all work."""
         self._scheduler.timeline = timeline
@@ -147,7 +152,7 @@ class EmulatedDevice:
         on_fault: Callable[[Outcome], None],
         serial: int,
     ) -> EmulatedContext:
-        client = self._spaces.of(address_space, quota.memory_bytes, quota.groups)
+        client = self._spaces.of(address_space, quota)
         overhead = context_overhead(self._facts, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
         placement = Placement(multiprocessors, self._facts.attributes)

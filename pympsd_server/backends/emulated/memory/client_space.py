@@ -7,14 +7,13 @@ own allocations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from threading import Lock
 
 from attrs import define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.vocabulary.device_facts import VIRTUAL_OFFSET, WINDOW_BITS, DeviceFacts
-from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
@@ -22,6 +21,7 @@ from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappi
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.quota import Quota
 
 
 class OwnedMemory(AccessibleMemory):
@@ -167,14 +167,14 @@ class ClientSpaces:
         self._shared: _Reserved | None = None
         """The one space of all clients, if they share one and while there are any."""
 
-    def of(self, key: int, limit: int, groups: Sequence[MemoryGroup] = ()) -> ClientSpace:
-        """Return a client; a new one, not yet entered, gets this limit in bytes (0: none), and those of groups."""
+    def of(self, key: int, quota: Quota) -> ClientSpace:
+        """Return a client; a new one, not yet entered, gets the limits of this quota."""
         known = self._clients.get(key)
         if known is not None:
             return known
-        if not self._facts.is_volta_or_newer:
-            limit, groups = 0, ()
-        budget = ClientBudget(self._device, limit, self._device.groups(groups, key))
+        limit, groups = (quota.memory_bytes, quota.groups) if self._facts.is_volta_or_newer else (0, ())
+        audited = key if quota.audited else 0
+        budget = ClientBudget(self._device, limit, self._device.groups(groups, key), audited)
         if self._facts.isolates_address_spaces:
             return ClientSpace(self._reserve(), budget, None, self._exports)
         reserved = self._shared or self._reserve()
