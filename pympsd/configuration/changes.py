@@ -7,10 +7,11 @@ from typing import Final
 
 from attrs import field, frozen
 
+from pympsd.configuration.cgroups import count as count_cgroups
 from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.limits import CgroupLimits, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
@@ -118,6 +119,18 @@ class SetRules:
 
 
 @frozen
+class SetCgroupLimits:
+    """Set the limits of cgroups, all of them."""
+
+    limits: CgroupLimits
+    before: CgroupLimits
+
+    @property
+    def text(self) -> str:
+        return f"set limits of {count_cgroups(self.before)} -> {count_cgroups(self.limits)}"
+
+
+@frozen
 class SetFeature:
     """Set one of the features of a daemon, by its name in `Features`."""
 
@@ -154,6 +167,7 @@ Change = (
     | DeletePartition
     | SetRules
     | SetFeature
+    | SetCgroupLimits
     | Impossible
 )
 CountClients = Callable[[str, str | None], int]
@@ -171,6 +185,7 @@ class State:
     """Returns the number of clients of an SM partition."""
     rules: tuple[Rule, ...] | None = None
     features: Features = field(factory=Features)
+    cgroups: CgroupLimits = field(factory=dict)
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
@@ -179,6 +194,9 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
         found.append(SetRules(rules, state.rules))
+    cgroups = plan.cgroups if plan.cgroups is not None or not prune else {}
+    if cgroups is not None and cgroups != state.cgroups:
+        found.append(SetCgroupLimits(cgroups, state.cgroups))
     for name in _FEATURES:
         wanted, present = getattr(plan.features, name), getattr(state.features, name)
         if wanted not in (None, present):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.rules import Rule
 
@@ -56,6 +57,8 @@ class Plan:
     rules: tuple[Rule, ...] | None = None
     """None: nothing is said of them."""
     features: Features = field(factory=lambda: Features(None, None, None))
+    cgroups: CgroupLimits | None = None
+    """None: nothing is said of them."""
 
 
 @frozen

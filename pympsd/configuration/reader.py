@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from pympsd.configuration.cgroups import read_cgroups
 from pympsd.configuration.partitions import check_chunks, read_partitions
 from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
 from pympsd.configuration.positions import Path, line_of, positions
@@ -16,7 +17,6 @@ from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.partitions import NO_PARTITION
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
@@ -30,7 +30,7 @@ OWN_KEYS: Final = ("clients_only", "total_memory_limit", "sm_partition")
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
-TOP_KEYS: Final = ("schema_version", "servers", "features", "rules")
+TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
@@ -81,11 +81,13 @@ class _Reading(Tables):
         features = self._features(self.table((), parsed, "features"))
         servers = self.table((), parsed, "servers")
         if self.surroundings.protocol == 2:
-            for key in {"servers", "features"} & parsed.keys():
+            for key in {"servers", "features", "cgroups"} & parsed.keys():
                 self.wrong((key,), f"{key}: protocol 2 has none, only rules; start the daemon with -p 3")
         plans = {name: self._server(name, ("servers", name), servers[name]) for name in servers}
         check_chunks(self, plans)
-        return Plan(plans, self._rules(parsed["rules"]) if "rules" in parsed else None, features)
+        rules = self._rules(parsed["rules"]) if "rules" in parsed else None
+        self.needs_own_servers(("cgroups",), parsed)
+        return Plan(plans, rules, features, read_cgroups(self, parsed["cgroups"]) if "cgroups" in parsed else None)
 
     def _rules(self, given: Any) -> tuple[Rule, ...]:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
@@ -160,7 +162,7 @@ class _Reading(Tables):
         for key in ("total_memory_limit", "sm_partition"):
             self.needs_own_servers((*path, key), own)
         total = self.value(path, own, "total_memory_limit", read_memory_by_device, (str,))
-        total = None if total is None else self._by_ordinal((*path, "total_memory_limit"), total)
+        total = None if total is None else self.by_ordinal((*path, "total_memory_limit"), total)
         partition = self.value(path, own, "sm_partition", _read_partition, (str,))
         return evolve(self._limits(path[:-1], given), total_memory=total, sm_partition=partition)
 
@@ -180,7 +182,7 @@ class _Reading(Tables):
         memory = self.value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
         return NamespaceLimits(
             self.value(path, given, "active_thread_percentage", read_percentage, (str, int, float)),
-            None if memory is None else self._by_ordinal((*path, "pinned_memory_limit"), memory),
+            None if memory is None else self.by_ordinal((*path, "pinned_memory_limit"), memory),
             self.value(path, given, "client_priority", read_priority, (str, int)),
         )
 
@@ -234,14 +236,6 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)} names a device twice")
         return tuple(found)
 
-    def _by_ordinal(self, path: Path, given: dict[str, PinnedMemory | None]) -> dict[int, PinnedMemory]:
-        every = range(len(self.surroundings.devices))
-        limits: dict[int, PinnedMemory] = {}
-        for word, limit in given.items():
-            if limit is not None:
-                limits.update(dict.fromkeys([self.device(path, word)] if word else every, limit))
-        return limits
-
     def _locality_domains(self, path: Path, given: Any) -> None:
         path = (*path, "locality_domains")
         if isinstance(given, bool):
@@ -257,9 +251,8 @@ class _Reading(Tables):
             given = self.table(("features",), features, name)
             self.check_keys(("features", name), given, keys, name)
             if name == "memacct":
-                self.needs_own_servers(("features", name, "enabled"), given)
-                if given.get("audit_log"):
-                    self.needs_own_servers(("features", name, "audit_log"), given)
+                for key in keys:
+                    self.needs_own_servers(("features", name, key), given)
             for key in keys:
                 if key in given:
                     self._feature_key(("features", name, key), given[key])

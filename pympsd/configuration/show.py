@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pympsd.configuration.cgroups import shown_cgroups
 from pympsd.configuration.changes import memory_limits_text
 from pympsd.configuration.plan import Features, Surroundings
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
@@ -20,6 +22,7 @@ def shown(
     surroundings: Surroundings,
     rules: Sequence[Rule] = (),
     features: Features = Features(),  # noqa: B008 - frozen
+    cgroups: CgroupLimits | None = None,
 ) -> str:
     """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
     lines = [f'schema_version = "{SCHEMA}"']
@@ -31,6 +34,7 @@ def shown(
         lines += ["audit_log = true"] * bool(features.audits_memory)
     for rule in rules:
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
+    lines += shown_cgroups(cgroups or {}, len(surroundings.devices))
     for name, server in sorted(servers.items()):
         said = any(each.limits != NamespaceLimits() for each in server.namespaces.values())
         if server.source is not Source.AUTO or said or len(server.namespaces) > 1 or server.partitions:

@@ -12,6 +12,7 @@ from attrs import frozen
 from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.positions import Path
 from pympsd.devices.visible import find_device, listed
+from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText
 
 
@@ -84,6 +85,15 @@ class Tables:
         if found is None:
             self.wrong(path, f"{dotted(path)}: no device '{word}'; devices: {listed(devices)}")
         return -1 if found is None else found
+
+    def by_ordinal(self, path: Path, given: Mapping[str, PinnedMemory | None]) -> dict[int, PinnedMemory]:
+        """Return limits by the ordinals of devices; those of ``""`` are for all, None is none."""
+        every = range(len(self.surroundings.devices))
+        limits: dict[int, PinnedMemory] = {}
+        for word, limit in given.items():
+            if limit is not None:
+                limits.update(dict.fromkeys([self.device(path, word)] if word else every, limit))
+        return limits
 
 
 def dotted(path: Path) -> str:

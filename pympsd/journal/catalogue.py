@@ -72,6 +72,7 @@ CONTROL_LINES: Final = {
     "namespace_removed": same("Removing namespace '{name}'"),
     "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
+    "cgroup_limits_set": same("Limits of cgroups: {count}"),
     "accounting_set": same("Feature memacct is {state}"),
     "audit_set": same("The memory that clients take and return is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),

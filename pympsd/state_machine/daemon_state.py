@@ -16,7 +16,7 @@ from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
-from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
@@ -306,8 +306,7 @@ class Daemon:
     """SM partitions that were deleted with their clients, by client, until the client's work has ended."""
     rules: tuple[Rule, ...] | None = None
     """Limits by rule, of clients that come later; None: there have never been any."""
-    cgroup_limits: dict[str, dict[int, CgroupLimit]] = field(factory=dict)
-    """The limits of the clients of a cgroup and those below it, by path and device ordinal."""
+    cgroup_limits: CgroupLimits = field(factory=dict)
     accounts_cgroups: bool = True
     """Whether they hold (the feature memacct)."""
     audits_memory: bool = False

@@ -64,6 +64,10 @@ class CgroupLimit:
     """They are guaranteed this: clients of others that hold more than theirs are ended."""
 
 
+CgroupLimits = dict[str, dict[int, CgroupLimit]]
+"""The limits of the clients of a cgroup and those below it, by path and device ordinal."""
+
+
 @frozen(order=True)
 class ClientPriority:
     """A client's priority level: 0 normal, 1 below normal (MPS documents, 2.3.8)."""

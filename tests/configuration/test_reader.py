@@ -229,6 +229,21 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
             "F:2: server is no key of a configuration file; did you mean servers?",
         ),
         ('schema_version = "1.0"\nservers = 1', "F:2: servers is a table, not 1"),
+        ('schema_version = "1.0"\n[[cgroups]]\nhard_limit = "4G"', "F:2: cgroups.0.path is the full path of a cgr"),
+        (
+            'schema_version = "1.0"\n[[cgroups]]\npath = "b"\nhard_limit = "4G"',
+            "F:3: cgroups.0.path is the full path",
+        ),
+        ('schema_version = "1.0"\n[[cgroups]]\npath = "/b"', "F:2: cgroups.0 has a hard_limit or a soft_limit"),
+        (
+            'schema_version = "1.0"\n[[cgroups]]\npath = "/b"\nhard_limit = "4G"\nsoft_limit = "8G"',
+            'F:5: cgroups.0.soft_limit is at most the hard limit, 4G, not "8G"',
+        ),
+        (
+            'schema_version = "1.0"\n' + 2 * '[[cgroups]]\npath = "/b"\nsoft_limit = "1G"\n',
+            "F:6: cgroups.1.path names /b a second time",
+        ),
+        ('schema_version = "1.0"\n[cgroups]', "F:2: cgroups are tables, each under [[cgroups]], not a table"),
         ('schema_version = "1.0"\n[features.x]', "F:2: features.x is no key of features; the keys are memacct, con"),
         (
             'schema_version = "1.0"\n[features.memacct]\naudit_log = 1',

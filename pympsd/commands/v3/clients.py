@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
@@ -13,6 +13,7 @@ from pympsd.commands.v3.output import Column, Format, Row, cell_text
 from pympsd.commands.v3.registry import command, data, listing
 from pympsd.state_machine import terminations
 from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.v3.cgroups import limit_of
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients as clients_of
 from pympsd.state_machine.v3.servers import server as server_named
@@ -100,14 +101,20 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "uid": client.uid,
         "namespace": view.namespace_of(client),
         "linux-ns": client.namespace,
+        "cgroup": client.cgroups[-1] if client.cgroups else None,
         "contexts": sorted(context.serial for context in client.contexts.values()),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
-        partition = None if ordinal is None else client.partitions.get(ordinal) or None
-        yield Row(
-            (client.pid, server.name, uuid, where, client.command),
-            {**extra, "pci-id": pci, "sm_partition": partition},
-        )
+        on_device: dict[str, Any] = {"pci-id": pci, "sm_partition": None}
+        if ordinal is not None:
+            limit = limit_of(daemon, client, ordinal)
+            on_device |= {
+                "sm_partition": client.partitions.get(ordinal) or None,
+                "memory_soft_limit": None if limit.soft is None else limit.soft.value,
+                "memory_hard_limit": None if limit.hard is None else limit.hard.value,
+                "memory_used": client.memory.get(ordinal, 0),
+            }
+        yield Row((client.pid, server.name, uuid, where, client.command), {**extra, **on_device})

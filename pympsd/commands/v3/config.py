@@ -19,6 +19,7 @@ from pympsd.configuration.changes import (
     DeletePartition,
     DeleteServer,
     Impossible,
+    SetCgroupLimits,
     SetFeature,
     SetNamespace,
     SetRules,
@@ -31,7 +32,7 @@ from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Configuration, Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
-from pympsd.state_machine.v3.cgroups import set_accounting, set_audit
+from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
 from pympsd.state_machine.v3.gathering import Gathering
 from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
@@ -80,7 +81,9 @@ def apply(
         return len(clients_in(daemon, daemon.named_servers[server], partition))
 
     servers, rules = daemon.named_servers, daemon.rules
-    state = State(servers, surroundings, count_clients, count_clients_in, rules, _features(daemon))
+    state = State(
+        servers, surroundings, count_clients, count_clients_in, rules, _features(daemon), daemon.cgroup_limits
+    )
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
@@ -93,7 +96,8 @@ def apply(
 @command(Syntax("config show"), in_both=True)
 def show(daemon: Daemon, caller: Caller) -> Decision:
     """Print a configuration file of the rules, servers and namespaces that there are."""
-    return data(shown(daemon.named_servers, _surroundings(daemon), daemon.rules or (), _features(daemon)))
+    surroundings, rules = _surroundings(daemon), daemon.rules or ()
+    return data(shown(daemon.named_servers, surroundings, rules, _features(daemon), daemon.cgroup_limits))
 
 
 @command(Syntax("config status"), in_both=True)
@@ -185,6 +189,9 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
         case SetRules(rules, _):
             daemon.rules = rules
             yield Log("rules_set", {"count": len(rules)})
+            yield Reply(part, Answer())
+        case SetCgroupLimits(limits, _):
+            yield from replace_limits(daemon, limits)
             yield Reply(part, Answer())
         case SetFeature(name, on):
             yield from _SET_FEATURE[name](daemon, on)

@@ -11,7 +11,7 @@ from attrs import evolve
 from pympsd.state_machine.daemon_state import Client, Daemon
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.v3.servers import NotPossible
-from pympsd.vocabulary.limits import CgroupLimit, PinnedMemory
+from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
 from pympsd.vocabulary.rules import is_below
 
 MOST_CGROUPS: Final = 4096
@@ -52,6 +52,24 @@ def set_limits(
         limit = limits[ordinal]
         text = f"{limit.hard or 'unlimited'}" + (f", soft limit {limit.soft}" if limit.soft else "")
         yield Log("cgroup_limit_set", {"path": path, "device": ordinal, "limit": text})
+
+
+def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
+    """Set the limits of all cgroups; for clients that come later."""
+    daemon.cgroup_limits = {path: each for path, each in limits.items() if each}
+    yield Log("cgroup_limits_set", {"count": len(daemon.cgroup_limits)})
+
+
+def limit_of(daemon: Daemon, client: Client, ordinal: int) -> CgroupLimit:
+    """Return the least limits that a client's cgroups have on a device, if they hold."""
+    limits = [
+        by_device[ordinal]
+        for path, by_device in daemon.cgroup_limits.items()
+        if daemon.accounts_cgroups and ordinal in by_device and any(is_below(each, path) for each in client.cgroups)
+    ]
+    hard = (limit.hard for limit in limits if limit.hard is not None)
+    soft = (limit.soft for limit in limits if limit.soft is not None)
+    return CgroupLimit(min(hard, default=None), min(soft, default=None))
 
 
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:

@@ -1,0 +1,82 @@
+"""The limits of ``[[cgroups]]``, read and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pympsd.configuration.positions import Path
+from pympsd.configuration.rules import quoted
+from pympsd.configuration.tables import Tables, dotted
+from pympsd.state_machine.v3.cgroups import MOST_CGROUPS, cgroup_path
+from pympsd.state_machine.v3.servers import NotPossible
+from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
+from pympsd.vocabulary.texts import memory_text, read_memory_by_device
+
+_LIMITS: Final = ("hard_limit", "soft_limit")
+_KEYS: Final = ("path", *_LIMITS)
+
+
+def read_cgroups(tables: Tables, given: Any) -> CgroupLimits:
+    """Return the limits that a file gives cgroups."""
+    found: CgroupLimits = {}
+    for which, table in enumerate(tables.tables(("cgroups",), given)):
+        place = ("cgroups", which)
+        tables.check_keys(place, table, _KEYS, "a cgroup")
+        path = _path(tables, (*place, "path"), table.get("path"))
+        if path in found:
+            tables.wrong((*place, "path"), f"{dotted((*place, 'path'))} names {path} a second time")
+        found[path] = _limits(tables, place, table)
+    if len(found) > MOST_CGROUPS:
+        tables.wrong(("cgroups",), f"cgroups: {MOST_CGROUPS} can have limits,", len(found))
+    return found
+
+
+def _path(tables: Tables, place: Path, given: Any) -> str:
+    if isinstance(given, str):
+        try:
+            return cgroup_path(given)
+        except NotPossible:
+            pass
+    said = f"{dotted(place)} is the full path of a cgroup, such as /batch"
+    tables.wrong(place, said if given is None else f"{said},", given)
+    return ""
+
+
+def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
+    hard, soft = (
+        tables.by_ordinal((*place, key), tables.value(place, table, key, read_memory_by_device, (str,)) or {})
+        for key in _LIMITS
+    )
+    above = [ordinal for ordinal in sorted(hard.keys() & soft.keys()) if soft[ordinal] > hard[ordinal]]
+    if above:
+        where, ordinal = (*place, "soft_limit"), above[0]
+        tables.wrong(where, f"{dotted(where)} is at most the hard limit, {hard[ordinal]},", str(soft[ordinal]))
+    if not hard and not soft:
+        tables.wrong(place, f"{dotted(place)} has a hard_limit or a soft_limit")
+    return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}
+
+
+def shown_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
+    """Yield the lines of a file that has these limits, on a machine of so many devices."""
+    for path, limits in sorted(cgroups.items()):
+        yield from ("", "[[cgroups]]", f"path = {quoted(path)}")
+        for key, each in zip(
+            _LIMITS,
+            ({at: limit.hard for at, limit in limits.items()}, {at: limit.soft for at, limit in limits.items()}),
+            strict=True,
+        ):
+            if text := _text({at: limit for at, limit in each.items() if limit is not None}, devices):
+                yield f'{key} = "{text}"'
+
+
+def _text(limits: Mapping[int, PinnedMemory], devices: int) -> str:
+    if len(limits) == devices and len(set(limits.values())) == 1:
+        return memory_text(next(iter(limits.values())))
+    return ",".join(f"{ordinal}={memory_text(limit)}" for ordinal, limit in sorted(limits.items()))
+
+
+def count(cgroups: CgroupLimits) -> str:
+    """Return how many cgroups have limits, in words."""
+    number = len(cgroups)
+    return "1 cgroup" if number == 1 else f"{number or 'no'} cgroups"
