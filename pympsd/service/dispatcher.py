@@ -59,7 +59,7 @@ class RunningServer(Protocol):
     pid: int
     kill: Callable[[], None]
 
-    def shut_down(self, forced: bool) -> None: ...
+    def shut_down(self, forced: bool, is_deletion: bool) -> None: ...
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
     def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None: ...
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
@@ -245,9 +245,9 @@ class Dispatcher:
             case do.ContinueWithoutMps(client, reason):
                 if client in self.clients:
                     self.clients[client].go_without_mps(reason)
-            case do.ShutDownServer(server, forced):
+            case do.ShutDownServer(server, forced, is_deletion):
                 if server in self.servers:
-                    self.servers[server].shut_down(forced)
+                    self.servers[server].shut_down(forced, is_deletion)
             case do.UpdateServerLimits(server, percentage, limits):
                 if server in self.servers:
                     self.servers[server].set_limits(percentage, limits)

@@ -97,6 +97,8 @@ class ShutDownServer:
 
     server: int
     forced: bool
+    is_deletion: bool = False
+    """Whether clients that it ends so are told."""
 
 
 @frozen

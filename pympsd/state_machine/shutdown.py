@@ -102,8 +102,11 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
         yield Exit(0)
 
 
-def shut_down_server(server: Server, *, forced: bool) -> Iterator[Instruction]:
-    """Ask a server to end: once, and once more if force is used now but was not before."""
+def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False) -> Iterator[Instruction]:
+    """Ask a server to end: once, and once more if force is used now but was not before.
+
+    ``is_deletion``: its clients are told; otherwise it says nothing, as recorded.
+    """
     if server.phase is Phase.SPAWNING:
         return
     if server.phase is Phase.LEAVING and (server.forced or not forced):
@@ -117,7 +120,7 @@ def shut_down_server(server: Server, *, forced: bool) -> Iterator[Instruction]:
     if forced:
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
-    yield ShutDownServer(server.serial, forced)
+    yield ShutDownServer(server.serial, forced, is_deletion)
     # A user must not keep the others waiting by what is done to the server, such as stopping it.
     if forced:
         yield from _time_leaving(server, FORCED_TIMEOUT)

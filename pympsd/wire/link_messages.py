@@ -112,6 +112,8 @@ class ShutDown:
     """Shut down when the last client has gone, or (forced) at once."""
 
     forced: bool
+    is_deletion: bool = False
+    """Whether clients that it ends so are told."""
 
 
 @message(40)

@@ -177,5 +177,6 @@ class RequestRefused:
     """A session request failed; the session continues."""
 
     request: int
+    """0: there was none, and the session ends."""
     code: int
     reason: str

@@ -77,12 +77,7 @@ class Conversation:
     @property
     def over(self) -> bool:
         """Whether the other side has closed; neither waits nor reads."""
-        try:
-            return self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
+        return self.ends_within(0)
 
     def ends_within(self, seconds: float) -> bool:
         """Return whether the other side has closed, or does so within ``seconds``."""

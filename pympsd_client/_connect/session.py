@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import count
-from threading import Lock
+from threading import RLock
 from typing import Any, Final
 
 from pympsd.channel.descriptors import close_all, require_room
@@ -42,7 +42,7 @@ class Session:
         """
         self.per_context = per_context
         self._conversation: Final = conversation
-        self._asking: Final = Lock()
+        self._asking: Final = RLock()
         self._number: Final = count(1).__next__
         self._asked: Final[dict[int, Device]] = {}
         self._transports: Final[dict[int, Transport]] = {}
@@ -99,6 +99,9 @@ class Session:
             while True:
                 answer, fds = self._conversation.receive()
                 self._adopt(answer, fds)
+                if isinstance(answer, RequestRefused) and not answer.request:
+                    self._lost = CudaError(answer.code, answer.reason)
+                    raise self._lost.again()
                 if getattr(answer, "request", None) == number:
                     break
                 self._decline(answer)
@@ -132,12 +135,28 @@ class Session:
 
     def _gone(self, reason: str) -> CudaError:
         if self._lost is None:
-            self._lost = lost(f"the MPS server: {reason}; end this process and start it again")
+            said = self._last_message()
+            self._lost = said or lost(f"the MPS server: {reason}; end this process and start it again")
             if self._conversation.over:
                 # Its contexts are gone with it, though executors may live on for a moment.
                 for transport in tuple(self._transports.values()):
                     transport.fail(self._lost)
         return self._lost.again()
+
+    def _last_message(self) -> CudaError | None:
+        """Return what the server has said before it ended, if it did; a thread that asks reads it itself."""
+        if self._asking.acquire(blocking=False):
+            try:
+                while True:
+                    answer, fds = self._conversation.receive(timeout=0)
+                    close_all(fds)
+                    if isinstance(answer, RequestRefused) and not answer.request:
+                        return CudaError(answer.code, answer.reason)
+            except (Ended, OSError):  # TimeoutError among them
+                pass
+            finally:
+                self._asking.release()
+        return None
 
     def check(self) -> None:
         """Raise MPS_RPC_FAILURE if the server has gone; it stays gone for this process."""

@@ -172,9 +172,11 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                     server.link.client_left(message.client)
                 case link.AdmitClient() as message, fds:
                     server.link.client_admitted(message)
-                    nursery.start_soon(ClientSession.of(containment, message, fds).run)
-                case link.ShutDown(forced), _:
-                    server.leave(forced)
+                    session = ClientSession.of(containment, message, fds)
+                    server.channels[message.client] = session.channel
+                    nursery.start_soon(session.run)
+                case link.ShutDown(forced, is_deletion), _:
+                    server.leave(forced, is_deletion)
                 case link.EndIfAlone(), _:
                     if not server.roster.clients:
                         server.leave(forced=False)

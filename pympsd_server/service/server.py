@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import trio
 from attrs import define, field
 
+from pympsd.channel.message_channel import MessageChannel
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -14,6 +15,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
+from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
 from pympsd_server.state_machine import phases
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
@@ -21,6 +23,10 @@ from pympsd_server.state_machine.phases import Phase
 from pympsd_server.state_machine.quotas import client_percentage, client_priority
 from pympsd_server.state_machine.roster import Client, Context, Roster
 
+DELETED: Final = RequestRefused(
+    0, Result.ERROR_MPS_CLIENT_TERMINATED, "an operator ended the MPS server of this process, with its clients"
+)
+"""The last message of a server, to no request."""
 FAULT_STATUS: Final = 1
 """The exit status of a server that a fatal fault ends."""
 
@@ -55,6 +61,8 @@ class Server:
     opening: set[int] = field(factory=set, init=False)
     """Serials of contexts that their executors have not made yet."""
     observers: list[Observer] = field(factory=list, init=False)
+    channels: dict[int, MessageChannel] = field(factory=dict, init=False)
+    """Those of the clients' sessions, by serial."""
     _dropped_devices: list[int] = field(factory=list, init=False)
     """Devices whose contexts were dropped after a fault, until the next client connects."""
 
@@ -178,6 +186,7 @@ class Server:
         for serial in sorted(client.contexts, reverse=True):
             self.context_closed(client, self.roster.close_context(client, serial))
         self.roster.remove_client(client.serial)
+        self.channels.pop(client.serial, None)
         # Before the log line: a reader of that may ask the daemon.
         self.link.client_left(client.serial)
         if connected:
@@ -222,14 +231,17 @@ class Server:
         self.status = FAULT_STATUS
         self._end()
 
-    def leave(self, forced: bool) -> None:
-        """End with the last client, or at once."""
+    def leave(self, forced: bool, is_deletion: bool = False) -> None:
+        """End with the last client, or at once; clients of a server that is deleted so are told."""
         self.log.info("server_shutdown_notified")
         if self.phase in (Phase.SERVING, Phase.FAULT):
             self.phase = phases.move(self.phase, Phase.LEAVING)
         if self.roster.clients:
             self.log.info("server_shutdown_busy", workers=self.roster.workers)
         if forced and self.roster.clients:
+            if is_deletion:
+                for channel in self.channels.values():
+                    channel.send(DELETED)
             # As recorded: a forced server logs no more.
             self._end()
         else:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
+from cgroups import Cgroups
 from processes import ClientProcess, DaemonProcess, wait_until
 
 from pympsd.devices.machine import describe
@@ -41,32 +42,6 @@ SHORT = [
     for each in SEQUENCES
     if each["id"] in WITH_CLIENTS or not any("client" in step for step in each["steps"])
 ]
-
-
-@define
-class Cgroups:
-    """Cgroups of the sequence that is being replayed, below one of its own."""
-
-    path: str = f"/pympsd-test-{os.getpid()}"
-    made: list[Path] = field(factory=list)
-
-    def move(self, pid: int, name: str) -> None:
-        """Move a process to a cgroup, which is made."""
-        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-        mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), "")
-        for folder in (Path(f"{mount}{self.path}"), Path(f"{mount}{self.path}", name)):
-            if folder not in self.made:
-                try:
-                    folder.mkdir()
-                except OSError as error:
-                    pytest.skip(f"no cgroup can be made here: {error}")
-                self.made.append(folder)
-        (self.made[-1].parent / name / "cgroup.procs").write_text(str(pid))
-
-    def remove(self) -> None:
-        """Remove the cgroups, whose processes have ended."""
-        while self.made:
-            self.made.pop().rmdir()
 
 
 @define

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from cgroups import Cgroups
 from processes import ClientProcess, DaemonProcess, wait_until
 from tested_machine import gpu
 
@@ -121,3 +122,43 @@ def test_clients_of_static_partitions_have_their_chunks_alone(
     outside = daemon.client(**pipe)
     assert (outside.do("init"), outside.do("ctx 0")) == ("CUDA_SUCCESS", "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
     outside.end()
+
+
+@pytest.fixture
+def cgroups() -> Iterator[Cgroups]:
+    """Cgroups, which are removed after their processes."""
+    made = Cgroups()
+    yield made
+    made.remove()
+
+
+def test_a_client_within_its_soft_limit_gets_the_memory_of_one_beyond(
+    cgroups: Cgroups, make_daemon: Callable[..., DaemonProcess]
+) -> None:
+    daemon = make_daemon()
+    done = daemon.start("-d", "-p", "3")
+    assert (done.returncode, done.stderr) == (0, "")
+    soft = f"memacct limit {cgroups.path}/owner --soft-limit=16G"
+    for line in ("server create a", soft, "memacct set --audit-log=true"):
+        done = daemon.run(line.split())
+        assert done.returncode == 0, done
+    at = {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory / "pipe" / "a")}
+    guest, owner = daemon.client(**at), daemon.client(**at)
+    try:
+        cgroups.move(owner.pid, "owner")
+        for client in (guest, owner):
+            client.connect()
+        free = int(guest.do("mem").split()[0]) << 20
+        assert guest.do(f"alloc {free - (4 << 30)}").split()[0] == "CUDA_SUCCESS"
+        assert owner.do(f"alloc {8 << 30}").split()[0] == "CUDA_SUCCESS", owner.do("error")
+        assert guest.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+        assert owner.do("add") == RIGHT
+        wait_until(lambda: _has_line(daemon, f"Evicted client {guest.pid} "), "the line of the eviction")
+        wait_until(lambda: _has_line(daemon, f"memacct: client {owner.pid} "), "the line of the allocation")
+    finally:
+        for client in (guest, owner):
+            client.end()
+
+
+def _has_line(daemon: DaemonProcess, part: str) -> bool:
+    return any(part in line for line in daemon.log("a/server.log"))

@@ -96,9 +96,9 @@ class ServerSession:
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)
 
-    def shut_down(self, forced: bool) -> None:
-        """Ask it to end when its last client has gone, or (forced) at once."""
-        self.send(link.ShutDown(forced))
+    def shut_down(self, forced: bool, is_deletion: bool) -> None:
+        """Ask it to end when its last client has gone, or (forced) at once; its clients may be told so."""
+        self.send(link.ShutDown(forced, is_deletion))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
         """Send it the limits of its later clients."""

@@ -130,7 +130,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     if process is None:
         yield from process_gone(daemon, name)
     else:
-        yield from shut_down_server(process, forced=forced)
+        yield from shut_down_server(process, forced=forced, is_deletion=True)
 
 
 def active(count: int) -> str:
@@ -146,7 +146,7 @@ def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
     """End a process that has started, or is back, for a server that has been deleted meanwhile."""
     named = daemon.named_servers.get(process.name)
     if named is not None and named.deleted:
-        yield from shut_down_server(process, forced=True)
+        yield from shut_down_server(process, forced=True, is_deletion=True)
 
 
 def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:

@@ -155,7 +155,7 @@ class VendorServerSession:
         else:
             self._link.ask(commands.terminate(pid), answered)
 
-    def shut_down(self, forced: bool) -> None:
+    def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
         self._is_leaving = True
         self._wanted.set()

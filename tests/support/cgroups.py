@@ -1,0 +1,35 @@
+"""Cgroups of this machine for processes of a test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+
+@define
+class Cgroups:
+    """Cgroups of a test, below one of its own."""
+
+    path: str = f"/pympsd-test-{os.getpid()}"
+    made: list[Path] = field(factory=list)
+
+    def move(self, pid: int, name: str) -> None:
+        """Move a process to a cgroup, which is made."""
+        mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+        mount = next((fields[1] for fields in mounts if fields[2] == "cgroup2"), "")
+        for folder in (Path(f"{mount}{self.path}"), Path(f"{mount}{self.path}", name)):
+            if folder not in self.made:
+                try:
+                    folder.mkdir()
+                except OSError as error:
+                    pytest.skip(f"no cgroup can be made here: {error}")
+                self.made.append(folder)
+        (self.made[-1].parent / name / "cgroup.procs").write_text(str(pid))
+
+    def remove(self) -> None:
+        """Remove the cgroups, whose processes have ended."""
+        while self.made:
+            self.made.pop().rmdir()
