@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import tempfile
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +14,8 @@ from typing import Final
 from pympsd.clusters.share import BadShare
 from pympsd.control import Device
 
+_FLOCK: Final = "@hhqqi4x"
+"""struct flock of 64-bit Linux (fcntl(2)): type, whence, start, length, PID."""
 PARTS: Final = 1000
 """The bytes of a device's file: who has a thousandth of the device has locked one."""
 
@@ -23,7 +26,7 @@ def folder() -> str:
 
 
 def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Device:
-    """Lock a part of the first device that has so much left, for as long as this process lives; return the device.
+    """Lock a part of the first device that has so much left, until this process has ended; return the device.
 
     ``wanted``: above 0, at most 1. Raise BadShare if no device has so much left.
     """
@@ -45,8 +48,10 @@ def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Devi
 
 
 def _is_locked(file: int, start: int, count: int) -> bool:
+    # Of the open file (F_OFD_SETLK), not of the process: that would have none left when it closes the file once.
+    lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, start, count, 0)
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, count, start)
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,10 +28,11 @@ from pympsd.clusters.device_locks import lock_part
 from pympsd.clusters.share import BadShare
 from pympsd.control import Device
 devices = [Device(ordinal, f"GPU-{ordinal}", "0:0", "H200", 132, 1 << 37) for ordinal in range(2)]
-try:
-    print(lock_part(devices, float(sys.argv[1]), sys.argv[2]).uuid, flush=True)
-except BadShare as error:
-    print(error, flush=True)
+for wanted in sys.argv[1].split():
+    try:
+        print(lock_part(devices, float(wanted), sys.argv[2]).uuid, flush=True)
+    except BadShare as error:
+        print(error, flush=True)
 sys.stdin.read()
 """
 
@@ -81,11 +83,15 @@ def test_a_share_comes_before_the_first_use_of_a_gpu(monkeypatch: pytest.MonkeyP
             take(Share(("GPU-0",), 1.0), {}, {name: module})
 
 
+def _holder(folder: Path, wanted: str) -> subprocess.Popen[str]:
+    """Start a process that takes parts, and keeps them until its input ends."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", HOLDER, wanted, str(folder / "locks")]
+    return subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
 def test_parts_of_devices_are_given_out_and_come_back_with_their_processes(tmp_path: Path) -> None:
-    def start(wanted: str) -> subprocess.Popen[str]:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        command = [sys.executable, "-c", HOLDER, wanted, str(tmp_path / "locks")]
-        return subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+    start = partial(_holder, tmp_path)
 
     def got(process: subprocess.Popen[str]) -> str:
         assert process.stdout is not None
@@ -106,6 +112,17 @@ def test_parts_of_devices_are_given_out_and_come_back_with_their_processes(tmp_p
         for holder in holders:
             holder.kill()
             holder.communicate()
+
+
+def test_a_process_that_takes_several_parts_keeps_each(tmp_path: Path) -> None:
+    first = _holder(tmp_path, "0.6 0.6 0.6 0.4")
+    try:
+        assert first.stdout is not None
+        said = [first.stdout.readline().split()[0] for _ in range(4)]
+        assert said == ["GPU-0", "GPU-1", "none", "GPU-0"]
+        assert _holder(tmp_path, "0.4").communicate(timeout=SECONDS)[0] == "GPU-1\n"
+    finally:
+        first.communicate(timeout=SECONDS)
 
 
 @pytest.mark.parametrize("wanted", [0, -1, 1.5, 0.0001])
