@@ -36,17 +36,20 @@ def shown(
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
     lines += shown_cgroups(cgroups or {}, len(surroundings.devices))
     for name, server in sorted(servers.items()):
-        said = any(each.limits != NamespaceLimits() for each in server.namespaces.values())
-        if server.source is not Source.AUTO or said or len(server.namespaces) > 1 or server.partitions:
-            lines += ["", f"[servers.{name}]", *_of_server(server, surroundings)]
-            for each in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
-                limits = server.namespaces[each].limits
-                if each != DEFAULT or limits != NamespaceLimits():
-                    lines += [f"[servers.{name}.namespaces.{each}]", *_limits(limits, surroundings)]
-                if own := [*_own_keys(server.namespaces[each], surroundings)]:
-                    lines += [f"[servers.{name}.namespaces.{each}.pympsd]", *own]
-            lines += _partitions(server, surroundings)
+        said = [*_namespaces(server, surroundings), *_partitions(server, surroundings)]
+        if server.source is not Source.AUTO or said:
+            lines += ["", f"[servers.{name}]", *_of_server(server, surroundings), *said]
     return "\n".join(lines)
+
+
+def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
+    for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
+        namespace = server.namespaces[name]
+        limits, own = [*_limits(namespace.limits, surroundings)], [*_own_keys(namespace, surroundings)]
+        if name != DEFAULT or limits:
+            yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
+        if own:
+            yield from (f"[servers.{server.name}.namespaces.{name}.pympsd]", *own)
 
 
 def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pympsd.configuration.changes import (
@@ -181,6 +181,7 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
 
 @settings(max_examples=40)
 @given(PLANS)
+@example(_plan(ServerPlan("a", namespaces={"default": NamespaceLimits(sm_partition="")})))
 def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
     servers = _done({}, changes(plan, State({}, HERE)))
     text = shown(servers, HERE)

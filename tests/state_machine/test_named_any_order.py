@@ -23,3 +23,14 @@ def test_a_users_server_without_sockets_is_tried_again_by_the_next_client() -> N
     assert len(machine.waiting) == 1
     machine.teardown()
     assert list(machine.on_server) == [3]
+
+
+def test_the_chunks_of_a_server_that_ends_are_free_when_it_has_no_clients() -> None:
+    machine = NamedMachine()
+    machine.start_busy(server="a", clients=0)
+    machine.create_partition(name="p", server="a", device=1, chunks=1, more=False)
+    machine.apply(servers={"b": {}}, prune=True, force=False)
+    machine.create_partition(name="p", server="b", device=1, chunks=1, more=False)
+    assert {name for name, one in machine.daemon.named_servers.items() if one.partitions} == {"a", "b"}
+    machine.no_chunk_has_two_partitions()
+    machine.teardown()

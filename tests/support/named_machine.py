@@ -21,6 +21,7 @@ from pympsd.state_machine.decide import handle
 from pympsd.state_machine.persistent_state import InitialDefaults, check, snapshot
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.state_machine.v3.partitions import partitions_on
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.namespaces import DEFAULT
 
@@ -373,12 +374,9 @@ class NamedMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_chunk_has_two_partitions(self) -> None:
-        every = [
-            (one.device, chunk)
-            for named in self.daemon.named_servers.values()
-            for one in named.partitions
-            for chunk in one.chunks
-        ]
+        # Those of a server that ends and has no clients are free.
+        taken = [one for device in (0, 1) for _, one in partitions_on(self.daemon, device)]
+        every = [(one.device, chunk) for one in taken for chunk in one.chunks]
         assert len(set(every)) == len(every)
 
     @invariant()

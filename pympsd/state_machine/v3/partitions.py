@@ -95,8 +95,13 @@ def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPart
         (named, partition)
         for named in daemon.named_servers.values()
         for partition in named.partitions
-        if partition.device == device and not (named.deleted and not clients(daemon, named.name))
+        if partition.device == device and not (named.deleted and _has_no_clients(daemon, named.name))
     ]
+
+
+def _has_no_clients(daemon: Daemon, name: str) -> bool:
+    process = daemon.server_named(name)
+    return process is None or process.is_empty
 
 
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
