@@ -48,13 +48,13 @@ def control(daemon: DaemonProcess, name: str = "control") -> Path:
     return daemon.directory / "pipe" / name
 
 
-def descriptors(daemon: DaemonProcess) -> int:
-    """Return how many descriptors the daemon has open, without those of processes (see the last test)."""
+def descriptors(daemon: DaemonProcess) -> list[str]:
+    """Return what descriptors the daemon has open, without those of processes (see the last test)."""
     found = []
     for name in os.listdir(f"/proc/{daemon.pid}/fd"):
         with suppress(FileNotFoundError):
             found.append(os.readlink(f"/proc/{daemon.pid}/fd/{name}"))
-    return sum(target != PIDFD for target in found)
+    return sorted(target for target in found if target != PIDFD)
 
 
 def watched(daemon: DaemonProcess) -> int:
@@ -71,7 +71,10 @@ def _nothing_leaks_in_the_daemon(daemon: DaemonProcess) -> Iterator[None]:
     before = descriptors(daemon)
     yield
     wait_until(lambda: _has_no_servers(daemon), "the end of all servers")
-    wait_until(lambda: descriptors(daemon) <= before, f"the daemon's descriptors back to {before}")
+    try:
+        wait_until(lambda: len(descriptors(daemon)) <= len(before), f"the daemon's descriptors back to {len(before)}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {before}, then {descriptors(daemon)}: {daemon.log()[-20:]}") from None
     # In bytes: a command is logged as it came.
     assert b"internal error" not in (daemon.directory / "log" / "control.log").read_bytes()
     with VendorClient.start(daemon.directory / "pipe", uid=OTHER) as client:
@@ -192,7 +195,7 @@ def test_a_false_server_while_a_true_one_starts(daemon: DaemonProcess) -> None:
 def test_descriptors_that_are_sent_along_are_closed(daemon: DaemonProcess, name: str, count: int) -> None:
     """With every packet of an operator's session, each with as many; the kernel allows 253."""
     read, write = os.pipe()
-    before = descriptors(daemon)
+    before = len(descriptors(daemon))
     try:
         with visitor(control(daemon, name)) as here:
             here.introduce(fds=[write] * count)
@@ -200,7 +203,7 @@ def test_descriptors_that_are_sent_along_are_closed(daemon: DaemonProcess, name:
             for line in (b"get_server_list", b"foo"):
                 here.say(struct.pack("<q", len(line) + 2), line + b"\n\0", fds=[write] * count)
             wait_until(has_logged(daemon, "Cmd:foo"))
-            assert descriptors(daemon) <= before + 1, "they are closed at once, not at the end of the session"
+            assert len(descriptors(daemon)) <= before + 1, "they are closed at once, not at the end of the session"
             here.say(bytes(8), fds=[write] * count)
             assert here.answers() == [b'Unknown command "foo"']
         os.close(write)
