@@ -188,4 +188,4 @@ class MappedMemory:
     def close(self) -> list[Callable[[], None]]:
         """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
-        return unused + [memory.release for memory in self._memories]
+        return unused + [memory.release for memory in tuple(self._memories)]  # others release some meanwhile
