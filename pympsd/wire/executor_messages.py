@@ -156,10 +156,10 @@ class MemoryShort:
 @message(82)
 @frozen
 class RoomMade:
-    """Answers MemoryShort: whether clients were ended."""
+    """Answers MemoryShort: whether memory was freed, so that the client should try again."""
 
     request: int
-    ended: bool
+    freed: bool
 
 
 @message(83)

@@ -58,9 +58,9 @@ class Attachments:
         send: Send,
         ordinal: int = 0,
         name: str = "",
-        reports_memory: bool = False,
+        report_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """``reports_memory``: as in ExecutorSetup."""
+        """``report_memory`` tells the owner what clients hold at this moment."""
         self._device, self._ordinal, self._name = device, ordinal, name
         self._timeline: ExecutorTimeline | None = None
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)
@@ -68,7 +68,7 @@ class Attachments:
         self._send = send
         self._clients: dict[int, Client] = {}
         self._shared_events = SharedEvents()
-        self._shortages = Shortages(device, reports_memory, send)
+        self._shortages = Shortages(report_memory, send)
         self._owners: dict[int, Client] = {}
         """The client of each context."""
         self._pids: dict[int, int] = {}

@@ -72,6 +72,7 @@ class Client:
             context.destroy()
         self.resources.pinned.close()
         self.resources.backpressure.close()
+        self.resources.shortages.client_left(self.resources.client)
         # A worker in a long translation ends when that does; do not wait for it.
         self._worker.join(_JOIN_SECONDS)
 

@@ -18,7 +18,7 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.attachments import Attachments
-from pympsd_server.executor.device_memory.memory_report import report_memory
+from pympsd_server.executor.device_memory.memory_report import MemoryReporter
 from pympsd_server.executor.link import Link
 from pympsd_server.executor.malloc_settings import keep_freed_memory
 
@@ -64,17 +64,17 @@ def _serve(link: Link) -> int:
         raise RemoteError(f"{type(setup).__name__} before ExecutorSetup")
     try:
         device = _open(setup)
-        attachments = Attachments(
-            device, setup.generation, link.send, setup.ordinal, setup.device.name, setup.reports_memory
-        )
+        reporter = MemoryReporter(device, link.send) if setup.reports_memory else None
+        report = reporter.report if reporter is not None else lambda: None
+        attachments = Attachments(device, setup.generation, link.send, setup.ordinal, setup.device.name, report)
     except BackendError as error:
         link.send(ExecutorFailed(error.code, error.reason))
         link.drain()
         return 1
     gc.freeze()  # loaded objects stay: later collections skip them
     link.send(ExecutorReady(os.getpid(), attachments.workers.description))
-    if setup.reports_memory:
-        report_memory(device, link.send)
+    if reporter is not None:
+        reporter.start()
     device.audit_memory(lambda *audited: link.send(MemoryAudited(*audited)))
     link.watch(attachments.handle)
     return 0

@@ -56,6 +56,8 @@ class Executors:
     """Called when a client lacks memory that it is guaranteed."""
     on_audited: Callable[[int, executor_messages.MemoryAudited], None] = lambda device, message: None
     """Called with (device, message) when an audited client has taken or returned memory."""
+    memory_changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    """The tasks that wait for the next report of what clients hold."""
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
@@ -222,6 +224,7 @@ class Executors:
     def _report_memory(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
         """Store the memory that a slot's clients hold, and report that of all clients of the device."""
         self._held[slot] = held
+        self.memory_changed.unpark_all()
         if self.on_memory is not None:
             self.on_memory(slot.device, self.held(slot.device))
 

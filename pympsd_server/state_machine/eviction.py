@@ -6,7 +6,8 @@ A client without one has borrowed all that it holds, as in the kernel's dmem con
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from attrs import frozen
@@ -20,7 +21,7 @@ MOST_VICTIMS: Final = 3
 
 @frozen
 class Victim:
-    """A client to end; it, or the group that is nearest to it, holds ``excess`` bytes above the soft limit."""
+    """A client to end; it, or the group of it that is furthest above its soft limit, is ``excess`` bytes above."""
 
     client: Client
     group: str
@@ -29,43 +30,66 @@ class Victim:
 
 
 def choose(
-    clients: Iterable[Client], device: int, used: Mapping[int, int], caller: int, short: int
+    clients: Collection[Client], device: int, used: Mapping[int, int], endable: Collection[int], short: int
 ) -> list[Victim] | None:
     """Return the clients to end, whose memory on a device is as many bytes as are short: none if nobody is above a
     soft limit, None if no MOST_VICTIMS of these have that.
 
-    ``used``: bytes by client, by serial, as is ``caller``, which is never ended. Those go first whose group is
-    furthest above its soft limit; of these the ones of the lower priority, then the youngest. Who is within its soft
-    limit once another one has gone stays.
+    ``used``: bytes by client, by serial, as are the ``endable`` ones; what others hold counts for their groups only.
+    Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then who has
+    what is short, else the most, then the youngest. Who is within its soft limit once another one has gone stays.
     """
     left = {client.serial: client for client in clients if used.get(client.serial)}
+    limits = _latest_limits(clients, device)
     victims = list[Victim]()
-    while short > 0:
-        found = [_excess(client, device, left.values(), used) for client in left.values() if client.serial != caller]
+    missing = short
+    while missing > 0:
+        held = _held(left.values(), device, used)
+        found = [_excess(left[serial], device, held, limits, used) for serial in endable if serial in left]
         above = [one for one in found if one is not None]
         if not above and not victims:
             return []
         if not above or len(victims) == MOST_VICTIMS:
             return None
-        victims.append(max(above, key=lambda one: (one.excess, one.client.priority, one.client.serial)))
-        short -= used[victims[-1].client.serial]
+        victims.append(max(above, key=lambda one: _precedence(one, used, missing)))
+        missing -= used[victims[-1].client.serial]
         del left[victims[-1].client.serial]
+    for victim in tuple(victims):
+        # The later ones may have so much that it was not needed.
+        if missing + used[victim.client.serial] <= 0:
+            missing += used[victim.client.serial]
+            victims.remove(victim)
     return victims
 
 
-def _excess(client: Client, device: int, clients: Iterable[Client], used: Mapping[int, int]) -> Victim | None:
+def _precedence(one: Victim, used: Mapping[int, int], missing: int) -> tuple[int, ...]:
+    return one.excess, one.client.priority, min(used[one.client.serial], missing), one.client.serial
+
+
+def _latest_limits(clients: Iterable[Client], device: int) -> dict[str, MemoryGroup]:
+    """Return the limits of the groups by name, as they came with the latest client of each."""
+    return {
+        group.name: group
+        for client in sorted(clients, key=lambda client: client.serial)
+        for group in client.groups.get(device, ())
+    }
+
+
+def _held(clients: Iterable[Client], device: int, used: Mapping[int, int]) -> Counter[str]:
+    """Return the bytes that the clients of each group hold together, by its name."""
+    held = Counter[str]()
+    for client in clients:
+        for group in client.groups.get(device, ()):
+            held[group.name] += used[client.serial]
+    return held
+
+
+def _excess(
+    client: Client, device: int, held: Mapping[str, int], limits: Mapping[str, MemoryGroup], used: Mapping[int, int]
+) -> Victim | None:
     """Return how far a client is above its soft limits; None if it is within them."""
-    soft = sorted((each for each in client.groups.get(device, ()) if each.soft), key=lambda each: len(each.name))
+    soft = [limits[each.name] for each in client.groups.get(device, ()) if limits[each.name].soft]
     if not soft:
         return Victim(client, "", used[client.serial])
-    above = [_used(each, device, clients, used) - each.soft for each in soft]
-    return Victim(client, soft[-1].name, above[-1]) if max(above) > 0 else None
-
-
-def _used(group: MemoryGroup, device: int, clients: Iterable[Client], used: Mapping[int, int]) -> int:
-    """Return the bytes that the clients of a group hold together."""
-    return sum(
-        used[client.serial]
-        for client in clients
-        if any(each.name == group.name for each in client.groups.get(device, ()))
-    )
+    excess, name = max((held[each.name] - each.soft, each.name) for each in soft)
+    return Victim(client, name, excess) if excess > 0 else None

@@ -23,7 +23,8 @@ def client(roster: Roster, serial: int, groups: tuple[str, ...], priority: int =
 
 def chosen(roster: Roster, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
     """Return the victims' serials, groups and excesses."""
-    victims = choose(roster.clients.values(), 0, used, CALLER, short)
+    endable = [serial for serial in roster.clients if serial != CALLER]
+    victims = choose(roster.clients.values(), 0, used, endable, short)
     return None if victims is None else [(one.client.serial, one.group, one.excess) for one in victims]
 
 
@@ -67,6 +68,56 @@ def test_nobody_goes_who_is_within_its_soft_limits() -> None:
     assert chosen(roster, {2: 11}, 12) is None
 
 
+def test_small_clients_of_a_group_do_not_shield_a_large_one() -> None:
+    roster = Roster()
+    client(roster, CALLER, ("cgroup /b",))
+    for serial in (2, 3, 4, 5):
+        client(roster, serial, ("cgroup /c",))
+    used = {2: 40, 3: 1, 4: 1, 5: 6}
+    soft = MemoryGroup("cgroup /c", MOST_MEMORY, 1)
+    for serial in used:
+        roster.clients[serial].groups = {0: (soft,)}
+    assert chosen(roster, used, 20) == [(2, "cgroup /c", 47)]
+    assert chosen(roster, used, 5) == [(5, "cgroup /c", 47)]
+    assert chosen(roster, used, 45) == [(2, "cgroup /c", 47), (5, "cgroup /c", 7)]
+
+
+def test_who_is_not_needed_in_the_end_stays() -> None:
+    roster = Roster()
+    client(roster, CALLER, ("cgroup /b",))
+    client(roster, 2, ("cgroup /a",), priority=1)
+    client(roster, 3, ("cgroup /a",))
+    assert chosen(roster, {2: 5, 3: 60}, 40) == [(3, "cgroup /a", 30)]
+
+
+def test_who_has_no_context_to_end_counts_for_its_group_only() -> None:
+    roster = Roster()
+    client(roster, 2, ("cgroup /a",))
+    client(roster, 3, ("cgroup /a",))
+    used = {2: 25, 3: 10}
+    (victim,) = choose(roster.clients.values(), 0, used, [3], 10) or []
+    assert (victim.client.serial, victim.excess) == (3, 5)
+    assert choose(roster.clients.values(), 0, used, [3], 11) is None
+
+
+def test_of_nested_groups_the_one_furthest_above_its_limit_counts() -> None:
+    roster = Roster()
+    client(roster, CALLER, ("cgroup /b",))
+    client(roster, 2, ("cgroup /a", "cgroup /a/x"))
+    client(roster, 3, ())
+    assert chosen(roster, {2: 60, 3: 40}, 10) == [(2, "cgroup /a/x", 50)]
+    client(roster, 4, ("cgroup /a",))
+    assert chosen(roster, {2: 12, 3: 40, 4: 70}, 10) == [(4, "cgroup /a", 52)]
+    assert chosen(roster, {2: 12, 3: 5, 4: 24}, 10) == [(4, "cgroup /a", 6)]
+
+
+def test_the_limits_hold_that_came_with_the_latest_client() -> None:
+    roster = Roster()
+    client(roster, 3, ("cgroup /a",)).groups = {0: (MemoryGroup("cgroup /a", MOST_MEMORY, 100),)}
+    client(roster, 2, ("cgroup /a",))
+    assert chosen(roster, {2: 40, 3: 1}, 10) == []
+
+
 @given(
     st.lists(st.tuples(st.integers(0, len(MEMBERS) - 1), st.integers(0, 60), st.integers(0, 1)), max_size=8),
     st.integers(1, 150),
@@ -80,13 +131,15 @@ def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
     for serial, (member, count, priority) in enumerate(others, CALLER + 1):
         client(roster, serial, MEMBERS[member], priority)
         used[serial] = count
-    victims = choose(roster.clients.values(), 0, used, CALLER, short)
+    endable = [serial for serial in roster.clients if serial != CALLER]
+    victims = choose(roster.clients.values(), 0, used, endable, short)
     if not victims:
         return
     gone = [one.client.serial for one in victims]
     assert CALLER not in gone
     assert len(set(gone)) == len(gone) <= MOST_VICTIMS
-    assert sum(used[serial] for serial in gone) >= short > sum(used[serial] for serial in gone[:-1])
+    freed = sum(used[serial] for serial in gone)
+    assert freed >= short > freed - min(used[serial] for serial in gone)
     for number, victim in enumerate(victims):
         present = [each for each in roster.clients.values() if each.serial not in gone[:number]]
         soft = [group for group in victim.client.groups[0] if group.soft]

@@ -16,22 +16,33 @@ LAUNCH_SECONDS: Final = 1.0
 """Seconds after which the number of launches is looked at: they are counted anyway, and nothing signals one."""
 
 
-def report_memory(device: Device, send: Callable[[MemoryUsed], None]) -> None:
-    """Start reporting, in a separate thread that waits for changes."""
-    changed = threading.Event()
-    device.watch_memory(changed.set)
-    threading.Thread(target=_report, args=(device, send, changed), name="memory report", daemon=True).start()
+class MemoryReporter:
+    """Sends what clients hold if it has changed since the last report; safe to use from several threads."""
 
+    def __init__(self, device: Device, send: Callable[[MemoryUsed], None]) -> None:
+        self._device, self._send = device, send
+        self._reported: dict[int, int] = {}
+        self._counted = 0
+        self._lock = threading.Lock()
 
-def _report(device: Device, send: Callable[[MemoryUsed], None], changed: threading.Event) -> None:
-    reported: dict[int, int] = {}
-    counted = 0
-    while True:
-        # Without a context there is no launch.
-        changed.wait(LAUNCH_SECONDS if reported else None)
-        changed.clear()
-        held, launches = dict(device.memory_used), device.trace.get("kernels_started", 0)
-        if (held, launches) != (reported, counted):
-            send(MemoryUsed(held, launches - counted))
-            reported, counted = held, launches
-        time.sleep(PAUSE_SECONDS)
+    def report(self) -> None:
+        """Report now."""
+        with self._lock:
+            held, launches = dict(self._device.memory_used), self._device.trace.get("kernels_started", 0)
+            if (held, launches) != (self._reported, self._counted):
+                self._send(MemoryUsed(held, launches - self._counted))
+                self._reported, self._counted = held, launches
+
+    def start(self) -> None:
+        """Report from now on, in a separate thread that waits for changes."""
+        changed = threading.Event()
+        self._device.watch_memory(changed.set)
+        threading.Thread(target=self._watch, args=(changed,), name="memory report", daemon=True).start()
+
+    def _watch(self, changed: threading.Event) -> None:
+        while True:
+            # Without a context there is no launch.
+            changed.wait(LAUNCH_SECONDS if self._reported else None)
+            changed.clear()
+            self.report()
+            time.sleep(PAUSE_SECONDS)

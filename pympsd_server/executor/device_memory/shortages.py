@@ -3,62 +3,67 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from itertools import count
 from typing import Final, TypeVar
 
-from pympsd.wire.executor_messages import MemoryShort, MemoryUsed, RoomMade
-from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import Device
+from attrs import define, field
 
-PAUSES: Final = (0.01, 0.02, 0.04)
-"""Seconds between the tries: a GPU's memory is free only when no work can use it any more."""
-LONGEST_SECONDS: Final = 15.0
-"""The limit for the owner's answer: stopping the work of clients takes time."""
+from pympsd.wire.executor_messages import MemoryShort, RoomMade
+from pympsd_server.backends.budget import Shortage
+
+MOST_TRIES: Final = 3
+"""Others may take the memory that was freed for a client: the owner is asked this often."""
 _Taken = TypeVar("_Taken")
+
+
+@define
+class _Waiting:
+    """A client's worker that waits for the owner's answer."""
+
+    client: int
+    answered: threading.Event = field(factory=threading.Event, init=False)
+    freed: bool = field(default=False, init=False)
 
 
 class Shortages:
     """Used by the clients' workers, which wait here; the owner's thread brings the answers."""
 
-    def __init__(self, device: Device, reports: bool, send: Callable[[object], None]) -> None:
-        """``reports``: whether the owner takes MemoryUsed."""
-        self._device, self._reports, self._send = device, reports, send
+    def __init__(self, report: Callable[[], None], send: Callable[[object], None]) -> None:
+        """``report`` tells the owner what clients hold at this moment."""
+        self.report, self._send = report, send
         self._numbers = count(1)
-        self._waiting: dict[int, tuple[threading.Event, list[bool]]] = {}
-
-    def report(self) -> None:
-        """Send what clients hold at this moment, to an owner that asked for it."""
-        if self._reports:
-            self._send(MemoryUsed(dict(self._device.memory_used)))
+        self._waiting: dict[int, _Waiting] = {}
 
     def with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
-        """Call ``take`` for a client; if it raises Shortage, have room made and call it again."""
-        try:
-            return take()
-        except Shortage as shortage:
-            if not self._ask(client, shortage):
-                raise
-        for pause in PAUSES:
+        """Call ``take`` for a client; while it raises Shortage, have room made and call it again."""
+        for _ in range(MOST_TRIES):
             try:
                 return take()
-            except Shortage:
-                time.sleep(pause)
+            except Shortage as shortage:
+                if not self._ask(client, shortage):
+                    raise
         return take()
 
     def _ask(self, client: int, shortage: Shortage) -> bool:
         number = next(self._numbers)
-        event, answers = self._waiting[number] = (threading.Event(), [])
+        waiting = self._waiting[number] = _Waiting(client)
         self.report()
         self._send(MemoryShort(number, client, shortage.short))
-        event.wait(LONGEST_SECONDS)
+        # The owner answers always: its end is this process's.
+        waiting.answered.wait()
         del self._waiting[number]
-        return any(answers)
+        return waiting.freed
 
     def answered(self, answer: RoomMade) -> None:
         """Let a worker go on."""
         waiting = self._waiting.get(answer.request)
         if waiting is not None:
-            waiting[1].append(answer.ended)
-            waiting[0].set()
+            waiting.freed = answer.freed
+            waiting.answered.set()
+
+    def client_left(self, client: int) -> None:
+        """Let a client's worker go on, with its error."""
+        for waiting in tuple(self._waiting.values()):
+            if waiting.client == client:
+                waiting.answered.set()
