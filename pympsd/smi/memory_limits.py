@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.smi.options import Refused
 from pympsd.vocabulary.limits import MOST_MEMORY
-from pympsd.vocabulary.rules import is_below
+from pympsd.vocabulary.rules import at_or_above
 
 INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 """Exit statuses, as nvidia-smi's manual page lists them."""
@@ -46,6 +46,8 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
         with Control() as daemon:
             if given.get:
                 return _shown(daemon, given.namespace, given.id), 0
+            if soft == "max" and hard is None:
+                soft = _hard_limit(daemon, given.namespace, given.id) or soft
             daemon.command(f"memacct limit {given.namespace} --device={given.id}{_options(soft, hard)}")
             return "", 0
     except CannotAsk as error:
@@ -77,10 +79,18 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
     return options
 
 
+def _hard_limit(daemon: Control, cgroup: str, device: str) -> int | None:
+    """Return the MiB of a cgroup's own hard limit, None if it has none; raise CannotAsk."""
+    rows = daemon.listing(f"memacct list {cgroup} --device={device}")
+    return rows[0]["hard-limit"] // _MIB if rows and rows[0]["hard-limit"] else None
+
+
 def _shown(daemon: Control, cgroup: str, device: str) -> str:
     """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
-    wanted = cgroup.removeprefix(_MOUNT) or "/"
-    rows = [row for row in daemon.listing(f"memacct list --device={device}") if is_below(wanted, row["cgroup"])]
+    rows = daemon.listing(f"memacct list {cgroup} --device={device}")
+    if not rows:
+        above = at_or_above([cgroup.removeprefix(_MOUNT)])
+        rows = [row for row in daemon.listing(f"memacct list --device={device}") if row["cgroup"] in above]
     if not rows:
         raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")
     row: dict[str, Any] = max(rows, key=lambda each: len(each["cgroup"]))

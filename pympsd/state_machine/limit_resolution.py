@@ -17,7 +17,7 @@ from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
-from pympsd.vocabulary.rules import Unknown, first_fitting, is_below
+from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 
 _NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
 
@@ -110,14 +110,13 @@ def _memory_groups(
         found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
         for ordinal, total in found.total_memory.items():
             groups[ordinal] = (MemoryGroup(f"namespace {server}/{found.name}", total.value),)
-    for path, by_device in daemon.cgroup_limits.items():
-        if any(is_below(each, path) for each in cgroups):
-            for ordinal, limit in by_device.items():
-                # While they do not hold, what clients take is counted all the same: they may hold again.
-                holds = limit if daemon.accounts_cgroups else CgroupLimit()
-                most, soft = holds.hard or _NO_LIMIT, holds.soft
-                group = MemoryGroup(f"cgroup {path}", most.value, 0 if soft is None else soft.value)
-                groups[ordinal] = (*groups.get(ordinal, ()), group)
+    for path in at_or_above(cgroups):
+        for ordinal, limit in daemon.cgroup_limits.get(path, {}).items():
+            # While they do not hold, what clients take is counted all the same: they may hold again.
+            holds = limit if daemon.accounts_cgroups else CgroupLimit()
+            most, soft = holds.hard or _NO_LIMIT, holds.soft
+            group = MemoryGroup(f"cgroup {path}", most.value, 0 if soft is None else soft.value)
+            groups[ordinal] = (*groups.get(ordinal, ()), group)
     return groups
 
 

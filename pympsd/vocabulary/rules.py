@@ -153,6 +153,15 @@ def is_below(path: str, value: str) -> bool:
     return wanted == [""] or (len(parts) >= len(wanted) and all(map(fnmatchcase, parts, wanted)))
 
 
+def at_or_above(cgroups: Sequence[str]) -> list[str]:
+    """Return the paths of cgroups and of all that they are in, each once, outer ones first."""
+    found = {"/": None} if cgroups else {}
+    for path in cgroups:
+        parts = path.strip("/").split("/")
+        found |= {f"/{'/'.join(parts[:count])}": None for count in range(1, len(parts) + 1)}
+    return list(found)
+
+
 def _is_in(namespace: str, value: str) -> bool:
     return fnmatchcase(namespace, value if "/" in value else f"{value}/*")
 

@@ -116,9 +116,11 @@ class Context:
                 self.ended_threads_streams.clear()
                 self.settings.clear()
                 self.stream_attributes.clear()
-                for drop in when_closed:
-                    drop(self)
-                connection.close_context(self.device, opened.serial)
+                try:
+                    for drop in when_closed:
+                        drop(self)
+                finally:
+                    connection.close_context(self.device, opened.serial)
 
     @property
     def active(self) -> bool:

@@ -346,6 +346,34 @@ def test_the_memory_of_another_device_is_freed_when_the_addresses_context_has_cl
     assert ok(cuda.cuMemGetInfo())[0] == before
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_contexts_that_have_failed_are_closed_with_what_is_mapped(first: int, peers: list[Any]) -> None:
+    free = ok(cuda.cuMemGetInfo())[0]
+    address = reserved(GRANULE)
+    handle = made(address, 1)
+    assert cuda.cuMemRelease(handle) == DONE
+    for peer in peers:
+        found = contexts[int(peer)]
+        found.poison(found.serial, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
+    for number in (first, 1 - first):
+        assert cuda.cuCtxDestroy(peers[number]) == DONE, last_error()
+    ok(cuda.cuCtxCreate(None, 0, 0))
+    assert ok(cuda.cuMemGetInfo())[0] == free
+    ok(cuda.cuCtxCreate(None, 0, 1))
+    assert ok(cuda.cuMemGetInfo())[0] == free
+
+
+def test_all_of_a_range_is_unmapped_though_the_memory_s_context_has_failed(peers: list[Any]) -> None:
+    address = reserved(2 * GRANULE)
+    for at in (address, address + GRANULE):
+        assert cuda.cuMemRelease(made(at, 1)) == DONE
+    found = contexts[int(peers[1])]
+    found.poison(found.serial, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    assert cuda.cuMemUnmap(address, 2 * GRANULE) == DONE, last_error()
+    assert cuda.cuMemAddressFree(address, 2 * GRANULE) == DONE
+    ok(cuda.cuCtxSynchronize())
+
+
 def test_memory_stays_mapped_where_that_of_the_addresses_device_is_freed(devices: None) -> None:
     """No context is the program's; what opens one to map memory keeps it as long as it is needed."""
     address = reserved(2 * GRANULE)

@@ -463,6 +463,25 @@ def test_a_pool_in_a_context_in_error_gives_its_error(pool: Any, context: Any) -
     gc.collect()
 
 
+def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
+    from pympsd_client._objects.context import contexts
+
+    pool = ok(cuda.cuMemPoolCreate(properties()))
+    keep(pool)
+    addresses = [take(pool, 2 * MIB) for _ in range(2)]
+    other = ok(cuda.cuCtxCreate(None, 0, 0))
+    done(cuda.cuMemFreeAsync(addresses[0], ok(cuda.cuStreamCreate(0))))
+    slow = Held()
+    done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
+    found = contexts[int(other)]
+    found.poison(found.serial, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    slow.let_go()
+    done(cuda.cuCtxSetCurrent(context))
+    assert {take(pool, 2 * MIB), take(pool, 2 * MIB)} == set(addresses)
+    assert get(pool, "USED_MEM_CURRENT") == 4 * MIB
+    done(cuda.cuCtxDestroy(other))
+
+
 CHUNKS = [(0, 64), (64, 128), (256, 320)]
 
 

@@ -36,6 +36,8 @@ def store(space: str = ".global", guard: str = "") -> str:
         (4, -4, IllegalAddress, 700),
         (4, 1 << 40, IllegalAddress, 700),
         (4, -BASE, IllegalAddress, 700),
+        (0, 2**63 - BASE - 4, IllegalAddress, 700),
+        (0, 2**63 - 4, IllegalAddress, 700),
         (3, 0, MisalignedAddress, 716),
         (0, 2, MisalignedAddress, 716),
     ],

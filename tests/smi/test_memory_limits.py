@@ -54,6 +54,14 @@ def test_limits_are_set_and_shown(daemon: Daemon) -> None:
     assert limits(daemon) == []
 
 
+def test_the_greatest_soft_limit_is_the_hard_one_that_is_set(daemon: Daemon) -> None:
+    at = ("-i", "1", "-n", "/job")
+    for words in (("--hard-limit", "4096"), ("--soft-limit", "max")):
+        assert smi(daemon.pipe_directory, *at, *words) == (0, "")
+    assert limits(daemon) == [("/job", 4096 * MIB, 4096 * MIB)]
+    assert smi(daemon.pipe_directory, *at, "--hard-limit", "max", "--soft-limit", "default") == (0, "")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
@@ -64,6 +72,8 @@ def test_limits_are_set_and_shown(daemon: Daemon) -> None:
         ("-n /x --hard-limit 5", 2, "the following arguments are required: -i/--id"),
         ("-i 7 -n /x --hard-limit 5", 3, "Unable to set memory limit: "),
         ("-i 0 -n x --hard-limit 5", 3, "A cgroup is named by its full path"),
+        ("--get -i 0 -n x", 3, "A cgroup is named by its full path"),
+        ("--get -i 0 -n /sys/fs/cgroup/x/..", 3, "A cgroup is named by its full path"),
         ("-i 0 -n /x --hard-limit 5 --soft-limit 6", 3, "The soft limit of a cgroup is at most its hard limit, 5M"),
     ],
 )

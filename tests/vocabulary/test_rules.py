@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.rules import KINDS, Condition, Origin, Rule, Unknown, first_fitting
+from pympsd.vocabulary.rules import KINDS, Condition, Origin, Rule, Unknown, at_or_above, first_fitting, is_below
 
 ID = "0123456789abcdef" * 4
 POD = "8dd5e6d0-7d1c-4b5f-9a5e-0c6a1f1e2d3c"
@@ -123,3 +123,14 @@ def test_any_path_is_examined(path: str) -> None:
     """A process in a user's own cgroups can have any name there."""
     for kind in KINDS:
         _fits(kind, path or "*", cgroups=(path, f"/slurm{path}"), executable=path)
+
+
+PATHS = st.lists(st.sampled_from(["a", "b", "pod1"]), max_size=4).map(lambda parts: "/" + "/".join(parts))
+
+
+@given(st.lists(PATHS, max_size=3), PATHS)
+def test_the_cgroups_at_or_above_are_those_that_the_others_are_below(cgroups: list[str], path: str) -> None:
+    found = at_or_above(cgroups)
+    assert (path in found) == any(is_below(each, path) for each in cgroups)
+    assert len(set(found)) == len(found)
+    assert found[:1] == ["/"][: len(cgroups)]

@@ -11,7 +11,7 @@ from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.cgroups import cgroup_path, clients_below, set_accounting, set_audit, set_limits
+from pympsd.state_machine.v3.cgroups import cgroup_path, clients_by_cgroup, set_accounting, set_audit, set_limits
 from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
@@ -112,9 +112,9 @@ def list_limits(
     """List the limits of cgroups, and what their clients hold; on a device, or on each."""
     wanted = None if cgroup is None else cgroup_path(cgroup)
     only = None if device is None else view.device_named(daemon, device)
-    rows = []
+    rows, by_cgroup = [], clients_by_cgroup(daemon)
     for path, limits in sorted(daemon.cgroup_limits.items()):
-        present = clients_below(daemon, path)
+        present = by_cgroup.get(path, [])
         for ordinal, limit in sorted(limits.items()):
             used = sum(client.memory.get(ordinal, 0) for client in present)
             pids = {"clients": sorted(client.pid for client in present)}

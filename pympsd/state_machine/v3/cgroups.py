@@ -12,7 +12,7 @@ from pympsd.state_machine.daemon_state import Client, Daemon
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
-from pympsd.vocabulary.rules import is_below
+from pympsd.vocabulary.rules import at_or_above
 
 MOST_CGROUPS: Final = 4096
 MOUNT: Final = "/sys/fs/cgroup"
@@ -62,11 +62,8 @@ def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction
 
 def limit_of(daemon: Daemon, client: Client, ordinal: int) -> CgroupLimit:
     """Return the least limits that a client's cgroups have on a device, if they hold."""
-    limits = [
-        by_device[ordinal]
-        for path, by_device in daemon.cgroup_limits.items()
-        if daemon.accounts_cgroups and ordinal in by_device and any(is_below(each, path) for each in client.cgroups)
-    ]
+    of_all = [daemon.cgroup_limits.get(path, {}) for path in at_or_above(client.cgroups)]
+    limits = [each[ordinal] for each in of_all if daemon.accounts_cgroups and ordinal in each]
     hard = (limit.hard for limit in limits if limit.hard is not None)
     soft = (limit.soft for limit in limits if limit.soft is not None)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
@@ -88,11 +85,11 @@ def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     yield Log("audit_set", {"state": "logged" if on else "not logged"})
 
 
-def clients_below(daemon: Daemon, path: str) -> list[Client]:
-    """Return the clients in a cgroup and those below, as far as their cgroups are known."""
-    return [
-        client
-        for server in daemon.servers.values()
-        for client in server.clients.values()
-        if any(is_below(each, path) for each in client.cgroups)
-    ]
+def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
+    """Return the clients in each cgroup and those below, as far as their cgroups are known."""
+    found: dict[str, list[Client]] = {}
+    for server in daemon.servers.values():
+        for client in server.clients.values():
+            for path in at_or_above(client.cgroups):
+                found.setdefault(path, []).append(client)
+    return found

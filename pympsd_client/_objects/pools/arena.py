@@ -34,14 +34,12 @@ class Place:
     event: int = 0
 
     def is_passed(self) -> bool:
-        """Return whether all work so far is done there; raise CudaError."""
+        """Return whether all work so far is done there; a context that has failed, or closed, does no more."""
         operation = operations.QUERY_EVENT if self.event else operations.QUERY_STREAM
         try:
             self.context.call(operation, self.event or self.stream)
         except CudaError as error:
-            if error.code == Result.ERROR_NOT_READY:
-                return False
-            raise
+            return error.code != Result.ERROR_NOT_READY
         return True
 
     def outlive(self) -> Place:

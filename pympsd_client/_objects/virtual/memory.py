@@ -135,8 +135,10 @@ class VirtualMemory:
 
     def _free_unused(self, found: Physical) -> None:
         if not found.references and not found.mappings and self._physical.pop(found.handle, None) is not None:
-            found.context.call(operations.RELEASE_MEMORY, found.handle)
-            self._close_unused(found.context)
+            try:
+                found.context.call(operations.RELEASE_MEMORY, found.handle)
+            finally:
+                self._close_unused(found.context)
 
     def _close_unused(self, owner: Context) -> None:
         """Close a context of `owner_on` if nothing of it is left."""
@@ -199,7 +201,8 @@ class VirtualMemory:
                 peer_access.forget(one.handle)
                 allocations.remove(one.handle)
                 one.physical.mappings -= 1
-                self._free_unused(one.physical)
+                with suppress(CudaError):  # the memory of a context that has failed goes with it
+                    self._free_unused(one.physical)
                 self._close_unused(one.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
@@ -265,7 +268,8 @@ class VirtualMemory:
                         _unmap_imported(mapping)
                     if mapping.physical.context is not context:  # the memory of another device stays
                         mapping.physical.mappings -= 1
-                        self._free_unused(mapping.physical)
+                        with suppress(CudaError):
+                            self._free_unused(mapping.physical)
             for physical in tuple(self._physical.values()):
                 if physical.context is context:
                     self._physical.pop(physical.handle, None)

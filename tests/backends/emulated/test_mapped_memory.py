@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -123,3 +125,33 @@ def test_files_of_peers_end_where_they_end(contexts: list[EmulatedContext]) -> N
     for offset in (MAPPING_GRANULE, 1 << 63, (1 << 64) - MAPPING_GRANULE):
         with refused(Result.ERROR_INVALID_VALUE, "fewer than"):
             peer.import_peers_memory(os.getpid(), File(file.descriptor, file.secret, offset), MAPPING_GRANULE)
+
+
+@pytest.fixture
+def often_switching() -> Iterator[None]:
+    """Threads take turns as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_context_closes_while_its_memory_is_released(devices: list[EmulatedDevice], often_switching: None) -> None:
+    kept = devices[0].create_context(1, Quota(0, 0, 0), ignore)
+    before = kept.memory_info()
+    for _ in range(3):
+        context = devices[0].create_context(2, Quota(0, 0, 0), ignore)
+        memories = [context.create_memory(MAPPING_GRANULE, False) for _ in range(1000)]
+        begin = threading.Barrier(2)
+
+        def release(memories: list[PhysicalMemory] = memories, begin: threading.Barrier = begin) -> None:
+            begin.wait()
+            for memory in memories:
+                memory.release()
+
+        releasing = threading.Thread(target=release)
+        releasing.start()
+        begin.wait()
+        context.destroy()
+        releasing.join()
+        assert kept.memory_info() == before

@@ -273,7 +273,7 @@ class AddressSpace(AccessibleMemory):
             at = np.searchsorted(starts, inside, "right") - 1
             good = (at >= 0) & known
             if len(starts):
-                good &= inside + nbytes <= ends[np.maximum(at, 0)]
+                good &= inside <= ends[np.maximum(at, 0)] - nbytes  # the sum may overflow
             wanted = each + delta
             self._raise_first(wanted, ~good, nbytes, IllegalAddress, "outside of the allocations")
             self._raise_first(wanted, (wanted & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")

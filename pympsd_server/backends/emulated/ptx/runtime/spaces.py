@@ -126,7 +126,7 @@ def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: in
 
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
     each = np.atleast_1d(address)
-    outside = (each < 0) | (each + nbytes > size)
+    outside = (each < 0) | (each > size - nbytes)  # the sum may overflow
     if outside.any():
         at = int(np.argmax(outside))
         why = f"{space} address {int(each[at]):#x}, {nbytes} bytes: outside of the {size} bytes there are"
