@@ -117,10 +117,14 @@ class DaemonProcess:
         done = self.run([option, *more])
         pid_file = self.directory / "pipe" / "nvidia-cuda-mps-control.pid"
         if done.returncode == 0 and pid_file.exists():
-            self.pid = int(pid_file.read_text())
-            self._reaper = threading.Thread(target=_reap, args=(self.pid,))
-            self._reaper.start()
+            self.found(int(pid_file.read_text()))
         return done
+
+    def found(self, pid: int) -> None:
+        """Take over a daemon that runs."""
+        self.pid = pid
+        self._reaper = threading.Thread(target=_reap, args=(pid,))
+        self._reaper.start()
 
     def kill(self) -> None:
         """Kill it with -9, and reap it; what it served goes on."""
