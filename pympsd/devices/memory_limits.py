@@ -12,12 +12,15 @@ from attrs import frozen
 
 from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import BadLimit, PinnedMemory
+from pympsd.vocabulary.limits import MOST_MEMORY, BadLimit, PinnedMemory
 
 SHOWN: Final = 100
 """The number of characters of an invalid entry that are kept."""
 VARIABLES: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
 """The documents use the second name once."""
+
+OF_CONTAINER: Final = "NVIDIA_GPU_MEMORY_LIMIT"
+"""MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit."""
 
 
 @frozen
@@ -32,6 +35,12 @@ class BadEntry:
 def text_of(environment: Mapping[str, str]) -> str:
     """Return the text of an environment, empty if it has none; the first name wins."""
     return next((environment[name] for name in VARIABLES if environment.get(name)), "")
+
+
+def of_container(environment: Mapping[str, str]) -> int:
+    """Return the bytes that OF_CONTAINER leaves each device of a client's; 0 if it says nothing."""
+    text = environment.get(OF_CONTAINER, "")
+    return min(int(text) << 20, MOST_MEMORY) if text.isascii() and text.isdecimal() and len(text) < 12 else 0
 
 
 def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:

@@ -40,7 +40,10 @@ class ClientLimits:
         """
         limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
         own = {ordinals[number]: limit.value for number, limit in limits.items()}
-        self.memory = {each: memory_limit(self.memory.get(each, 0), own.get(each, 0)) for each in ordinals}
+        of_all = memory_limits.of_container(environment)
+        self.memory = {
+            each: memory_limit(self.memory.get(each, 0), memory_limit(own.get(each, 0), of_all)) for each in ordinals
+        }
         return bad
 
     def partition(self, ordinal: int) -> ChosenPartition:

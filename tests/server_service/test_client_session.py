@@ -168,6 +168,21 @@ async def test_each_context_has_the_limit_of_its_process(executor: FakeExecutor)
     assert len({attach.client for attach in executor.attached}) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "limits"),
+    [("512", [GIB // 2, GIB // 2]), ("1536", [3 * GIB // 2, GIB]), ("", [0, GIB]), ("1G", [0, GIB])],
+)
+async def test_a_containers_limit_lowers_that_of_each_device(
+    executor: FakeExecutor, text: str, limits: list[int]
+) -> None:
+    environment = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=1G", "NVIDIA_GPU_MEMORY_LIMIT": text}
+    environment["CUDA_VISIBLE_DEVICES"] = "1,0"
+    async with session(executor, environment) as channel:
+        for request, device in enumerate((0, 1), 1):
+            assert isinstance(await exchange(channel, OpenContext(request, device)), ContextOpened)
+    assert [attach.memory_bytes for attach in executor.attached] == limits
+
+
 @pytest.mark.parametrize("percentage", [90.0, 100.0, 1e300, -1.0, 0.0])
 async def test_a_client_cannot_raise_its_multiprocessors(executor: FakeExecutor, percentage: float) -> None:
     """80 % of 132 SMs: nor by speaking the protocol itself."""
