@@ -223,7 +223,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     name = server.name
     if server.uid not in (None, present.uid):
         yield Impossible(
-            f"server '{name}' stays that of user {present.uid}: delete it first to make it {server.uid}'s"
+            f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
     every = tuple(range(len(state.surroundings.devices)))
     if server.devices is not None and server.devices != (present.allowed_devices or every):

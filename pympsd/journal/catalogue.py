@@ -67,6 +67,7 @@ CONTROL_LINES: Final = {
     "server_ended": Line("Server {server} has ended; another daemon started it: its exit status is unknown", None),
     "server_refused": Line("Refusing process {pid} of user {uid}, which says it is a server: {reason}", None),
     "server_added": same("Adding server '{name}'"),
+    "server_user_set": same("Server '{name}' is user {uid}'s"),
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),

@@ -128,7 +128,7 @@ def test_what_a_server_keeps_is_said() -> None:
     found = changes(_plan(ServerPlan("a", 7, (0, 1))), state)
     assert [type(each) for each in found] == [Impossible, Impossible]
     assert [each.text for each in found] == [
-        "server 'a' stays that of user 0: delete it first to make it 7's",
+        "server 'a' stays that of user 0: 'server set a --uid=7' changes it",
         "server 'a' keeps its devices: delete it first to give it others",
     ]
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []

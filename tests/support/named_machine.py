@@ -187,6 +187,10 @@ class NamedMachine(RuleBasedStateMachine):
     def create_namespace(self, name: str, server: str, limits: str) -> None:
         self._says(f"namespace create {name} --server={server} {limits}")
 
+    @rule(server=SERVERS, uid=st.sampled_from([0, 500]))
+    def set_user(self, server: str, uid: int) -> None:
+        self._says(f"server set {server} --uid={uid}")
+
     @rule(name=NAMESPACES, server=SERVERS, limits=LIMITS)
     def set_namespace(self, name: str, server: str, limits: str) -> None:
         self._says(f"namespace set {name} --server={server} {limits}")

@@ -12,7 +12,7 @@ from pympsd.commands.v3.output import Column, Format, Row, cell_text
 from pympsd.commands.v3.registry import command, data, done, listing
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer
-from pympsd.state_machine.v3.servers import clients, create_server, delete_server, server, status
+from pympsd.state_machine.v3.servers import clients, create_server, delete_server, server, set_user, status
 from pympsd.state_machine.v3.servers import set_server as set_server_limits
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
@@ -48,8 +48,7 @@ def create(
     if name is None and uid is None:
         raise Refused("'server create' needs <name> or --uid=<n>.")
     owner = caller.uid if uid is None else uid
-    if caller.uid == NO_USER or caller.uid not in (0, daemon.uid, owner):
-        raise view.insufficient(caller, "server create", "server")
+    _check_may_be(daemon, caller, owner, "server create")
     if locality_domains:
         raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
     devices = None
@@ -86,7 +85,8 @@ def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
 @command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **LOCALITY}))
 def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decision:
     """Set the limits of a server's namespace default, for the clients that come later; no other namespace gets them.
-    The limits are those of namespace set.
+    The limits are those of namespace set. --uid is the user it runs as from now on: it has no clients, and starts
+    anew.
     """
     if not given:
         options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *LOCALITY)))
@@ -95,11 +95,19 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     view.check_owner(caller, named, "server set")
     if given.pop("locality_domains", False):
         raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
-    if given.pop("uid", named.uid) != named.uid:
-        raise Refused(f"Server '{name}' stays that of user {named.uid}: delete it, and create it for the other one.")
+    uid = given.pop("uid", named.uid)
+    if uid != named.uid:
+        _check_may_be(daemon, caller, uid, "server set")
     change = view.limits_given(daemon, named.namespaces[DEFAULT], **given)
-    kept = view.keeps_limits(len(clients(daemon, name, DEFAULT)))
-    return Decision(done(kept), tuple(set_server_limits(daemon, name, change)))
+    kept = view.keeps_limits(len(clients(daemon, name, DEFAULT))) if given else ""
+    begun = tuple(set_user(daemon, name, uid)) if uid != named.uid else ()
+    return Decision(done(kept), (*begun, *set_server_limits(daemon, name, change)))
+
+
+def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
+    """Raise unless a caller may have a server that is a user's."""
+    if caller.uid == NO_USER or caller.uid not in (0, daemon.uid, uid):
+        raise view.insufficient(caller, command_name, "server")
 
 
 def _row(daemon: Daemon, named: NamedServer) -> Row:

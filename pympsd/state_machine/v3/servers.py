@@ -74,14 +74,7 @@ def create_server(
         raise NotPossible("The daemon is quitting.")
     if name in daemon.named_servers:
         raise NotPossible(f"Server '{name}' exists already.")
-    if name.startswith("uid_") and name != server_of_user(uid):
-        raise NotPossible(f"The name '{name}' is reserved for the server of that user.")
-    if daemon.multiuser and uid != 0:
-        raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
-    if daemon.uid not in (0, uid):
-        raise NotPossible(
-            f"This daemon is run by user {daemon.uid} and can make servers of that user only, not {uid}."
-        )
+    _check_user(daemon, name, uid)
     if len(daemon.named_servers) >= MOST_NAMED_SERVERS:
         raise NotPossible(f"This daemon has {MOST_NAMED_SERVERS} servers, and no more are possible.")
     if allowed_devices is not None:
@@ -89,6 +82,26 @@ def create_server(
     named = NamedServer(name, uid, allowed_devices=allowed_devices, source=source)
     yield from _working(session)
     yield from routing.add(daemon, named, limits, session)
+
+
+def set_user(daemon: Daemon, name: str, uid: int) -> Iterator[Instruction]:
+    """Have a server without clients run as another user: its process and its sockets are made anew."""
+    named = server(daemon, name)
+    present = len(clients(daemon, name))
+    if present:
+        raise NotPossible(f"Server '{name}' has {counted(present)}: its user can change when it has none.")
+    found = status(daemon, named)
+    if found not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
+        raise NotPossible(f"Server '{name}' is {found}: its user can change when it is Ready.")
+    _check_user(daemon, name, uid)
+    named.uid, named.opening, named.failed = uid, True, ""
+    daemon.named_changes += 1
+    yield Log("server_user_set", {"name": name, "uid": uid})
+    process = daemon.server_named(name)
+    if process is not None:
+        yield from shut_down_server(process, forced=False)
+    yield from routing.close_sockets(named)
+    yield from routing.open_sockets(named)
 
 
 def set_server(daemon: Daemon, name: str, limits: NamespaceLimits) -> Iterator[Instruction]:
@@ -133,13 +146,14 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
         yield from shut_down_server(process, forced=forced, is_deletion=True)
 
 
+def counted(count: int) -> str:
+    """Return a number of clients in words."""
+    return "1 active client" if count == 1 else f"{count} active clients"
+
+
 def active(count: int) -> str:
     """Return the end of the sentence that refuses to delete what has clients."""
-    return (
-        "1 active client; --force terminates it first."
-        if count == 1
-        else (f"{count} active clients; --force terminates them first.")
-    )
+    return f"{counted(count)}; --force terminates {'it' if count == 1 else 'them'} first."
 
 
 def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
@@ -231,6 +245,18 @@ def _refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterat
 def _working(session: int) -> Iterator[Instruction]:
     if session:
         yield Working(session)
+
+
+def _check_user(daemon: Daemon, name: str, uid: int) -> None:
+    """Raise NotPossible unless a server can be a user's."""
+    if name.startswith("uid_") and name != server_of_user(uid):
+        raise NotPossible(f"The name '{name}' is reserved for the server of that user.")
+    if daemon.multiuser and uid != 0:
+        raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
+    if daemon.uid not in (0, uid):
+        raise NotPossible(
+            f"This daemon is run by user {daemon.uid} and can make servers of that user only, not {uid}."
+        )
 
 
 def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:

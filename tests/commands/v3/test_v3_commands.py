@@ -168,7 +168,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("server delete x", "No server named 'x'."),
         ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
         ("server set a", "'server set' needs at least one of --active-thread-percentage, --client-priority, "),
-        ("server set a --uid=9", "Server 'a' stays that of user 7: delete it, and create it for the other one."),
+        ("server set a --uid=9", "Server 'a' has 1 active client: its user can change when it has none."),
         ("namespace create hi --server=a", "Namespace 'hi' exists already on server 'a'."),
         ("namespace create hi --server=x", "No server named 'x'."),
         ("namespace create control --server=a", "The name 'control' is taken by a socket of the pipe directory."),
@@ -351,7 +351,7 @@ def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> 
     answer = _ask(daemon, "config apply F", file=text)
     assert answer.refused
     assert answer.printed.splitlines() == [
-        "server 'a' stays that of user 7: delete it first to make it 9's",
+        "server 'a' stays that of user 7: 'server set a --uid=9' changes it",
         "set namespace 'a/default': client-priority 0 -> 1",
     ]
     assert _ask(daemon, "config status").printed.endswith("pending=0 failed=1\n")
