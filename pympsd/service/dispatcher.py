@@ -267,7 +267,7 @@ class Dispatcher:
                 if self.sockets:
                     self.sockets.close(server, namespace)
             case do.StartTrace(session, file):
-                times_devices = self.settings.backend == "emulated"
+                times_devices = self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)

@@ -17,7 +17,7 @@ from pympsd.vocabulary.answers import Answer, refusal
 STOP_SECONDS: Final = 5.0
 """The time that a server has to say that its executors write no more."""
 NO_DEVICES: Final = (
-    "The trace has servers, clients and waits, but no kernels and copies: only emulated devices tell when they work."
+    "The trace has servers, clients and waits, but no kernels and copies: the driver's own server tells of none."
 )
 
 

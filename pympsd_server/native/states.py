@@ -63,7 +63,7 @@ class ContextState(ctypes.Structure):
         ("closed", ATOMIC, "poisoned or ended: launch nothing more"),
         ("active", ATOMIC, "the native worker executes a record of it"),
         ("deferred", ATOMIC, "an error is to be reported by the next call that waits"),
-        ("held", U32, "work is held for a host function: only Python keeps the order"),
+        ("held", U32, "work is held for a host function, or timed: only Python keeps the order, and the times"),
         ("unseen", U32, "streams with `unseen` set"),
         ("leaving", U32, "destroyed streams that are not known to be done"),
     )

@@ -38,7 +38,7 @@ struct context_state {
     _Atomic uint32_t closed;        /* poisoned or ended: launch nothing more */
     _Atomic uint32_t active;        /* the native worker executes a record of it */
     _Atomic uint32_t deferred;      /* an error is to be reported by the next call that waits */
-    uint32_t held;                  /* work is held for a host function: only Python keeps the order */
+    uint32_t held;                  /* work is held for a host function, or timed: only Python keeps the order, and the times */
     uint32_t unseen;                /* streams with `unseen` set */
     uint32_t leaving;               /* destroyed streams that are not known to be done */
 };

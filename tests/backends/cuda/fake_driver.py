@@ -42,6 +42,8 @@ class FakeEvent:
 
     recorded: int = 0
     passed: int = 0
+    at: float = 0.0
+    """When it was passed, in seconds."""
 
 
 @define(eq=False)
@@ -328,9 +330,16 @@ class FakeDriver:
 
     @_call
     def cuStreamCreateWithPriority(self, flags: int, priority: int) -> int:
+        return self._new_stream()
+
+    def _new_stream(self) -> int:
         handle = next(self._numbers)
         self.streams[handle] = FakeStream()
         return handle
+
+    @_call
+    def cuStreamCreate(self, flags: int) -> int:
+        return self._new_stream()
 
     @_call
     def cuStreamDestroy(self, stream: int) -> None:
@@ -360,13 +369,21 @@ class FakeDriver:
         recorded = self.events[int(event)]
         recorded.recorded += 1
         number = recorded.recorded
-        self._put(stream, lambda: setattr(recorded, "passed", number))
+
+        def act() -> None:
+            recorded.passed, recorded.at = number, time.perf_counter()
+
+        self._put(stream, act)
 
     @_call
     def cuEventQuery(self, event: int) -> None:
         asked = self.events[int(event)]
         if asked.passed < asked.recorded:
             raise Refused(NOT_READY)
+
+    @_call
+    def cuEventElapsedTime(self, start: int, end: int) -> float:
+        return (self.events[int(end)].at - self.events[int(start)].at) * 1000
 
     @_call
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:

@@ -26,8 +26,11 @@ class CopyStream(Protocol):
     def __hash__(self) -> int:
         """Streams are keys."""
 
-    def put(self, work: Callable[[], None]) -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context."""
+    def put(self, work: Callable[[], None], *, what: str) -> None:
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+
+        ``what`` it is in a timeline.
+        """
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far is done."""
@@ -74,7 +77,7 @@ class BufferedCopy:
 
         complete = completions.add(over)
         try:
-            self._stream.put(lambda: self._issue(complete))
+            self._stream.put(lambda: self._issue(complete), what="copy")
         except BaseException:
             self._drop()
             if completions.take(complete):  # else the context's end has called it

@@ -35,7 +35,7 @@ def put_copy(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
 
 
 def _put(stream: CopyStream, work: Callable[[], None], done: Completion | None) -> None:
-    stream.put(work)
+    stream.put(work, what="copy")
     if done is not None:
         stream.notify(done)
 

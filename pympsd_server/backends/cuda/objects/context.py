@@ -64,7 +64,8 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.serial = serial
         self.charged = 0
         """What it was charged for itself."""
-        self.queue = IssueQueue(on_fault)
+        self.queue = IssueQueue(on_fault, serial)
+        self.queue.set_timed(services.times.timeline is not None)
         self._owner = owner
         self._services = services
         self._level = level

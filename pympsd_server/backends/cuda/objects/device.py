@@ -36,6 +36,7 @@ from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
+from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 from pympsd_server.backends.interface import Audit, BackendError, Outcome
 from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.timeline import Timeline
@@ -99,12 +100,12 @@ class CudaDevice:
         memory = DeviceMemory(driver, int(handle), window_of(ordinal))
         staging = Staging(driver)
         self._partitions = Partitions(driver, handle, facts, memory)
-        janitor = Janitor()
+        janitor, events = Janitor(), EventPool(driver)
         self.services = DeviceServices(
             driver=driver,
             attributes=facts.attributes,
             counters=Counters(),
-            events=EventPool(driver),
+            events=events,
             words=CompletionWords(driver),
             memory=memory,
             staging=staging,
@@ -112,6 +113,7 @@ class CudaDevice:
             watcher=MarkerWatcher(self.is_quiet, self.poison),
             janitor=janitor,
             unloaded_modules=DeferredRelease(janitor, self.is_quiet, MODULES_LIMIT),
+            times=WorkTimes(driver, events),
         )
         self._departed_mappings = DeferredRelease(janitor, self.is_quiet, SHARED_LIMIT)
         if (calls := native_calls(driver, facts.attributes)) is not None:
@@ -199,10 +201,18 @@ class CudaDevice:
     # --- contexts
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Refuse: when the GPU ran what is known to its profiling tools only."""
-        if timeline is not None:
-            reason = "traces have no kernels and copies of a GPU: NVIDIA's profiling tools time these"
-            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+        """Tell a timeline of all work from now on, which native workers leave to Python meanwhile; or none.
+
+        What the device does at any time is not known: only when work in a stream began and ended.
+        """
+        if timeline is None:
+            self.services.times.stop()
+        else:
+            self.services.times.start(timeline)
+        with self._lock:
+            contexts = tuple(self._contexts)
+        for context in contexts:
+            context.queue.set_timed(timeline is not None)
 
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0

@@ -6,6 +6,7 @@ CUDA orders by itself between it and the blocking streams is ordered here by eve
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
@@ -60,6 +61,7 @@ class CudaStream:
         self.queue = queue
         self.space = space
         self.services = services
+        self.context, self.number = queue.serial, next(queue.stream_numbers)
         with ExitStack() as undo:
             self.word = services.words.take()
             undo.callback(services.words.give, self.word)
@@ -111,7 +113,7 @@ class CudaStream:
         with self.queue.lock:
             self.space.check(region.base, extent.width if extent.is_linear else region.span(extent))
             if extent.bytes:
-                self.put(lambda: issue_fill(self._driver.call, fill, extent, region, self.handle))
+                self.put(lambda: issue_fill(self._driver.call, fill, extent, region, self.handle), what="fill")
 
     # --- kernels
 
@@ -125,7 +127,7 @@ class CudaStream:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{reason} are not supported on this device")
         prepared = PreparedLaunch(module.kernel(launch.function), launch)
         prepared.check(self.services.attributes)
-        self.put(lambda: self._launch(prepared))
+        self.put(lambda: self._launch(prepared), what=prepared.kernel.layout.name)
 
     def _launch(self, prepared: PreparedLaunch) -> None:
         prepared.issue(self._driver, self.handle)
@@ -240,13 +242,21 @@ class CudaStream:
 
     # --- issuing; the queue's lock is held
 
-    def put(self, work: Callable[[], None], after: tuple[Step, ...] = ()) -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context."""
+    def put(self, work: Callable[[], None], after: tuple[Step, ...] = (), what: str = "") -> None:
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+
+        ``what`` it is in a timeline; empty: it is not shown.
+        """
+        times = self.services.times
+        submitted = time.perf_counter_ns() if times.timeline is not None else 0
 
         def issue() -> None:
             self._join()
             self.native_state.issued += 1
-            work()
+            if what:
+                times.enclose(self, what, submitted, work)
+            else:
+                work()
             self._note()
 
         self.queue.put(self, issue, after)

@@ -15,6 +15,7 @@ from pympsd_server.backends.cuda.reclaim.deferred_release import DeferredRelease
 from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
+from pympsd_server.backends.cuda.submission.work_times import WorkTimes
 
 
 @frozen(eq=False)
@@ -33,3 +34,4 @@ class DeviceServices:
     watcher: MarkerWatcher
     janitor: Janitor
     unloaded_modules: DeferredRelease
+    times: WorkTimes

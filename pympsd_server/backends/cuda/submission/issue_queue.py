@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
+from itertools import count
 from threading import Lock, RLock
 from typing import Final, Protocol, TypeVar
 
@@ -44,7 +45,10 @@ class QueuedStream(OrderedStream, Protocol):
 class IssueQueue:
     """The streams of one context. Work is issued under ``lock``; completions come from the device's watcher."""
 
-    def __init__(self, on_fault: Callable[[Outcome], None]) -> None:
+    def __init__(self, on_fault: Callable[[Outcome], None], serial: int = 0) -> None:
+        """``serial``: the context's."""
+        self.serial = serial
+        self.stream_numbers = count()
         self.lock = RLock()
         self.completions = PendingCompletions()
         self.order = SubmissionOrder(self._refused_late)
@@ -53,9 +57,19 @@ class IssueQueue:
         self.native_state = ContextState()
         """Whether a native worker may execute records of the context."""
         self.is_destroyed = False
+        self._is_timed = False
         self._on_fault = on_fault
         self._outcome = Outcome()
         self._poisoning = Lock()
+
+    def set_timed(self, timed: bool) -> None:
+        """Set whether a timeline is told of its work, which then is Python's alone to issue."""
+        with self.lock:
+            self._is_timed = timed
+            self._note_held()
+
+    def _note_held(self) -> None:
+        self.native_state.held = self.order.holds or self._is_timed
 
     # --- streams
 
@@ -126,7 +140,7 @@ class IssueQueue:
                 if on_poisoned is None or self._outcome.code is Result.SUCCESS:
                     raise
                 on_poisoned(self._outcome)
-            self.native_state.held = self.order.holds
+            self._note_held()
         return step
 
     def put_completing(
@@ -148,7 +162,7 @@ class IssueQueue:
     def release_step(self, step: Step) -> None:
         """Let a held step pass. The lock is held."""
         self.order.release(step)
-        self.native_state.held = self.order.holds
+        self._note_held()
 
     def _refused_late(self, error: BackendError) -> None:
         self.poison(Outcome(error.code, f"refused after a function of the client's had held it: {error.reason}"))

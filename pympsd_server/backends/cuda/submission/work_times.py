@@ -1,0 +1,105 @@
+"""When the device did each piece of work, for a timeline: by CUevents around it, and one whose time is known.
+
+Events are told apart by single-precision milliseconds, so the one they are compared with is never old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.driver.calls import Driver, cu
+from pympsd_server.backends.cuda.submission.stream_markers import EventPool, StreamMarker
+from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.timeline import Timeline
+
+_AGE_NS: Final = 1_000_000_000
+"""After this time an event is recorded anew to compare with."""
+_FIRST_NS: Final = 1_000_000_000
+_NEXT_NS: Final = 200_000
+"""How long the device may take to reach such an event: at the beginning, and later, when there is an earlier one."""
+
+
+class TimedStream(Protocol):
+    """A stream whose work is timed."""
+
+    context: int
+    """The serial of its context."""
+    number: int
+    """Its number in the context, 0: the default stream."""
+
+    def marker(self, timing: bool = False) -> StreamMarker:
+        """Record a marker after what is issued so far."""
+
+    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
+        """Call ``passed`` when the device has reached a marker."""
+
+
+@frozen
+class _Known:
+    """A marker that the device has reached at a time, in nanoseconds."""
+
+    marker: StreamMarker
+    at: int
+
+
+class WorkTimes:
+    """The times of a device's work, while a timeline is told. Started and stopped by one thread."""
+
+    def __init__(self, driver: Driver, events: EventPool) -> None:
+        self.timeline: Timeline | None = None
+        self._driver, self._events = driver, events
+        self._stream: Any = None
+        self._known: _Known | None = None
+
+    def start(self, timeline: Timeline) -> None:
+        """Tell a timeline of all work from now on; BackendError NOT_READY if the device is stuck."""
+        if self._stream is None:
+            self._stream = self._driver.call(cu.cuStreamCreate, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._renew(_FIRST_NS)
+        if self._known is None:
+            raise BackendError(Result.ERROR_NOT_READY, "the GPU did not reach an event in an empty stream within 1 s")
+        self.timeline = timeline
+
+    def stop(self) -> None:
+        """Tell it no more."""
+        self.timeline = self._known = None
+
+    def enclose(self, stream: TimedStream, what: str, submitted: int, work: Callable[[], None]) -> None:
+        """Issue work; when the device has done it, tell the timeline when it began and ended."""
+        if (timeline := self.timeline) is None:
+            work()
+            return
+        began = stream.marker(timing=True)
+        work()
+        ended = stream.marker(timing=True)
+        tell = partial(timeline.finished, stream.context, stream.number, what)
+        stream.watch(ended, lambda: self._passed(timeline, tell, submitted, began, ended))
+
+    def _passed(
+        self, timeline: Timeline, tell: Callable[[int, int, int], None], submitted: int, *markers: StreamMarker
+    ) -> None:
+        if self.timeline is not timeline or (known := self._known) is None:
+            return
+        if time.perf_counter_ns() - known.at > _AGE_NS:
+            self._renew(_NEXT_NS)
+        began, ended = (known.at + self._elapsed_ns(known.marker, each) for each in markers)
+        tell(min(submitted or began, began), began, ended)
+
+    def _elapsed_ns(self, start: StreamMarker, end: StreamMarker) -> int:
+        milliseconds: float = self._driver.call(cu.cuEventElapsedTime, start.event, end.event)
+        return round(milliseconds * 1e6)
+
+    def _renew(self, patience: int) -> None:
+        """Record an event of which the time is known, if the device reaches it soon."""
+        before = time.perf_counter_ns()
+        marker = StreamMarker(self._driver, self._events, self._stream, timing=True)
+        while not marker.passed:
+            if time.perf_counter_ns() - before > patience:
+                return
+        self._known = _Known(marker, (before + time.perf_counter_ns()) // 2)

@@ -1,0 +1,58 @@
+"""A trace of a GPU: when kernels and copies of clients ran there, by its own clock and this machine's."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from processes import ClientProcess, DaemonProcess
+
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+BUSY_MS = 50
+SLACK = 100.0
+"""Microseconds by which the clocks may differ."""
+Start = Callable[..., ClientProcess]
+
+
+def traced(daemon: DaemonProcess, file: Path, do: Callable[[], None]) -> tuple[list[Any], float, float]:
+    """Trace what is done; return the events, and between which times it was, in microseconds."""
+    done = daemon.run(["trace", "start", str(file)])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    daemon.hear_out()
+    began = time.monotonic()
+    do()
+    ended = time.monotonic()
+    done = daemon.run(["trace", "stop"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return json.loads(file.read_text()), began * 1e6, ended * 1e6
+
+
+def work_of(events: list[Any], client: ClientProcess) -> list[tuple[str, float, float]]:
+    """Return what was done in a client's streams: names and times."""
+    slices = [each for each in events if each["ph"] == "X" and each["pid"] == client.pid]
+    return [(each["name"], each["ts"], each["ts"] + each["dur"]) for each in slices if "waited_us" in each["args"]]
+
+
+def test_kernels_and_copies_are_timed(daemon: DaemonProcess, start: Start, directory: Path) -> None:
+    one, other = start(), start()
+
+    def work() -> None:
+        assert one.do(f"busy {BUSY_MS}").startswith("CUDA_SUCCESS")
+        for client in (one, other):
+            assert client.do("sync") == "CUDA_SUCCESS"
+            assert client.do("add") == RIGHT
+
+    events, began, ended = traced(daemon, directory / "trace.json", work)
+    for client in (one, other):
+        done = sorted(work_of(events, client), key=lambda each: each[1])
+        assert {"add_one", "copy"} <= {name for name, _, _ in done}
+        assert all(began - SLACK <= first <= last <= ended + SLACK for _, first, last in done)
+        assert all(first[2] <= later[1] + SLACK for first, later in pairwise(done)), "they are of one stream"
+    (busy,) = (last - first for name, first, last in work_of(events, one) if name == "busy")
+    assert BUSY_MS * 900 < busy < ended - began
+    for client in (one, other):
+        assert client.do("add") == RIGHT, "natively again"
