@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from random import Random
 
-from attrs import evolve
+from attrs import asdict, evolve
 from fuzz_lines import NUMBERS, WORDS, Lines
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
@@ -647,9 +647,9 @@ class DaemonMachine(RuleBasedStateMachine):
         known = self.daemon.servers[server].clients
         assert all(list(known[client].contexts) == [1] for client in clients)
         # A second return changes nothing.
-        state = repr(self.daemon)
+        state = asdict(self.daemon)
         self.feed(events.ServerReturned(server, status, not leaving, ()))
-        assert repr(self.daemon) == state
+        assert asdict(self.daemon) == state
 
     @precondition(lambda self: self.awaited)
     @rule(number=NUMBER)
