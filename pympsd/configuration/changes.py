@@ -60,6 +60,20 @@ class SetNamespace:
 
 
 @frozen
+class SetCeiling:
+    """Set what no client of a server is above."""
+
+    server: str
+    ceiling: NamespaceLimits
+    """What is set, and nothing else."""
+    differences: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"set server '{self.server}': {', '.join(f'max-{each}' for each in self.differences)}"
+
+
+@frozen
 class DeleteServer:
     """Delete a server that the file does not name."""
 
@@ -161,6 +175,7 @@ Change = (
     CreateServer
     | CreateNamespace
     | SetNamespace
+    | SetCeiling
     | DeleteServer
     | DeleteNamespace
     | CreatePartition
@@ -228,6 +243,8 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     every = tuple(range(len(state.surroundings.devices)))
     if server.devices is not None and server.devices != (present.allowed_devices or every):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
+    if differences := _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, every):
+        yield SetCeiling(name, server.ceiling, differences)
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:
@@ -236,8 +253,8 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if change := _difference(name, namespace, limits, every):
-            yield change
+        if differences := _differences(namespace, limits, every):
+            yield SetNamespace(name, each, limits, differences)
     for wanted in server.partitions:
         yield from _of_partition(wanted, present, state)
 
@@ -254,9 +271,7 @@ def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> 
         yield Impossible(f"{what}: delete it first to give it others")
 
 
-def _difference(
-    server: str, namespace: Namespace, wanted: NamespaceLimits, every: tuple[int, ...]
-) -> SetNamespace | None:
+def _differences(namespace: Namespace, wanted: NamespaceLimits, every: tuple[int, ...]) -> tuple[str, ...]:
     differences = []
     percentage, memory, priority = wanted.thread_percentage, wanted.pinned_memory, wanted.client_priority
     if percentage is not None and percentage != namespace.thread_percentage:
@@ -274,9 +289,7 @@ def _difference(
         differences.append(f"sm-partition {present or 'none'} -> {partition or 'none'}")
     if priority is not None and priority != namespace.client_priority:
         differences.append(f"client-priority {namespace.client_priority} -> {priority}")
-    if not differences:
-        return None
-    return SetNamespace(server, namespace.name, wanted, tuple(differences))
+    return tuple(differences)
 
 
 def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:

@@ -58,6 +58,9 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
     if server.allowed_devices is not None:
         uuids = (surroundings.devices[ordinal].uuid for ordinal in server.allowed_devices)
         yield f'allowed_devices = "{",".join(uuids)}"'
+    if server.ceiling != NamespaceLimits():
+        yield f"[servers.{server.name}.pympsd]"
+        yield from (f"max_{line}" for line in _limits(server.ceiling, surroundings))
 
 
 def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:

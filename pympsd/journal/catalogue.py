@@ -68,6 +68,7 @@ CONTROL_LINES: Final = {
     "server_refused": Line("Refusing process {pid} of user {uid}, which says it is a server: {reason}", None),
     "server_added": same("Adding server '{name}'"),
     "server_user_set": same("Server '{name}' is user {uid}'s"),
+    "server_ceiling_set": same("No later client of server '{name}' is above: {limits}"),
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),

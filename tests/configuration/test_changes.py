@@ -15,6 +15,7 @@ from pympsd.configuration.changes import (
     DeletePartition,
     DeleteServer,
     Impossible,
+    SetCeiling,
     SetNamespace,
     State,
     changes,
@@ -48,7 +49,7 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
         match change:
             case CreateServer(plan, uid):
                 server = servers[plan.name] = NamedServer(
-                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG
+                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG, ceiling=plan.ceiling
                 )
                 for name, limits in plan.namespaces.items():
                     server.namespaces[name] = Namespace(name, limits)
@@ -63,6 +64,8 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
             case SetNamespace(server_name, name, limits, _):
                 present = servers[server_name].namespaces[name]
                 present.limits = present.limits.changed_by(limits)
+            case SetCeiling(server_name, ceiling, _):
+                servers[server_name].ceiling = servers[server_name].ceiling.changed_by(ceiling)
             case DeleteServer(name):
                 del servers[name]
             case DeleteNamespace(server_name, name):
@@ -96,6 +99,16 @@ def test_what_differs_is_set_and_said() -> None:
         "set namespace 'a/hi': pinned-memory-limit unlimited -> 0=unlimited,1=4G",
         "created namespace 'a/lo'",
     ]
+
+
+def test_what_no_client_of_a_server_is_above_is_set() -> None:
+    state = State({"a": NamedServer("a", 0, ceiling=NamespaceLimits(ThreadPercentage(50.0)))}, HERE)
+    wanted = NamespaceLimits(ThreadPercentage(30.0), FOUR)
+    (change,) = changes(_plan(ServerPlan("a", ceiling=wanted)), state)
+    assert change == SetCeiling("a", wanted, change.differences)
+    assert change.text == (
+        "set server 'a': max-active-thread-percentage 50.00 -> 30.00, max-pinned-memory-limit unlimited -> 4G"
+    )
 
 
 def test_what_is_not_named_stays_without_prune() -> None:
@@ -152,18 +165,20 @@ PARTITION_LISTS = st.lists(
     unique_by=lambda one: (one.name, one.device),
 ).map(tuple)
 SERVERS = st.builds(
-    lambda name, uid, devices, namespaces, partitions: ServerPlan(
+    lambda name, uid, devices, namespaces, partitions, ceiling: ServerPlan(
         name,
         7 if name == "uid_7" else uid,
         devices,
         namespaces,
         partitions=tuple(one for one in partitions if devices is None or one.device in devices),
+        ceiling=ceiling,
     ),
     NAMES,
     st.sampled_from([None, 0, 7]),
     st.sampled_from([None, (0,), (1, 0)]),
     st.dictionaries(st.sampled_from(["default", "hi", "lo"]), LIMITS, max_size=3),
     PARTITION_LISTS,
+    st.builds(NamespaceLimits, st.none() | st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))), MEMORY),
 )
 PLANS = st.lists(SERVERS, max_size=3, unique_by=lambda server: server.name).map(lambda servers: _plan(*servers))
 
