@@ -15,7 +15,7 @@ from pympsd.vocabulary.limits import CgroupLimits, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
-from pympsd.vocabulary.texts import memory_text, percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS, memory_text, percentage_text
 
 
 @frozen
@@ -60,17 +60,18 @@ class SetNamespace:
 
 
 @frozen
-class SetCeiling:
-    """Set what no client of a server is above."""
+class SetServer:
+    """Set what no client of a server is above, and what a fault reaches."""
 
     server: str
     ceiling: NamespaceLimits
     """What is set, and nothing else."""
+    contains_partitions: bool | None
     differences: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        return f"set server '{self.server}': {', '.join(f'max-{each}' for each in self.differences)}"
+        return f"set server '{self.server}': {', '.join(self.differences)}"
 
 
 @frozen
@@ -175,7 +176,7 @@ Change = (
     CreateServer
     | CreateNamespace
     | SetNamespace
-    | SetCeiling
+    | SetServer
     | DeleteServer
     | DeleteNamespace
     | CreatePartition
@@ -243,8 +244,12 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     every = tuple(range(len(state.surroundings.devices)))
     if server.devices is not None and server.devices != (present.allowed_devices or every):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    if differences := _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, every):
-        yield SetCeiling(name, server.ceiling, differences)
+    own = [f"max-{each}" for each in _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, every)]
+    contains, before = server.contains_partitions, present.contains_partitions
+    if contains not in (None, before):
+        own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
+    if own:
+        yield SetServer(name, server.ceiling, contains, tuple(own))
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:

@@ -37,6 +37,8 @@ class ServerPlan:
     partitions: tuple[PartitionPlan, ...] = ()
     ceiling: NamespaceLimits = field(factory=NamespaceLimits)
     """What no client of the server is above, as far as it is said."""
+    contains_partitions: bool | None = None
+    """None: nothing is said."""
 
 
 @frozen

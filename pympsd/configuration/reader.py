@@ -21,7 +21,7 @@ from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.partitions import NO_PARTITION
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
-from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
+from pympsd.vocabulary.texts import BadText, read_containment, read_memory_by_device, read_percentage, read_priority
 
 SCHEMA: Final = "1.0"
 MOST_NAME: Final = 64
@@ -30,7 +30,7 @@ LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_
 OWN_KEYS: Final = ("clients_only", "total_memory_limit", "sm_partition")
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices", "pympsd")
-CEILING_KEYS: Final = ("max_active_thread_percentage", "max_pinned_memory_limit")
+OWN_SERVER_KEYS: Final = ("max_active_thread_percentage", "max_pinned_memory_limit", "contain")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
@@ -150,8 +150,13 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
         devices = self._devices(path, given)
         partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), devices)
-        ceiling = self._ceiling((*path, "pympsd"), self.table(path, given, "pympsd"))
-        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling)
+        path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
+        self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
+        percentage, memory, contain = OWN_SERVER_KEYS
+        ceiling = NamespaceLimits(self._percentage(path, table, percentage), self._memory(path, table, memory))
+        self.needs_own_servers((*path, contain), table)
+        contains = self.value(path, table, contain, read_containment, (str,))
+        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling, contains)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
@@ -179,11 +184,6 @@ class _Reading(Tables):
         elif said and name == DEFAULT:
             self.wrong((*path, "clients_only"), f"{dotted(path)}: the sockets of {DEFAULT} are its server's, too")
         return said
-
-    def _ceiling(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
-        self.check_keys(path, given, CEILING_KEYS, "pympsd's table of a server")
-        percentage, memory = CEILING_KEYS
-        return NamespaceLimits(self._percentage(path, given, percentage), self._memory(path, given, memory))
 
     def _limits(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
         return NamespaceLimits(

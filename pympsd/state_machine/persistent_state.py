@@ -72,6 +72,7 @@ class PersistentNamedServer:
     partitions: tuple[SmPartition, ...] = ()
     max_thread_percentage: float | None = None
     max_pinned_memory: dict[int, int] | None = None
+    contains_partitions: bool = False
 
     @property
     def ceiling(self) -> NamespaceLimits:
@@ -261,6 +262,7 @@ def _persistent_named(named: NamedServer) -> PersistentNamedServer:
         tuple(named.partitions),
         None if ceiling.thread_percentage is None else ceiling.thread_percentage.value,
         None if ceiling.pinned_memory is None else _in_bytes(ceiling.pinned_memory),
+        named.contains_partitions,
     )
 
 

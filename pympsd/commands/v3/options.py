@@ -48,8 +48,4 @@ LIMITS: Final = {
     "total-memory-limit": Option(read_memory_by_device, "<limit>"),
     "sm-partition": Option(read_partition, "<name>|none"),
 }
-CEILING: Final = {
-    "max-active-thread-percentage": Option(read_percentage, "<percentage>"),
-    "max-pinned-memory-limit": Option(read_memory_by_device, "<limit>"),
-}
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)

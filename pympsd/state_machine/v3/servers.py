@@ -16,6 +16,7 @@ from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.texts import CONTAINMENTS
 
 _STATUS = {
     Phase.RETURNING: NamedStatus.STARTING,
@@ -105,20 +106,20 @@ def set_user(daemon: Daemon, name: str, uid: int) -> Iterator[Instruction]:
     yield from routing.open_sockets(named)
 
 
-def set_server(daemon: Daemon, name: str, limits: NamespaceLimits) -> Iterator[Instruction]:
-    """Set limits of a server's namespace ``default``, for clients that come later."""
-    named = server(daemon, name)
-    yield from change_limits(daemon, named, DEFAULT, limits)
-
-
-def set_ceiling(daemon: Daemon, name: str, ceiling: NamespaceLimits) -> Iterator[Instruction]:
-    """Set what no client of a server is above, for clients that come later."""
+def set_server(
+    daemon: Daemon, name: str, ceiling: NamespaceLimits, contains_partitions: bool | None = None
+) -> Iterator[Instruction]:
+    """Set what no later client of a server is above, and whether its faults stay in its SM partition."""
     named = server(daemon, name)
     changed = named.ceiling.changed_by(ceiling)
     if changed != named.ceiling:
         named.ceiling = changed
         daemon.named_changes += 1
         yield Log("server_ceiling_set", {"name": name, "limits": _shown(changed)})
+    if contains_partitions not in (None, named.contains_partitions):
+        named.contains_partitions = bool(contains_partitions)
+        daemon.named_changes += 1
+        yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named.contains_partitions]}"})
 
 
 def change_limits(
