@@ -15,7 +15,7 @@ from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, InvalidPt
 from tests.emulated.harness import Device
 
 Array = np.ndarray[Any, Any]
-SM_90A = ".version 8.3\n.target sm_90a\n.address_size 64\n"
+SM_90A = ".version 8.4\n.target sm_90a\n.address_size 64\n"
 GROUPS = 2
 BYTES = {"f16": 2, "bf16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 SUMS = {"f16": "f2", "f32": "f4", "s32": "i4"}
@@ -184,7 +184,7 @@ KERNEL = """
 copy: setp.ge.u32 %q, %i, %n; @%q bra copied;
   mul.wide.u32 %w, %i, 4; add.u64 %at, %g, %w; ld.global.u32 %x, [%at];
   shl.b32 %a0, %i, 2; add.u32 %a0, %a0, %s; st.shared.u32 [%a0], %x;
-  add.u32 %i, %i, %ntid.x; bra copy;
+  mov.u32 %x, %ntid.x; add.u32 %i, %i, %x; bra copy;
 copied: fence.proxy.async; bar.sync 0;
   shr.u32 %s, %s, 4; cvt.u64.u32 %base, %s;
   ld.param.u64 %da, [da]; add.u64 %da, %da, %base; ld.param.u64 %db, [db]; add.u64 %db, %db, %base;
@@ -197,8 +197,6 @@ copied: fence.proxy.async; bar.sync 0;
   @STORE@
   ret; }
 """
-ASYNC = """wgmma.fence.sync.aligned; @PRODUCT@
-  wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"""
 
 
 def kernel(body: str, count: int) -> str:
@@ -267,7 +265,7 @@ def check(product: Product) -> None:
     descriptors.append(product.layout_b.descriptor(at_b))
     device = Device(1 << 22)
     where = [device.put(each) for each in (memory, np.ascontiguousarray(in_registers), held)]
-    module = device.load(kernel(ASYNC.replace("@PRODUCT@", product.text()), held.view("u4").shape[1]))
+    module = device.load(kernel(whole(product), held.view("u4").shape[1]))
     arguments = (where[0], len(memory) // 4, *where[1:], *descriptors, int(product.accumulate))
     device.launch(module, "k", 1, 128 * GROUPS, *arguments, shared=len(memory))
     total = product.signs[0] * product.signs[1] * (left @ right.T) + (before if product.accumulate else 0)
@@ -293,6 +291,12 @@ def test_the_largest_products(types: str) -> None:
 PLAIN = Product(8, "f32", "f16", "f16", None, Layout(0, False, 128, 256, 0), (1, 1), False, True, 0, 0)
 
 
+def whole(product: Product, guard: str = "") -> str:
+    """A product as a GPU wants it: in a group that is waited for."""
+    after = "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;"
+    return f"wgmma.fence.sync.aligned; {guard}{product.text()} {after}"
+
+
 def run(body: str, threads: int, descriptor: int = 0, memory: int = 1024) -> Array:
     """Launch the kernel with A and B of ones (and D of zeros); each thread's four floats of D."""
     ones = np.ones(memory // 2, "f2")
@@ -308,21 +312,21 @@ def test_warps_of_a_group_wait_for_each_other() -> None:
     body = """mov.u32 %i, %tid.x; shr.u32 %i, %i, 5; mul.lo.u32 %i, %i, 40;
         loop: setp.eq.u32 %q, %i, 0; @%q bra done; sub.u32 %i, %i, 1; bra loop;
         done: st.shared.u16 [s], 0x3c00; @PRODUCT@"""
-    assert (run(body.replace("@PRODUCT@", PLAIN.text()), 256) == 16).all()
+    assert (run(body.replace("@PRODUCT@", whole(PLAIN)), 256) == 16).all()
 
 
 def test_groups_may_go_different_ways() -> None:
     body = """mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, 128; @%q bra other; @PRODUCT@ @PRODUCT@ bra done;
         other: @PRODUCT@
         done:"""
-    found = run(body.replace("@PRODUCT@", PLAIN.text()), 256)
+    found = run(body.replace("@PRODUCT@", whole(PLAIN)), 256)
     assert (found[:128] == 16).all()
     assert (found[128:] == 32).all()
 
 
 def test_a_predicate_leaves_groups_out() -> None:
-    body = f"mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, 128; @!%q mov.u64 %db, -1; @%q {PLAIN.text()}"
-    found = run(body, 256)
+    body = "mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, 128; @!%q mov.u64 %db, -1;"
+    found = run(body + whole(PLAIN, "@%q "), 256)
     assert (found[:128] == 16).all()
     assert (found[128:] == 0).all()
 
