@@ -324,11 +324,12 @@ def test_groups_may_go_different_ways() -> None:
     assert (found[128:] == 32).all()
 
 
-def test_a_predicate_leaves_groups_out() -> None:
-    body = "mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, 128; @!%q mov.u64 %db, -1;"
+@pytest.mark.parametrize("groups", [0, 1, 2])
+def test_a_predicate_leaves_groups_out(groups: int) -> None:
+    body = f"mov.u32 %i, %tid.x; setp.lt.u32 %q, %i, {128 * groups}; @!%q mov.u64 %db, -1;"
     found = run(body + whole(PLAIN, "@%q "), 256)
-    assert (found[:128] == 16).all()
-    assert (found[128:] == 0).all()
+    assert (found[: 128 * groups] == 16).all()
+    assert (found[128 * groups :] == 0).all()
 
 
 @pytest.mark.parametrize(

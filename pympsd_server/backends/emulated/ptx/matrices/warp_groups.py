@@ -43,6 +43,8 @@ def multiply_in_groups(
     leaders = lanes.fact("leaders", lambda: _leaders(state, lanes))
     if guard is not None:
         leaders = leaders[spread(guard, lanes.count)[leaders]]
+    if not len(leaders):
+        return [spread(register, lanes.count) for register in d]
     m, n, k = shape
     warps = lanes.pick(state.warp)[leaders][:, None] + np.arange(GROUP_WARPS)
     own = (_WARP_ROWS, n, k)
@@ -62,10 +64,10 @@ def multiply_in_groups(
     total = (signs[0] * left) @ (signs[1] * stored(b, 1, n)).transpose(0, 2, 1)
     if np.any(accumulate):
         total += np.where(spread(accumulate, lanes.count)[leaders][:, None, None], held("d", d, kinds[2], n), 0.0)
-    result = np.zeros((state.warps, _WARP_ROWS, n), np.int32 if kinds[2] == "s32" else np.float32)
-    result = result.astype(np.float16) if kinds[2] == "f16" else result
-    result[warps] = rounded(total, kinds[2], saturate).reshape(-1, GROUP_WARPS, _WARP_ROWS, n)
-    return scattered(state, lanes, fragment_of("d", own, kinds[2]), result)
+    sums = rounded(total, kinds[2], saturate)
+    of_all = np.zeros((state.warps, _WARP_ROWS, n), sums.dtype)
+    of_all[warps] = sums.reshape(-1, GROUP_WARPS, _WARP_ROWS, n)
+    return scattered(state, lanes, fragment_of("d", own, kinds[2]), of_all)
 
 
 def _leaders(state: BatchState, lanes: Lanes) -> Array:
