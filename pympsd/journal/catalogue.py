@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.journal.dialects import Line, same
+from pympsd.journal.dialects import Line, same, volta
 
 _CLIENT = "{{PID: {pid}, Context ID: {context}}}"
 
@@ -109,7 +109,7 @@ SERVER_LINES: Final = {
     "server_startup": same("Startup", r580_who="Other"),
     "server_connecting": same("Connecting to control daemon on socket: {socket}", r580_who="Other"),
     "server_initializing": same("Initializing server process", r580_who="Other"),
-    "server_context_creating": Line(
+    "server_context_creating": volta(
         "Volta MPS: Creating server context on device {device}", "Creating server context on device {device} ({name})"
     ),
     "server_memory_shared": same("Created anonymous shared memory region {name}"),
@@ -166,16 +166,16 @@ SERVER_LINES: Final = {
     "connection_limit": same("Failed to accept new client. Maximum number of clients ({most}) reached."),
     "context_connected": Line(None, f"Client {_CLIENT} connected"),
     "context_device": same("Device {name} (uuid {uuid}) is associated"),
-    "context_active": Line(
+    "context_active": volta(
         "Volta MPS: status of client {{{pid}, {context}}} is ACTIVE", f"Status of client {_CLIENT} is ACTIVE"
     ),
-    "context_inactive": Line(
+    "context_inactive": volta(
         "Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", f"Status of client {_CLIENT} is INACTIVE"
     ),
-    "context_exit": Line(
+    "context_exit": volta(
         "Client {{{pid}, {context}}} exit", f"Client {_CLIENT} exiting. Number of active client contexts is {{left}}."
     ),
-    "context_exit_in_reset": Line(
+    "context_exit_in_reset": volta(
         "Client {{{pid}, {context}}} exit",
         f"Client {_CLIENT} exiting. Worker is in reset. Number of active client contexts is {{left}}.",
     ),
@@ -184,35 +184,35 @@ SERVER_LINES: Final = {
     "partition_refused": Line("Client {pid} {reason}", None),
     "context_faulted": same("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
     "context_faulted_reason": Line("{reason}", None),
-    "fault_handling": Line(
+    "fault_handling": volta(
         "Volta MPS: Server is handling a fatal GPU error.", "Server is handling a fatal GPU error."
     ),
-    "fault_in_partition": Line(
+    "fault_in_partition": volta(
         "Volta MPS: Server is handling a fatal GPU error in SM partition '{name}'.",
         "Server is handling a fatal GPU error in SM partition '{name}'.",
     ),
     "fault_on_device": Line(None, f"Client {_CLIENT} on device {{device}} to be torn down"),
     "fault_process": Line(None, "All clients belonging to error trigging process {pid} will be torn down"),
     "fault_in_process": Line(None, f"Client {_CLIENT} on the error-trigging process {{pid}} to be torn down"),
-    "fault_devices": Line("Volta MPS: The following devices", "The following devices will be reset:"),
-    "fault_device": same("{device}"),
-    "fault_clients": Line(
+    "fault_devices": volta("Volta MPS: The following devices", "The following devices will be reset:"),
+    "fault_device": volta("{device}", "{device}"),
+    "fault_clients": volta(
         "Volta MPS: The following clients have a sticky error set:",
         "The following client process have a sticky error set:",
     ),
-    "fault_client": same("{pid}"),
+    "fault_client": volta("{pid}", "{pid}"),
     "fault_ends_server": same("A fatal GPU error on a device before Volta ends the server"),
     "client_refused_in_teardown": same(f"Server teardown in progress. Refusing to accept new client {_CLIENT}"),
     # The documents' server recreates a device's context when all clients hit by a fault have gone; driver 580 drops
     # it with the device's last context, and recreates it for the next client.
-    "server_context_destroyed": Line("Volta MPS: Destroy server context on device {device}", None),
-    "server_context_recreating": Line("Volta MPS: Creating server context on device {device}", None),
+    "server_context_destroyed": volta("Volta MPS: Destroy server context on device {device}", None),
+    "server_context_recreating": volta("Volta MPS: Creating server context on device {device}", None),
     "server_context_dropped": Line(None, "Destroy server context on device {device} ({name})"),
     "server_context_remade": Line(None, "Creating server context on device {device} ({name})"),
     "server_context_failed": same("Device {device} could not be made anew: {reason}"),
     "devices_queried": same("Received device query command. There are {count} devices"),
     "termination_requested": same(f"MPS server requesting client {_CLIENT} to exit"),
-    "context_terminated": Line("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
+    "context_terminated": volta("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
     "termination_succeeded": same("Client termination succeeded."),
     "termination_unknown": same(
         "Client termination request failed: There is no active client context found for process {pid}."

@@ -233,9 +233,11 @@ class Server:
             self.phase = phases.move(self.phase, Phase.SERVING)
             self.link.status(ServerStatus.ACTIVE)
 
-    def end_by_fault(self) -> None:
-        """End the server because of a fatal fault (before Volta)."""
+    def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
+        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by serial."""
         self.log.error("fault_ends_server")
+        for serial, channel in self.channels.items():
+            channel.send(RequestRefused(0, codes[serial], reason))
         self.status = FAULT_STATUS
         self._end()
 

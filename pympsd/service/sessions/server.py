@@ -269,7 +269,8 @@ class ServerSession:
         try:
             # Its user controls the content: no field may begin a line of its own.
             clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
-            dispatcher.journal.write_server("Server", self.pid, event, clean, when)
+            is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
+            dispatcher.journal.write_server("Server", self.pid, event, clean, when, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
             raise RemoteError(f"a log record that is not in the catalogue: {event} ({error})") from None
 
