@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, clients_of, wait_until
 
+from pympsd.control import RunningDaemon
 from pympsd.plot.tracks import Track, read_tracks
 from pympsd.service.tracing import NO_DEVICES
 
@@ -147,6 +148,28 @@ def test_a_relative_path_is_that_of_the_tool(
     monkeypatch.chdir(directory)
     start(daemon, Path("here.json"))
     stop(daemon, directory / "here.json")
+
+
+@pytest.mark.parametrize("name", ["a b.json", "a  b.json", "a=b c.json", "-- a.json"])
+def test_a_path_may_have_blanks(
+    daemon: DaemonProcess, directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    path = directory / name
+    if not name.startswith("-"):
+        start(daemon, Path(name))
+        stop(daemon, path)
+        path.unlink()
+    assert RunningDaemon(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]).command(f"trace start {path}") == ""
+    stop(daemon, path)
+
+
+def test_help_needs_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    for words in (["trace", "--help"], ["trace", "start", "--help"]):
+        done = daemon.run(words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("trace start <file>\n")
 
 
 def test_an_executor_that_is_killed_leaves_whole_lines(
