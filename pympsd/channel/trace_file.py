@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final
 
@@ -79,6 +80,12 @@ class TraceFile:
             except OSError as error:
                 self.error = error.strerror or str(error)
         self.close()
+
+    def is_at(self, path: str) -> bool:
+        """Whether the file is still what the path names: it may have been removed or moved meanwhile."""
+        with self._lock, suppress(OSError):
+            return self._fd < 0 or os.path.samestat(os.stat(path), os.fstat(self._fd))
+        return False
 
     def end(self) -> None:
         """Complete the JSON, when no other process writes any more, and close the file."""

@@ -84,6 +84,7 @@ CONTROL_LINES: Final = {
     "state_refused": Line("{path} is left out: {reason}", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
+    "trace_ends": Line("The trace {file} ends with this daemon", None),
     "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),
     "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),

@@ -269,6 +269,7 @@ class Dispatcher:
             case do.StartTrace(session, file):
                 times_devices = self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
+                self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
             case do.SetTimer(timer, seconds):
@@ -287,6 +288,17 @@ class Dispatcher:
 
     async def _stop_trace(self, session: int) -> None:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
+        self.save()
+
+    async def hand_over(self) -> None:
+        """End, and leave the servers to another daemon; a trace ends with this one."""
+        self.log.info("daemon_hands_over")
+        # Saved with the trace's path: the next daemon says that it does not go on.
+        if self.tracing.path:
+            self.log.warning("trace_ends", file=self.tracing.path)
+            await self.tracing.stop(self.state, tuple(self.servers.values()))
+        self.handed_over = True
+        self.done.set()
 
     def _reply(self, session: int, answer: Answer) -> None:
         for instruction in do.reply(session, answer):
