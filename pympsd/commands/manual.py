@@ -140,6 +140,32 @@ FILES: Final = (
     ("PYMPSD_STATE_DIRECTORY", "where compute modes and users of machines in short form are kept; default /tmp"),
 )
 
+CLIENT_VARIABLES: Final = (
+    (
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
+        "1: each context of the client has the active thread percentage that its environment says when it is made",
+    ),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", "above 2, the client's contexts take more of a device's 48 connections"),
+    ("PYMPSD_REQUIRE_MPS", "1: the client fails without a daemon; 0 (default): it runs on without"),
+    ("PYMPSD_LENIENT_LIMITS", "1: invalid entries of its memory limits are ignored and logged; 0: cuInit fails"),
+    ("PYMPSD_LAUNCHES", "auto, native (or no client) or python: whether repeated launches skip the interpreter"),
+    ("PYMPSD_TRACE", "a file to which every driver call of the program is written, with its time"),
+    ("PYMPSD_EXPLAIN", "1: under pympsd-run each call that fails is explained on standard error"),
+)
+"""Variables of programs, not of the daemon; CUDA_VISIBLE_DEVICES and the limits are a client's, too."""
+
+TOOLS: Final = (
+    (
+        "pympsd top [--once | --json] [--sort ORDER] [--filter TEXT] [--interval SECONDS]",
+        "show servers, their clients and who waits, kept up to date; once without a terminal",
+    ),
+    (
+        "pympsd plot [--since MS] [--until MS] [-o FILE] FILE ...",
+        "draw traces (trace start, PYMPSD_TRACE) as .svg, .png or .pdf; needs matplotlib",
+    ),
+)
+"""Commands that are answered without a daemon's grammar."""
+
 EXITS: Final = (
     "0 when the daemon was reached, whatever it answered; 1 when there is none, or a command given as arguments (or "
     "with --strict any command) was refused; 2 when the daemon did not answer in time; 74 when not all of an answer "
@@ -257,6 +283,8 @@ def man_page() -> str:
         ".SH COMMANDS",
         *(f".TP\n.B {_roff(synopsis(each))}\n{_roff(summary(each))}" for _, each in sorted(REGISTRY.items())),
         *(f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}" for each in _of_both()),
+        ".SH TOOLS",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in TOOLS),
         ".SH COMMANDS OF PROTOCOL 3",
         *(
             f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}"
@@ -266,6 +294,8 @@ def man_page() -> str:
         ),
         ".SH ENVIRONMENT",
         *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in FILES),
+        ".SH ENVIRONMENT OF PROGRAMS",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in CLIENT_VARIABLES),
         ".SH EXIT STATUS",
         _roff(EXITS),
         ".SH SIGNALS",
