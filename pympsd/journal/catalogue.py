@@ -158,10 +158,10 @@ SERVER_LINES: Final = {
         r580_pid="pid",
     ),
     "client_limit_ignored": same(
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: {entry} is ignored: {reason}", r580_who="Client", r580_pid="pid"
+        "{variable}: {entry} is ignored: {reason}", r580_who="Client", r580_pid="pid"
     ),
     "client_limit_refused": same(
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: {entry} is refused: {reason}", r580_who="Client", r580_pid="pid"
+        "{variable}: {entry} is refused: {reason}", r580_who="Client", r580_pid="pid"
     ),
     "connection_limit": same("Failed to accept new client. Maximum number of clients ({most}) reached."),
     "context_connected": Line(None, f"Client {_CLIENT} connected"),

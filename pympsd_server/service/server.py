@@ -8,6 +8,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.devices.memory_limits import BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -142,10 +143,11 @@ class Server:
         self.log.info("client_devices_entry", pid=client.pid, entry=entry)
         self.log.info("client_devices_hint", pid=client.pid, count=len(self.devices))
 
-    def limit_rejected(self, client: Client, entry: str, reason: str, ignored: bool) -> None:
+    def limit_rejected(self, client: Client, bad: BadEntry, ignored: bool) -> None:
         """Log an invalid entry of a client's memory limits: it is ignored, or the client is refused."""
         event = "client_limit_ignored" if ignored else "client_limit_refused"
-        self.log.warning(event, pid=client.pid, entry=entry, reason=reason)
+        said = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
+        self.log.warning(event, pid=client.pid, **said)
 
     def context_opened(self, client: Client, context: Context) -> None:
         """Report a new context."""

@@ -40,11 +40,11 @@ class ClientLimits:
         """
         limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
         own = {ordinals[number]: limit.value for number, limit in limits.items()}
-        of_all = memory_limits.of_container(environment)
+        of_all, bad_of_all = memory_limits.of_container(environment)
         self.memory = {
             each: memory_limit(self.memory.get(each, 0), memory_limit(own.get(each, 0), of_all)) for each in ordinals
         }
-        return bad
+        return bad + bad_of_all
 
     def partition(self, ordinal: int) -> ChosenPartition:
         """Return its partition of a device, one without chunks if it has none there; raise PartitionRefused."""
