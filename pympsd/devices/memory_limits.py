@@ -43,7 +43,7 @@ def text_of(environment: Mapping[str, str]) -> str:
 
 
 def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
-    """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit; and its text if invalid."""
+    """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit, and an invalid text."""
     text = environment.get(OF_CONTAINER, "")
     found = _WHOLE.fullmatch(text)
     mebibytes = int(found[1] or "0") if found else MOST_OF_CONTAINER + 1

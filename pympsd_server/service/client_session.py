@@ -136,6 +136,7 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
         seen = tuple(self.limits.as_seen(ordinal, devices[ordinal]) for ordinal in self.ordinals)
+        self.server.client_joined(self.client, *self.limits.in_force(self.client.priority, self.ordinals, seen))
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
 

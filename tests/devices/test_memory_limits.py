@@ -84,7 +84,9 @@ def test_a_containers_limit_is_what_the_container_toolkit_takes(text: str, limit
     assert of_container({"NVIDIA_GPU_MEMORY_LIMIT": text}) == (limit, [])
 
 
-@pytest.mark.parametrize("text", ["2G", "2Gi", "-1", "+1", " 1", "1.5", "1_000", "٢", "18446744073709551616", "9" * 9999])
+@pytest.mark.parametrize(
+    "text", ["2G", "2Gi", "-1", "+1", " 1", "1.5", "1_000", "٢", "18446744073709551616", "9" * 9999]
+)
 def test_another_limit_of_a_container_is_named(text: str) -> None:
     limit, (bad,) = of_container({"NVIDIA_GPU_MEMORY_LIMIT": text})
     assert (limit, bad.entry, bad.variable) == (0, text[:SHOWN], "NVIDIA_GPU_MEMORY_LIMIT")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.vocabulary.limits import PinnedMemory
 
 
