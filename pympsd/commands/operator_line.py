@@ -46,6 +46,11 @@ def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
     return [server for server in daemon.running_servers() if named in (None, server.pid)]
 
 
+def asks_cgroups(line: bytes) -> bool:
+    """Whether the answer to a line depends on which cgroups there are."""
+    return split(line[:LINE_LIMIT])[:1] in (["memacct"], ["config"])
+
+
 def asked_process(line: bytes) -> int | None:
     """Return the PID of the process that a line asks of; None if it asks of none."""
     words = split(line[:LINE_LIMIT])

@@ -75,6 +75,7 @@ CONTROL_LINES: Final = {
     "namespace_removed": same("Removing namespace '{name}'"),
     "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
+    "cgroup_gone": same("Cgroup {path} is gone, and its memory limits with it"),
     "cgroup_limits_set": same("Limits of cgroups: {count}"),
     "accounting_set": same("Feature memacct is {state}"),
     "audit_set": same("The memory that clients take and return is {state}"),
@@ -137,6 +138,7 @@ SERVER_LINES: Final = {
     "server_defect": same("The server met an internal error with client {pid}, continuing: {reason}"),
     "client_requested": same(f"Received new client request for {_CLIENT}"),
     "client_connected": Line("New client {pid} connected", f"Client {_CLIENT} connected"),
+    "client_limits": same("Limits of client {pid} of user {uid}: {limits}"),
     "client_worker": same(f"Creating worker thread for client {_CLIENT}"),
     "client_receive_failed": Line(
         None, f"Server failed to recevie command with status 806, assuming client {_CLIENT} exit"
@@ -158,12 +160,8 @@ SERVER_LINES: Final = {
         r580_who="Client",
         r580_pid="pid",
     ),
-    "client_limit_ignored": same(
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: {entry} is ignored: {reason}", r580_who="Client", r580_pid="pid"
-    ),
-    "client_limit_refused": same(
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: {entry} is refused: {reason}", r580_who="Client", r580_pid="pid"
-    ),
+    "client_limit_ignored": same("{variable}: {entry} is ignored: {reason}", r580_who="Client", r580_pid="pid"),
+    "client_limit_refused": same("{variable}: {entry} is refused: {reason}", r580_who="Client", r580_pid="pid"),
     "connection_limit": same("Failed to accept new client. Maximum number of clients ({most}) reached."),
     "context_connected": Line(None, f"Client {_CLIENT} connected"),
     "context_device": same("Device {name} (uuid {uuid}) is associated"),

@@ -15,8 +15,9 @@ from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
-from pympsd.commands.operator_line import answer_line, asked_process, asked_servers
+from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
 from pympsd.journal.setup import Journal
+from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.rate_limit import UserRateLimits
@@ -212,7 +213,9 @@ class Dispatcher:
                         nursery.start_soon(refresh, self.servers[server.serial])
         pid = asked_process(line)
         process = None if pid is None else self.origin_of_pid(pid)
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process))
+        passing = self.state.passing_cgroups
+        cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
+        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

@@ -9,7 +9,8 @@ import pytest
 from pympsd.commands.operator_line import decide_line
 from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
