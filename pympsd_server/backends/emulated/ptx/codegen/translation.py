@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from pympsd_server.backends.emulated.ptx.asynchronous import copies, mbarrier
+from pympsd_server.backends.emulated.ptx.asynchronous import copies, emit_bulk, mbarrier
 from pympsd_server.backends.emulated.ptx.codegen import (
     emit_arithmetic,
     emit_async,
@@ -47,15 +47,16 @@ from pympsd_server.backends.emulated.ptx.runtime import (
     special_registers,
     warp,
 )
+from pympsd_server.backends.emulated.ptx.tensor_maps import box_copies, descriptors, emit_tensor_maps
 from pympsd_server.backends.emulated.ptx.textures import emit_textures, sampling, surfaces
 
 EMITTERS = (
-    emit_arithmetic, emit_async, emit_bits, emit_compare, emit_convert, emit_float, emit_matrices, emit_memory,
-    emit_system, emit_textures, emit_warp,
+    emit_arithmetic, emit_async, emit_bits, emit_bulk, emit_compare, emit_convert, emit_float, emit_matrices,
+    emit_memory, emit_system, emit_tensor_maps, emit_textures, emit_warp,
 )  # fmt: skip
 _LIBRARY = (
-    atomics, bits, calls, conversion, copies, directed_doubles, floats, integers, mbarrier, multiply, printing,
-    rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
+    atomics, bits, box_copies, calls, conversion, copies, descriptors, directed_doubles, floats, integers, mbarrier,
+    multiply, printing, rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
 )  # fmt: skip
 
 
