@@ -25,4 +25,4 @@ cuTensorMapEncodeIm2colWide(out CUtensorMap tensorMap, CUtensorMapDataType tenso
 cuTensorMapReplaceAddress(CUtensorMap *tensorMap, CUdeviceptr globalAddress) = replace_address
 """
 
-ROWS: Final = (*chapter("_api.tensor_map", _MAPS),)
+ROWS: Final = (*chapter("_api.memory.tensor_map", _MAPS),)

@@ -210,6 +210,23 @@ def test_coordinates_far_away(machine: Machine) -> None:
         assert left.all()
 
 
+def test_dynamic_shared_memory_is_aligned_as_declared(machine: Machine) -> None:
+    """The static memory before it has 8 bytes; a box may lie in it at once."""
+    instruction = load_instruction(2).replace("[%r2]", "[%r12]")
+    body = "mov.u32 %r12, dynamic;\n" + LOAD.replace("INSTRUCTION", instruction)
+    text = kernel(body + COPY_OUT.replace("%r4, %r2, %r3", "%r4, %r12, %r3").replace("16384", "2048"))
+    text = text.replace(f".shared .align 1024 .b8 s[{SHARED}];", ".shared .b8 s[1];")
+    text = text.replace(".visible", ".extern .shared .align 1024 .b8 dynamic[];\n.visible", 1)
+    memory, of = pattern(Machine.ROOM, 3), plain(machine, swizzle=3)
+    machine.device.space.write(machine.tensor, memory.tobytes())
+    machine.device.space.write(machine.numbers, np.array([0, 0, 0, 0, 0, 1024, 0, 0], "u4").tobytes())
+    loaded = machine.device.load(text)
+    machine.device.launch(loaded, "k", 1, 128, pack(of), machine.image, machine.numbers, shared=2048)
+    image = machine.device.get(machine.image, np.zeros(1024, "u1"))
+    for source, target in places(of, (0, 0)):
+        assert image[target : target + 4].tolist() == memory[source : source + 4].tolist()
+
+
 # --- im2col
 
 

@@ -109,14 +109,17 @@ class _Layout:
 
 
 def _layout(code: Code) -> _Layout:
-    layout = _Layout()
+    layout, dynamic_alignment = _Layout(), 1
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:
             layout.offsets["shared", name] = -1
+            dynamic_alignment = max(dynamic_alignment, variable.alignment)
             continue
         start = -(-layout.shared_bytes // variable.alignment) * variable.alignment
         layout.offsets["shared", name] = start
         layout.shared_bytes = start + variable.size
+    # Dynamic shared memory begins behind the static.
+    layout.shared_bytes = -(-layout.shared_bytes // dynamic_alignment) * dynamic_alignment
     for name, variable in code.local.items():
         start = -(-layout.local_bytes // variable.alignment) * variable.alignment
         layout.offsets["local", name] = start
