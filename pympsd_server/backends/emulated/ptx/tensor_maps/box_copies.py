@@ -74,12 +74,13 @@ def load_box(
         start, moves = rest[:rank], rest[rank : rank + len(moved)]
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
         of = map_at(state, lane, where)
-        box = box_at(of, start, moves, offsets is not None, state.frame_size("shared"))
+        limit, is_converted = state.frame_size("shared"), of.data_type in _CONVERTED
+        box = box_at(of, start, None if offsets is None else moves, limit, is_converted)
         elements = _read(state, lane, of, box)
         blocks = None if mask is None else rest[-1]
         for to in destinations(place, blocks):
-            threads, places = repeated(lane, len(elements)), _shared_places(of, to, len(elements))
-            store(state, threads, "shared", places, elements.dtype, elements.itemsize, (elements,), None)
+            threads, places = repeated(lane, len(elements)), _shared_places(of, box, to)
+            store(state, threads, "shared", places, elements.dtype, box.unit, (elements,), None)
         for each in destinations(waiting, blocks):
             complete_bytes(state, lane, each, elements.nbytes)
 
@@ -103,22 +104,21 @@ def store_box(
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
         of = map_at(state, lane, where)
         reduction = _reduction(of, function) if function else ""
-        box = box_at(of, start, (), is_im2col, state.frame_size("shared"))
-        count, size = len(box.inside), of.element_bytes
-        dtype, threads = _DTYPES[of.data_type] if reduction else _bits(of), repeated(lane, count)
-        elements = load(state, threads, "shared", _shared_places(of, place, count), dtype, size, None)
+        box = box_at(of, start, () if is_im2col else None, state.frame_size("shared"), bool(reduction))
+        dtype, threads = _DTYPES[of.data_type] if reduction else _bits(box), repeated(lane, len(box.inside))
+        elements = load(state, threads, "shared", _shared_places(of, box, place), dtype, box.unit, None)
         values, inside = (elements,), box.inside
         if reduction:
-            atomic(state, threads, "global", reduction, box.addresses, dtype, size, values, False, inside)
+            atomic(state, threads, "global", reduction, box.addresses, dtype, box.unit, values, False, inside)
         else:
-            store(state, threads, "global", box.addresses, dtype, size, values, inside)
+            store(state, threads, "global", box.addresses, dtype, box.unit, values, inside)
 
     by_thread(lanes, (map_address, source, *coordinates), guard, work)
 
 
-def _shared_places(of: TensorMap, start: int, count: int) -> Array:
-    """Return the shared addresses of elements: the swizzle exchanges bits of whole addresses."""
-    return swizzled(consecutive(start, count, of.element_bytes), of.swizzle)
+def _shared_places(of: TensorMap, box: Box, start: int) -> Array:
+    """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses."""
+    return swizzled(consecutive(start, len(box.inside), box.unit), of.swizzle)
 
 
 def swizzled(address: Array, swizzle: int) -> Array:
@@ -127,18 +127,19 @@ def swizzled(address: Array, swizzle: int) -> Array:
     return changed
 
 
-def _bits(of: TensorMap) -> DType:
-    return np.dtype(f"u{of.element_bytes}")
+def _bits(box: Box) -> DType:
+    return np.dtype(f"u{box.unit}")
 
 
 def _read(state: BatchState, lane: Lanes, of: TensorMap, box: Box) -> Array:
     """Return the bits of a box's elements, converted as the type says; those outside of the tensor are 0 or NaN."""
-    dtype, threads = _bits(of), repeated(lane, len(box.inside))
-    elements = np.asarray(load(state, threads, "global", box.addresses, dtype, dtype.itemsize, box.inside))
+    dtype, threads = _bits(box), repeated(lane, len(box.inside))
+    elements = np.asarray(load(state, threads, "global", box.addresses, dtype, box.unit, box.inside))
     if of.data_type in _CONVERTED:
         elements = _converted(elements, of.data_type)
     if of.fill:
-        elements[~box.inside] = (1 << (8 * dtype.itemsize - 1)) - 1
+        nan = b"\xff" * (of.element_bytes - 1) + b"\x7f"
+        elements[~box.inside] = np.frombuffer(nan * (box.unit // of.element_bytes), dtype)[0]
     return elements
 
 

@@ -5,30 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
-from pympsd.wire.tensor_map import Im2col, TensorMap
+from pympsd.wire.tensor_map import DataType, Im2col, TensorMap
 from pympsd_server.backends.emulated.ptx.datatypes import S64, U64, Array
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, IllegalInstruction
 
 _UNIT = 16
 """Boxes begin at multiples of so many bytes along the first dimension, as on an H100 and an H200."""
+_WIDE = 8
+"""Bytes of the largest elements."""
 
 
 @frozen
 class Box:
-    """Elements: their global addresses, which mean nothing outside of the tensor, and which are inside."""
+    """Units of elements: their global addresses, which mean nothing outside of the tensor, and which are inside."""
 
     addresses: Array
     inside: Array
+    unit: int
+    """Bytes: those of an element, or those of as many as are always copied together."""
 
 
-def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int], is_im2col: bool, limit: int) -> Box:
+def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, limit: int, by_element: bool) -> Box:
     """Return the elements from some coordinates on, the first of which is along the innermost dimension.
 
-    ``offsets`` are those of an im2col copy, in W, H and D. Raises IllegalInstruction if the instruction does not fit
-    the map, and IllegalAddress if the elements have more than ``limit`` bytes.
+    ``offsets`` are those of an im2col copy, in W, H and D, and None for a tile. Raises IllegalInstruction if the
+    instruction does not fit the map, and IllegalAddress if the elements have more than ``limit`` bytes.
     """
+    is_im2col = offsets is not None
     if is_im2col != (of.im2col is not None):
         kinds = "tiled", "im2col"
         raise IllegalInstruction(f"a copy of .{kinds[is_im2col]} by a tensor map that is {kinds[not is_im2col]}")
@@ -40,9 +45,20 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int], is_im2co
     size = int(np.prod(counts(of), dtype=object)) * of.element_bytes
     if size > limit:
         raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory there are")
+    if not by_element and of.element_bytes < _WIDE and not of.dimensions[0] * of.element_bytes % _WIDE:
+        of, start = _widened(of, start)
     if of.im2col is not None:
-        return _pixels(of, of.im2col, start, offsets)
+        return _pixels(of, of.im2col, start, offsets or ())
     return _tile(of, start)
+
+
+def _widened(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
+    """Return a map, and coordinates, of the same bytes in larger elements: boxes and tensor have whole ones."""
+    ratio = _WIDE // of.element_bytes
+    column = of.im2col and evolve(of.im2col, channels=of.im2col.channels // ratio)
+    dimensions, box = ((sizes[0] // ratio, *sizes[1:]) for sizes in (of.dimensions, of.box))
+    wide = evolve(of, data_type=DataType.UINT64, dimensions=dimensions, box=box, im2col=column)
+    return wide, (start[0] // ratio, *start[1:])
 
 
 def counts(of: TensorMap) -> list[int]:
@@ -73,7 +89,7 @@ def _is_inside(place: Array, size: int) -> Array:
 
 
 def _box(of: TensorMap, offsets: Array, inside: Array) -> Box:
-    return Box(offsets.view(U64) + U64.type(of.address), inside)
+    return Box(offsets.view(U64) + U64.type(of.address), inside, of.element_bytes)
 
 
 def _pixels(of: TensorMap, column: Im2col, start: Sequence[int], offsets: Sequence[int]) -> Box:
