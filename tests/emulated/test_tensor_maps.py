@@ -370,7 +370,7 @@ def test_a_global_map_is_changed(machine: Machine) -> None:
     setp.ne.u32 %p0, %r0, 0; @%p0 bra done;
     tensormap.replace.tile.swizzle_mode.global.b1024.b32 [%d1], 3;
     fence.proxy.tensormap::generic.release.gpu; fence.proxy.tensormap::generic.acquire.gpu [%d1], 128;
-    {TENSOR.replace("bulk", "bulk.prefetch")}.2d.L2.global.tile [%d1, {{0, 0}}];
+    {TENSOR.replace("bulk", "bulk.prefetch")}.2d.L2.global.tile [%d1, {{0, 0}}]; prefetch.tensormap [%d1];
     done:"""
     nothing, of = np.zeros(Machine.ROOM, "u1"), plain(machine)
     image = np.zeros(SHARED, "u1")
