@@ -185,14 +185,14 @@ def test_what_cannot_be_reduced(machine: Machine, function: str, dtype: str) -> 
 
 
 def test_floats_are_flushed_and_rounded(machine: Machine) -> None:
-    bits = np.array([0x00000001, 0x807FFFFF, 0x3F800FFF, 0x3F801000, 0xBF803000, 0x7F800000, 0x7FC00000], "u4")
+    bits = np.array([0x00000001, 0x807FFFFF, 0x3F800FFF, 0x3F801000, 0xBF803000, 0x7F800000, 0x7FC00001], "u4")
     memory = np.zeros(Machine.ROOM, "u1")
     memory[:28] = bits.view("u1")
     wanted = {
         DataType.FLOAT32: bits.tolist(),
         DataType.FLOAT32_FTZ: [0, 0x80000000, *bits[2:].tolist()],
-        DataType.TFLOAT32: [0, 0x80800000, 0x3F800000, 0x3F802000, 0xBF804000, 0x7F800000, 0x7FC00000],
-        DataType.TFLOAT32_FTZ: [0, 0x80000000, 0x3F800000, 0x3F802000, 0xBF804000, 0x7F800000, 0x7FC00000],
+        DataType.TFLOAT32: [0, 0x80800000, 0x3F800000, 0x3F800000, 0xBF804000, 0x7F800000, 0x7FC00001],
+        DataType.TFLOAT32_FTZ: [0, 0x80000000, 0x3F800000, 0x3F800000, 0xBF804000, 0x7F800000, 0x7FC00001],
     }
     for data_type, each in wanted.items():
         of = TensorMap(data_type, machine.tensor, (8,), (), (8,), (1,))

@@ -148,9 +148,9 @@ def _converted(bits: Array, data_type: int) -> Array:
     if data_type in _FLUSHED:
         bits = np.where(bits & _EXPONENT, bits, bits & U32.type(1 << 31))
     if data_type in _ROUNDED:
-        # To the nearest of 10 bits of fraction, of two the greater magnitude; infinity and NaN are cut off.
-        is_finite = (bits & _EXPONENT) != _EXPONENT
-        bits = (bits + U32.type(0x1000) * is_finite) & U32.type(0xFFFFE000)
+        # To the nearest of 10 bits of fraction, of two the even one; infinity and NaN stay as they are.
+        rounded = (bits + U32.type(0xFFF) + (bits >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
+        bits = np.where((bits & _EXPONENT) != _EXPONENT, rounded, bits)
     return bits
 
 
