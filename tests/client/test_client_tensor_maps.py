@@ -222,3 +222,11 @@ def test_a_map_of_memory_that_is_not_there(context: Any) -> None:
     assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((map, map), (None, None)), 0) == DONE
     assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,)
     assert "outside of the allocations" in last_error()
+
+
+def test_a_map_that_does_not_fit_the_instruction(context: Any) -> None:
+    kernel = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(KERNEL.encode())), b"turn"))
+    map = ok(tiled())
+    assert cuda.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((map, map), (None, None)), 0) == DONE
+    assert cuda.cuCtxSynchronize() == (cuda.CUresult.CUDA_ERROR_ILLEGAL_INSTRUCTION,)
+    assert "2 coordinates for a tensor map of 3 dimensions" in last_error()
