@@ -15,7 +15,7 @@ from pympsd.vocabulary.limits import CgroupLimits, PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
-from pympsd.vocabulary.texts import memory_text, percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS, memory_text, percentage_text
 
 
 @frozen
@@ -57,6 +57,21 @@ class SetNamespace:
     @property
     def text(self) -> str:
         return f"set namespace '{self.server}/{self.name}': {', '.join(self.differences)}"
+
+
+@frozen
+class SetServer:
+    """Set what no client of a server is above, and what a fault reaches."""
+
+    server: str
+    ceiling: NamespaceLimits
+    """What is set, and nothing else."""
+    contains_partitions: bool | None
+    differences: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return f"set server '{self.server}': {', '.join(self.differences)}"
 
 
 @frozen
@@ -161,6 +176,7 @@ Change = (
     CreateServer
     | CreateNamespace
     | SetNamespace
+    | SetServer
     | DeleteServer
     | DeleteNamespace
     | CreatePartition
@@ -228,6 +244,12 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     every = tuple(range(len(state.surroundings.devices)))
     if server.devices is not None and server.devices != (present.allowed_devices or every):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
+    own = [f"max-{each}" for each in _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, every)]
+    contains, before = server.contains_partitions, present.contains_partitions
+    if contains not in (None, before):
+        own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
+    if own:
+        yield SetServer(name, server.ceiling, contains, tuple(own))
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:
@@ -236,8 +258,8 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if change := _difference(name, namespace, limits, every):
-            yield change
+        if differences := _differences(namespace, limits, every):
+            yield SetNamespace(name, each, limits, differences)
     for wanted in server.partitions:
         yield from _of_partition(wanted, present, state)
 
@@ -254,9 +276,7 @@ def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> 
         yield Impossible(f"{what}: delete it first to give it others")
 
 
-def _difference(
-    server: str, namespace: Namespace, wanted: NamespaceLimits, every: tuple[int, ...]
-) -> SetNamespace | None:
+def _differences(namespace: Namespace, wanted: NamespaceLimits, every: tuple[int, ...]) -> tuple[str, ...]:
     differences = []
     percentage, memory, priority = wanted.thread_percentage, wanted.pinned_memory, wanted.client_priority
     if percentage is not None and percentage != namespace.thread_percentage:
@@ -274,9 +294,7 @@ def _difference(
         differences.append(f"sm-partition {present or 'none'} -> {partition or 'none'}")
     if priority is not None and priority != namespace.client_priority:
         differences.append(f"client-priority {namespace.client_priority} -> {priority}")
-    if not differences:
-        return None
-    return SetNamespace(server, namespace.name, wanted, tuple(differences))
+    return tuple(differences)
 
 
 def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:

@@ -35,6 +35,10 @@ class ServerPlan:
     clients_only: dict[str, bool] = field(factory=dict)
     """Which namespaces refuse operators, as far as it is said."""
     partitions: tuple[PartitionPlan, ...] = ()
+    ceiling: NamespaceLimits = field(factory=NamespaceLimits)
+    """What no client of the server is above, as far as it is said."""
+    contains_partitions: bool | None = None
+    """None: nothing is said."""
 
 
 @frozen

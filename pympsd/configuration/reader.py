@@ -17,10 +17,11 @@ from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.partitions import NO_PARTITION
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
-from pympsd.vocabulary.texts import BadText, read_memory_by_device, read_percentage, read_priority
+from pympsd.vocabulary.texts import BadText, read_containment, read_memory_by_device, read_percentage, read_priority
 
 SCHEMA: Final = "1.0"
 MOST_NAME: Final = 64
@@ -28,7 +29,8 @@ MOST_NAME: Final = 64
 LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
 OWN_KEYS: Final = ("clients_only", "total_memory_limit", "sm_partition")
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
-SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices")
+SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices", "pympsd")
+OWN_SERVER_KEYS: Final = ("max_active_thread_percentage", "max_pinned_memory_limit", "contain")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
@@ -148,7 +150,13 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
         devices = self._devices(path, given)
         partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), devices)
-        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions)
+        path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
+        self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
+        percentage, memory, contain = OWN_SERVER_KEYS
+        ceiling = NamespaceLimits(self._percentage(path, table, percentage), self._memory(path, table, memory))
+        self.needs_own_servers((*path, contain), table)
+        contains = self.value(path, table, contain, read_containment, (str,))
+        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling, contains)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
@@ -161,8 +169,7 @@ class _Reading(Tables):
         path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
         for key in ("total_memory_limit", "sm_partition"):
             self.needs_own_servers((*path, key), own)
-        total = self.value(path, own, "total_memory_limit", read_memory_by_device, (str,))
-        total = None if total is None else self.by_ordinal((*path, "total_memory_limit"), total)
+        total = self._memory(path, own, "total_memory_limit")
         partition = self.value(path, own, "sm_partition", _read_partition, (str,))
         return evolve(self._limits(path[:-1], given), total_memory=total, sm_partition=partition)
 
@@ -179,12 +186,18 @@ class _Reading(Tables):
         return said
 
     def _limits(self, path: Path, given: Mapping[str, Any]) -> NamespaceLimits:
-        memory = self.value(path, given, "pinned_memory_limit", read_memory_by_device, (str,))
         return NamespaceLimits(
-            self.value(path, given, "active_thread_percentage", read_percentage, (str, int, float)),
-            None if memory is None else self.by_ordinal((*path, "pinned_memory_limit"), memory),
+            self._percentage(path, given, "active_thread_percentage"),
+            self._memory(path, given, "pinned_memory_limit"),
             self.value(path, given, "client_priority", read_priority, (str, int)),
         )
+
+    def _percentage(self, path: Path, given: Mapping[str, Any], key: str) -> Any:
+        return self.value(path, given, key, read_percentage, (str, int, float))
+
+    def _memory(self, path: Path, given: Mapping[str, Any], key: str) -> dict[int, PinnedMemory] | None:
+        memory = self.value(path, given, key, read_memory_by_device, (str,))
+        return None if memory is None else self.by_ordinal((*path, key), memory)
 
     def _merged(self, path: Path, own: NamespaceLimits, default: NamespaceLimits) -> NamespaceLimits:
         """Return the limits of namespace ``default``: its own table beats the server's keys."""

@@ -14,7 +14,7 @@ from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
-from pympsd.vocabulary.texts import percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS, percentage_text
 
 
 def shown(
@@ -58,6 +58,11 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
     if server.allowed_devices is not None:
         uuids = (surroundings.devices[ordinal].uuid for ordinal in server.allowed_devices)
         yield f'allowed_devices = "{",".join(uuids)}"'
+    if server.ceiling != NamespaceLimits() or server.contains_partitions:
+        yield f"[servers.{server.name}.pympsd]"
+        yield from (f"max_{line}" for line in _limits(server.ceiling, surroundings))
+        if server.contains_partitions:
+            yield f'contain = "{CONTAINMENTS[True]}"'
 
 
 def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:

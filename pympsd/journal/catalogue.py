@@ -68,6 +68,8 @@ CONTROL_LINES: Final = {
     "server_refused": Line("Refusing process {pid} of user {uid}, which says it is a server: {reason}", None),
     "server_added": same("Adding server '{name}'"),
     "server_user_set": same("Server '{name}' is user {uid}'s"),
+    "server_ceiling_set": same("No later client of server '{name}' is above: {limits}"),
+    "server_contains": same("Faults in SM partitions of server '{name}' reach {reach}"),
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),
@@ -229,6 +231,7 @@ SERVER_LINES: Final = {
     "executor_started": Line("Device {device} is run by process {pid}", None),
     "executor_workers": Line("Process {pid}, command stream workers: {workers}", None),
     "executor_user": Line("Process {pid} works for user {uid}", None),
+    "executor_partition": Line("Process {pid} works for SM partition '{name}'", None),
     "executor_forsaken": Line(
         "Ending process {pid} of device {device}: no client is left on it, but kernels of departed clients still run",
         None,

@@ -75,7 +75,8 @@ def client_limits(
     cgroups: Sequence[str] = (),
     sm_partition: str = "",
 ) -> ClientLimits | None:
-    """Return the limits of a client: those of its namespace, or of its server in protocol 2, lowered by a rule.
+    """Return the limits of a client: those of its namespace, lowered by its server's ceiling, or of its server in
+    protocol 2; lowered by a rule.
 
     None: they are its server's. ``cgroups`` and ``sm_partition``: as in QueueEntry.
     """
@@ -84,17 +85,23 @@ def client_limits(
         groups = _memory_groups(daemon, server.name, namespace, cgroups)
         partitions = chosen(daemon, server.name, namespace, sm_partition)
         own = evolve(own, partitions=partitions, groups=groups, audited=daemon.audits_memory)
+        own = _below(own, daemon.named_servers[server.name].ceiling)
     if rule is None:
         return own
     if own is None:
         in_bytes = {ordinal: limit.value for ordinal, limit in server.memory_limits.items()}
         own = ClientLimits(server.thread_percentage.value, in_bytes)
-    percentage = own.thread_percentage
-    if rule.thread_percentage is not None:
-        percentage = min(percentage, rule.thread_percentage.value)
-    memory = lowered(own.memory_limits, rule.pinned_memory or {})
-    least = 0 if rule.client_priority is None else rule.client_priority.level
-    return evolve(own, thread_percentage=percentage, memory_limits=memory, least_priority=least)
+    return _below(own, rule)
+
+
+def _below(limits: ClientLimits, highest: NamespaceLimits) -> ClientLimits:
+    """Return limits lowered to what is allowed at most."""
+    percentage = limits.thread_percentage
+    if highest.thread_percentage is not None:
+        percentage = min(percentage, highest.thread_percentage.value)
+    memory = lowered(limits.memory_limits, highest.pinned_memory or {})
+    least = 0 if highest.client_priority is None else highest.client_priority.level
+    return evolve(limits, thread_percentage=percentage, memory_limits=memory, least_priority=least)
 
 
 def _memory_groups(

@@ -70,6 +70,17 @@ class PersistentNamedServer:
     source: str = Source.COMMAND
     failed: str = ""
     partitions: tuple[SmPartition, ...] = ()
+    max_thread_percentage: float | None = None
+    max_pinned_memory: dict[int, int] | None = None
+    contains_partitions: bool = False
+
+    @property
+    def ceiling(self) -> NamespaceLimits:
+        """What was said of it."""
+        return NamespaceLimits(
+            None if self.max_thread_percentage is None else ThreadPercentage(self.max_thread_percentage),
+            None if self.max_pinned_memory is None else in_memory(self.max_pinned_memory),
+        )
 
 
 @frozen
@@ -211,6 +222,8 @@ def _check_named(named: PersistentNamedServer, devices: int) -> None:
             or min(partition.chunks, default=-1) < 0
         ):
             raise ValueError(f"server {named.name} cannot have the SM partition {partition.name}")
+    named.ceiling  # noqa: B018 - raises for an impossible one
+    _check_limits(named.max_pinned_memory or {}, devices)
     for namespace in named.namespaces:
         namespace.limits  # noqa: B018 - raises for an impossible one
         _check_limits(namespace.pinned_memory or {}, devices)
@@ -238,6 +251,7 @@ def _persistent(server: Server) -> PersistentServer:
 
 def _persistent_named(named: NamedServer) -> PersistentNamedServer:
     namespaces = tuple(map(_persistent_namespace, named.namespaces.values()))
+    ceiling = named.ceiling
     return PersistentNamedServer(
         named.name,
         named.uid,
@@ -246,6 +260,9 @@ def _persistent_named(named: NamedServer) -> PersistentNamedServer:
         named.source.value,
         named.failed,
         tuple(named.partitions),
+        None if ceiling.thread_percentage is None else ceiling.thread_percentage.value,
+        None if ceiling.pinned_memory is None else _in_bytes(ceiling.pinned_memory),
+        named.contains_partitions,
     )
 
 

@@ -40,6 +40,8 @@ class ChosenPartition:
     chunks: tuple[int, ...] = ()
     problem: str = ""
     """Why it gets no context; empty: it gets one."""
+    has_executor: bool = False
+    """Where clients of an executor share an address space, the partition has an executor of its own."""
 
 
 def chunk_size(device: DeviceFacts) -> int:

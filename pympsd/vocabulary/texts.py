@@ -13,6 +13,8 @@ from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, 
 LIFTED: Final = ("unlimited", "default")
 """The words that lift a limit."""
 NO_LIMIT: Final = "unlimited"
+CONTAINMENTS: Final = ("server", "partition")
+"""Whether faults stay in SM partitions, as it is written."""
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]{1,15})([KMG])B?", re.ASCII | re.IGNORECASE)
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
@@ -76,6 +78,13 @@ def read_boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise BadText("true or false,", text)
     return text == "true"
+
+
+def read_containment(text: str) -> bool:
+    """Read what a fault of an SM partition's client reaches: ``partition`` (true) or ``server``."""
+    if text not in CONTAINMENTS:
+        raise BadText("partition or server,", text)
+    return text == CONTAINMENTS[True]
 
 
 def read_count(text: str) -> int:

@@ -64,13 +64,11 @@ class ClientSession:
     def of(cls, containment: Containment, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:
         """Return the session of a client that the daemon hands over; ``fds``: its socket and its pidfd, if any."""
         server = containment.server
-        priority = server.priority_of(admitted)
-        client = server.roster.add_client(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
+        client = server.client_admitted(admitted)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
         pidfd = fds[1] if len(fds) > 1 else -1
         memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
         limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
-        client.groups, client.audited, client.namespace = admitted.groups, admitted.audited, admitted.mps_namespace
         return cls(server, containment, client, MessageChannel(sock), pidfd, limits, admitted.devices)
 
     async def run(self) -> None:
@@ -250,8 +248,8 @@ class ClientSession:
         """Give a new context its number and its connections, before the executor makes it."""
         slots, slot = connection_slots(self.client.environment), executor.slot
         isolated = self.server.devices[slot.device].isolates_address_spaces
-        partition = self.limits.partition(slot.device).name if isolated else ""
-        numbered = self.client, slot.device, executor.generation, slots, slot.user, partition
+        partition = self.limits.partition(slot.device).name if isolated else slot.partition
+        numbered = self.client, slot.device, executor.generation, slots, slot.user, partition, bool(slot.partition)
         try:
             return self.server.roster.open_context(*numbered)
         except PoolExhausted as error:

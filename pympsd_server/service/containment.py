@@ -66,7 +66,7 @@ class Containment:
 
     def refuses(self, client: Client) -> bool:
         """Return whether a new client is refused, because executors of its user are to be replaced."""
-        return any(slot.is_for(client.uid) for slot in self.slots)
+        return any(self.server.slot_of(client, slot.device) == slot for slot in self.slots)
 
     async def hold(self, client: Client) -> None:
         """Wait while executors of a newcomer's user are replaced, HOLD_SECONDS at most.
@@ -167,12 +167,15 @@ class Containment:
         if blast.slots:
             self.slots |= set(blast.slots)
             self.clients |= {client.serial for client in blast.clients}
-            self.server.begin_fault()
             self._held.unpark_all()  # a second fault: they look again
-            self.server.log.error("fault_handling")
         else:
             self.clients_in_partitions |= {client.serial for client in blast.clients}
-            self.server.log.error("fault_in_partition", name=places[0].partition)
+        if any(not slot.partition for slot in blast.slots):
+            self.server.begin_fault()
+            self.server.log.error("fault_handling")
+        else:
+            name = places[0].partition or places[0].slot.partition
+            self.server.log.error("fault_in_partition", name=name)
         self._log(blast)
         reached = [context for client in fresh for context in client.contexts.values()]
         for context in reached:

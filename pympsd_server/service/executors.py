@@ -164,6 +164,8 @@ class Executors:
                     self.log.info("executor_workers", pid=process.pid, workers=ready.workers)
                 if slot.user not in (ALL_USERS, os.getuid()):
                     self.log.info("executor_user", pid=process.pid, uid=slot.user)
+                if slot.partition:
+                    self.log.info("executor_partition", pid=process.pid, name=slot.partition)
                 self._running[slot] = executor
                 self.on_start(executor)
                 task_status.started()

@@ -87,7 +87,7 @@ class Server:
 
     def slot_of(self, client: Client, device: int) -> ExecutorSlot:
         """Return the slot of a client's contexts on a device."""
-        return slot_of(client.uid, device, self.devices[device])
+        return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
 
     def start_serving(self) -> None:
         """End the initialisation."""
@@ -101,7 +101,15 @@ class Server:
                 self.log.info("server_memory_limit", device=ordinal, limit=limit)
         self.memory_limits = memory_limits
 
-    def priority_of(self, admitted: AdmitClient) -> int:
+    def client_admitted(self, admitted: AdmitClient) -> Client:
+        """Add a client that the daemon hands over to the roster."""
+        priority = self._priority_of(admitted)
+        client = self.roster.add_client(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
+        client.groups, client.audited, client.namespace = admitted.groups, admitted.audited, admitted.mps_namespace
+        client.partitions = {device: one.name for device, one in admitted.partitions.items() if one.has_executor}
+        return client
+
+    def _priority_of(self, admitted: AdmitClient) -> int:
         """Return a client's priority; log a change of the default once."""
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority

@@ -1,7 +1,8 @@
 """Executor slots: each is a device and the user whose contexts run there, or all users. Pure.
 
 Users never share an address space (docs/decisions/006): if the clients of one executor do, each user has an executor
-of their own. Without -multiuser-server all clients are one user's, so there is one executor per device in any case.
+of their own. Without -multiuser-server all clients are one user's, so there is one executor per device in any case;
+or one per SM partition, in a server that contains faults so (docs/decisions/019).
 """
 
 from __future__ import annotations
@@ -22,10 +23,8 @@ class ExecutorSlot:
 
     device: int
     user: int = ALL_USERS
-
-    def is_for(self, uid: int) -> bool:
-        """Return whether contexts of a user run here."""
-        return self.user in (ALL_USERS, uid)
+    partition: str = ""
+    """The SM partition whose own executor it is; empty: no partition's own."""
 
 
 @frozen(order=True)
@@ -36,6 +35,6 @@ class Place:
     partition: str = ""
 
 
-def slot_of(uid: int, device: int, facts: DeviceFacts) -> ExecutorSlot:
-    """Return the slot of a user's contexts on a device."""
-    return ExecutorSlot(device, ALL_USERS if facts.isolates_address_spaces else uid)
+def slot_of(uid: int, device: int, facts: DeviceFacts, partition: str = "") -> ExecutorSlot:
+    """Return the slot of a user's contexts on a device; ``partition``: that which has an executor of its own."""
+    return ExecutorSlot(device) if facts.isolates_address_spaces else ExecutorSlot(device, uid, partition)

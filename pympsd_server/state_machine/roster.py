@@ -29,16 +29,18 @@ class Context:
     """The user of that executor's slot."""
     partition: str = ""
     """The SM partition that its faults stay in; empty: they reach all of the slot."""
+    has_executor: bool = False
+    """The partition has an executor of its own."""
 
     @property
     def place(self) -> Place:
         """What its faults reach first."""
-        return Place(self.slot, self.partition)
+        return Place(self.slot, "" if self.has_executor else self.partition)
 
     @property
     def slot(self) -> ExecutorSlot:
         """The slot whose executor runs it."""
-        return ExecutorSlot(self.device, self.user)
+        return ExecutorSlot(self.device, self.user, self.partition if self.has_executor else "")
 
 
 @define
@@ -60,6 +62,8 @@ class Client:
     audited: bool = False
     """Whether the memory that it takes and returns is logged."""
     namespace: str = ""
+    partitions: dict[int, str] = field(factory=dict)
+    """Its SM partitions with executors of their own, by device ordinal."""
 
     def active_contexts(self) -> list[Context]:
         """Return the contexts that were not terminated."""
@@ -93,13 +97,14 @@ class Roster:
         slots: int = 1,
         user: int = ALL_USERS,
         partition: str = "",
+        has_executor: bool = False,
     ) -> Context:
         """Number a new context and give it connection slots; a PoolExhausted takes no number."""
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.contexts_made += 1
         numbers = self._serials.take(), client.contexts_made, device, client.serial, generation
-        context = Context(*numbers, user, partition)
+        context = Context(*numbers, user, partition, has_executor)
         pool.take(context.serial, slots)
         client.contexts[context.serial] = context
         return context

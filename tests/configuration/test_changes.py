@@ -16,6 +16,7 @@ from pympsd.configuration.changes import (
     DeleteServer,
     Impossible,
     SetNamespace,
+    SetServer,
     State,
     changes,
 )
@@ -48,8 +49,9 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
         match change:
             case CreateServer(plan, uid):
                 server = servers[plan.name] = NamedServer(
-                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG
+                    plan.name, uid, allowed_devices=plan.devices, source=Source.CONFIG, ceiling=plan.ceiling
                 )
+                server.contains_partitions = bool(plan.contains_partitions)
                 for name, limits in plan.namespaces.items():
                     server.namespaces[name] = Namespace(name, limits)
                 for partition in plan.partitions:
@@ -63,6 +65,10 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
             case SetNamespace(server_name, name, limits, _):
                 present = servers[server_name].namespaces[name]
                 present.limits = present.limits.changed_by(limits)
+            case SetServer(server_name, ceiling, contains, _):
+                server = servers[server_name]
+                server.ceiling = server.ceiling.changed_by(ceiling)
+                server.contains_partitions = server.contains_partitions if contains is None else contains
             case DeleteServer(name):
                 del servers[name]
             case DeleteNamespace(server_name, name):
@@ -96,6 +102,17 @@ def test_what_differs_is_set_and_said() -> None:
         "set namespace 'a/hi': pinned-memory-limit unlimited -> 0=unlimited,1=4G",
         "created namespace 'a/lo'",
     ]
+
+
+def test_what_is_set_of_a_whole_server() -> None:
+    state = State({"a": NamedServer("a", 0, ceiling=NamespaceLimits(ThreadPercentage(50.0)))}, HERE)
+    wanted = NamespaceLimits(ThreadPercentage(30.0), FOUR)
+    (change,) = changes(_plan(ServerPlan("a", ceiling=wanted, contains_partitions=True)), state)
+    assert change == SetServer("a", wanted, True, change.differences)
+    assert change.text == (
+        "set server 'a': max-active-thread-percentage 50.00 -> 30.00, max-pinned-memory-limit unlimited -> 4G, "
+        "contain server -> partition"
+    )
 
 
 def test_what_is_not_named_stays_without_prune() -> None:
@@ -152,18 +169,22 @@ PARTITION_LISTS = st.lists(
     unique_by=lambda one: (one.name, one.device),
 ).map(tuple)
 SERVERS = st.builds(
-    lambda name, uid, devices, namespaces, partitions: ServerPlan(
+    lambda name, uid, devices, namespaces, partitions, ceiling, contains: ServerPlan(
         name,
         7 if name == "uid_7" else uid,
         devices,
         namespaces,
         partitions=tuple(one for one in partitions if devices is None or one.device in devices),
+        ceiling=ceiling,
+        contains_partitions=contains,
     ),
     NAMES,
     st.sampled_from([None, 0, 7]),
     st.sampled_from([None, (0,), (1, 0)]),
     st.dictionaries(st.sampled_from(["default", "hi", "lo"]), LIMITS, max_size=3),
     PARTITION_LISTS,
+    st.builds(NamespaceLimits, st.none() | st.integers(1, 100).map(lambda n: ThreadPercentage(float(n))), MEMORY),
+    st.sampled_from([None, True, False]),
 )
 PLANS = st.lists(SERVERS, max_size=3, unique_by=lambda server: server.name).map(lambda servers: _plan(*servers))
 

@@ -20,6 +20,8 @@ from vendor.programs import VendorClient
 
 GIB = 1 << 30
 OTHER = 10001
+FATAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
+RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 def ctl(daemon: DaemonProcess, line: str, status: int = 0) -> str:
@@ -73,6 +75,43 @@ def test_a_namespace_and_its_clients_outlive_the_daemon(
     rows = ctl(daemon, "client list --server=a --format=csv,noheader").splitlines()
     assert sorted(int(row.split(",")[0]) for row in rows) == sorted((client.pid, meanwhile.pid))
     assert {row.split(",")[3] for row in rows} == {"a/hi (0)"}
+
+
+def test_a_fault_stays_in_a_partition_that_has_an_executor(
+    make_daemon: Callable[..., DaemonProcess], directory: Path
+) -> None:
+    machine = directory / "like-a-gpu.toml"
+    machine.write_text('isolates_address_spaces = false\nfault_containment = "device"\n[[device]]\n')
+    daemon = start(make_daemon(PYMPSD_EMULATED_DEVICES=str(machine)))
+    for line in ("server create a", "server set a --contain=partition"):
+        ctl(daemon, line)
+    for name in ("one", "other"):
+        ctl(daemon, f"sm-partition create {name} --server=a --device=0 --chunks=2")
+    with clients_of(daemon) as make:
+
+        def join(partition: str) -> ClientProcess:
+            return make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "a")), CUDA_MPS_SM_PARTITION=partition).connect()
+
+        culprit, mate, neighbour = join("one"), join("one"), join("other")
+        daemon.kill()
+        start(daemon)
+        assert '"contain": "partition"' in ctl(daemon, "server list a --format=json")
+        assert culprit.do("illegal") == "CUDA_SUCCESS"
+        assert culprit.do("sync") == FATAL
+        wait_until(lambda: mate.do("sync") == FATAL, "the fault at who is in the same executor")
+        assert neighbour.do("add") == RIGHT
+        assert ctl(daemon, "server get a status") == "Ready"
+        for client in (culprit, mate):
+            client.end(signal.SIGKILL)
+        assert [client.do("add") for client in (join("one"), neighbour)] == [RIGHT] * 2
+        # What came before keeps its executor: a fault there reaches who is in it, whatever the partition.
+        ctl(daemon, "server set a --contain=server")
+        culprit, mate = join("one"), join("other")
+        assert culprit.do("illegal") == "CUDA_SUCCESS"
+        assert culprit.do("sync") == FATAL
+        wait_until(lambda: mate.do("sync") == FATAL, "the fault at who is in the same executor")
+        assert neighbour.do("add") == RIGHT
+        assert ctl(daemon, "server get a status") == "Fault"
 
 
 def test_a_replaced_daemon_leaves_everything_to_the_next(daemon: DaemonProcess) -> None:

@@ -54,6 +54,31 @@ def test_a_fault_reaches_the_neighbours_and_the_server_recovers(
     assert not alive(executor)
 
 
+def test_a_fault_stays_in_a_partition_that_has_an_executor(
+    make_daemon: Callable[..., DaemonProcess], start_of: Callable[..., ClientProcess]
+) -> None:
+    daemon = make_daemon()
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    options = ["--server=a", "--device=0", "--chunks=2"]
+    for words in (["server", "create", "a"], ["server", "set", "a", "--contain=partition"]):
+        assert daemon.run(words).returncode == 0
+    for name in ("one", "other"):
+        assert daemon.run(["sm-partition", "create", name, *options]).returncode == 0
+    pipe = {"CUDA_MPS_PIPE_DIRECTORY": str(daemon.directory / "pipe" / "a")}
+    culprit, mate, neighbour = (
+        start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION=name) for name in ("one", "one", "other")
+    )
+    assert culprit.do("illegal") == READY
+    assert culprit.do("sync") == CODES["illegal"]
+    wait_until(lambda: mate.do("sync") == CODES["illegal"], "the fault at who shares the partition")
+    assert neighbour.do("add") == RIGHT
+    assert daemon.run(["server", "get", "a", "status"]).stdout == "Ready\n"
+    for client in (culprit, mate):
+        client.end(signal.SIGKILL)
+    again = start_of(daemon, **pipe, CUDA_MPS_SM_PARTITION="one")
+    assert [client.do("add") for client in (again, neighbour)] == [RIGHT] * 2
+
+
 def test_a_fault_is_seen_though_no_call_waits_for_it(daemon: DaemonProcess, start: Start) -> None:
     culprit = start()
     (server,) = daemon.servers()

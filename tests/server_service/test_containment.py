@@ -224,6 +224,29 @@ async def test_a_fault_in_one_users_executor_does_not_reach_another_user(autojum
         assert not containment.active
 
 
+async def test_a_fault_in_the_executor_of_a_partition_leaves_the_server_active(autojump_clock: object) -> None:
+    slots = (ExecutorSlot(0, 0, "p"), ExecutorSlot(0, 0, "q"))
+    executors = _Executors({slot: _Executor(slot) for slot in slots})
+    async with trio.open_nursery() as nursery:
+        server, containment, recorder = _serving(nursery, executors, 1)
+        server.devices = from_toml("isolates_address_spaces = false\n[[device]]\n")
+        culprit, other, newcomer = (server.roster.add_client(serial, 100 + serial, 0, {}) for serial in (1, 2, 3))
+        for client, partition in ((culprit, "p"), (other, "q"), (newcomer, "p")):
+            client.partitions = {0: partition}
+        for client in (culprit, other):
+            server.roster.open_context(client, 0, 1, user=0, partition=client.partitions[0], has_executor=True)
+        containment.context_faulted(min(culprit.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
+        await trio.sleep(0.01)
+        assert executors.running[slots[1]].requests == []
+        assert [containment.refuses(client) for client in (newcomer, other)] == [True, False]
+        assert containment.refusal(other, 0) is None
+        server.client_left(culprit, connected=True)
+        await trio.sleep(1)
+        assert executors.ended == [slots[0]]
+        assert recorder.statuses == []
+        assert not containment.active
+
+
 async def test_a_newcomer_is_held_for_a_bounded_time_and_not_while_a_reached_process_is_there(
     autojump_clock: object,
 ) -> None:

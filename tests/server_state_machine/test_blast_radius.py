@@ -52,6 +52,17 @@ def test_the_fault_of_a_context_in_a_partition_stays_there() -> None:
     assert ([client.pid for client in blast.clients], blast.devices) == ([100, 101, 102, 103], (0, 1))
 
 
+def test_the_fault_in_an_executor_of_a_partition_stays_there() -> None:
+    roster = Roster()
+    for number, partition in enumerate(["p", "p", "q"]):
+        client = roster.add_client(number + 1, 100 + number, 0, {})
+        roster.open_context(client, 0, 1, user=0, partition=partition, has_executor=True)
+    slot = ExecutorSlot(0, 0, "p")
+    assert [context.place for context in roster.contexts_in(slot)] == [Place(slot)] * 2
+    blast = blast_of([Place(slot)], roster.clients.values())
+    assert ([client.pid for client in blast.clients], blast.slots) == ([100, 101], (slot,))
+
+
 def test_the_documents_example_in_the_recorded_order() -> None:
     # A on device 0 (twice, as recorded), B on 0 and 1, C on 1, D on 2; A faults.
     roster = _roster([[0], [0, 1], [1], [2]])

@@ -16,9 +16,9 @@ def test_users_share_an_executor_only_where_it_keeps_their_memory_apart(device: 
     assert slot_of(500, 3, device) == ExecutorSlot(3, user)  # type: ignore[arg-type]
 
 
-def test_a_slot_is_for_its_user_or_for_all_users() -> None:
-    assert [ExecutorSlot(0, 500).is_for(uid) for uid in (500, 600, 0)] == [True, False, False]
-    assert [ExecutorSlot(0).is_for(uid) for uid in (500, 600, 0)] == [True, True, True]
+def test_a_partition_has_an_executor_of_its_own_only_where_faults_would_leave_it() -> None:
+    assert slot_of(500, 3, describe("H200")[0], "p") == ExecutorSlot(3)
+    assert slot_of(500, 3, from_toml(SHARING)[0], "p") == ExecutorSlot(3, 500, "p")
 
 
 def test_the_roster_lists_the_contexts_in_a_slot() -> None:

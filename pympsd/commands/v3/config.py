@@ -23,6 +23,7 @@ from pympsd.configuration.changes import (
     SetFeature,
     SetNamespace,
     SetRules,
+    SetServer,
     State,
     changes,
 )
@@ -38,7 +39,7 @@ from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
 from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition
 from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server
+from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server, set_server
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition
@@ -168,6 +169,7 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
         case CreateServer(plan, uid):
             limits = plan.namespaces.get(DEFAULT)
             yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
+            yield from set_server(daemon, plan.name, plan.ceiling, plan.contains_partitions)
             for name, each in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.gatherings.part(gathering)
@@ -181,6 +183,9 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             yield from create_namespace(daemon, server, name, limits, part, clients_only)
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
+            yield Reply(part, Answer())
+        case SetServer(server, ceiling, contains, _):
+            yield from set_server(daemon, server, ceiling, contains)
             yield Reply(part, Answer())
         case CreatePartition(server, partition):
             yield from _create_partition(daemon, server, partition, part)

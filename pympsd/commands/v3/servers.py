@@ -11,12 +11,21 @@ from pympsd.commands.v3.options import FORMAT, LIMITS, UID
 from pympsd.commands.v3.output import Column, Format, Row, cell_text
 from pympsd.commands.v3.registry import command, data, done, listing
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer
-from pympsd.state_machine.v3.servers import clients, create_server, delete_server, server, set_user, status
-from pympsd.state_machine.v3.servers import set_server as set_server_limits
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.v3.namespaces import set_namespace
+from pympsd.state_machine.v3.servers import (
+    clients,
+    create_server,
+    delete_server,
+    server,
+    set_user,
+    status,
+)
+from pympsd.state_machine.v3.servers import set_server as set_for_all
 from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
-from pympsd.vocabulary.texts import read_boolean
+from pympsd.vocabulary.texts import CONTAINMENTS, read_boolean, read_containment
 
 COLUMNS: Final = tuple(
     Column(name, name.upper().replace("-", " "))
@@ -24,6 +33,11 @@ COLUMNS: Final = tuple(
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 NO_DOMAINS: Final = "Device 0 ({}) has one locality domain: nothing to enable."
+FOR_ALL: Final = {
+    "max-active-thread-percentage": LIMITS["active-thread-percentage"],
+    "max-pinned-memory-limit": LIMITS["pinned-memory-limit"],
+    "contain": Option(read_containment, "|".join(CONTAINMENTS)),
+}
 LOCALITY: Final = {"locality-domains": Option(read_boolean, "true|false")}
 
 
@@ -82,14 +96,15 @@ def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
     return data(cell_text(row.cells[FIELDS.index(wanted)]))
 
 
-@command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **LOCALITY}))
+@command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **FOR_ALL, **LOCALITY}))
 def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decision:
     """Set the limits of a server's namespace default, for the clients that come later; no other namespace gets them.
-    The limits are those of namespace set. --uid is the user it runs as from now on: it has no clients, and starts
-    anew.
+    The limits are those of namespace set. The --max- limits are of all its namespaces: no client is above them. With
+    --contain=partition faults stay in static SM partitions on a GPU too, where these then run by turns. --uid is the
+    user it runs as from now on: it has no clients, and starts anew.
     """
     if not given:
-        options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *LOCALITY)))
+        options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *FOR_ALL, *LOCALITY)))
         raise Refused(f"'server set' needs at least one of {options}.")
     named = server(daemon, name)
     view.check_owner(caller, named, "server set")
@@ -98,10 +113,16 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     uid = given.pop("uid", named.uid)
     if uid != named.uid:
         _check_may_be(daemon, caller, uid, "server set")
+    contains = given.pop("contain", None)
+    if contains and not daemon.has_own_servers:
+        raise Refused("--contain=partition is not possible with the driver's own server of this release.")
+    most = {each.removeprefix("max_"): given.pop(each) for each in tuple(given) if each.startswith("max_")}
+    ceiling = view.limits_given(daemon, Namespace(DEFAULT, named.ceiling), **most)
     change = view.limits_given(daemon, named.namespaces[DEFAULT], **given)
-    kept = view.keeps_limits(len(clients(daemon, name, DEFAULT))) if given else ""
+    kept = view.keeps_limits(len(clients(daemon, name, None if most else DEFAULT))) if given or most else ""
     begun = tuple(set_user(daemon, name, uid)) if uid != named.uid else ()
-    return Decision(done(kept), (*begun, *set_server_limits(daemon, name, change)))
+    limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, ceiling, contains)
+    return Decision(done(kept), (*begun, *limits_set))
 
 
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
@@ -131,6 +152,9 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
             "pinned-memory-limit": view.memory_cell(daemon, named, default.pinned_memory).value,
             "client-priority": default.client_priority.level,
         },
+        "max_active_thread_percentage": (named.ceiling.thread_percentage or ThreadPercentage()).value,
+        "max_pinned_memory_limit": view.memory_cell(daemon, named, named.ceiling.pinned_memory or {}).value,
+        "contain": CONTAINMENTS[named.contains_partitions],
         "clients": len(present),
         "reason": named.failed or None,
         "locality_domains": False,

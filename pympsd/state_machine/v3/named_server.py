@@ -92,6 +92,10 @@ class NamedServer:
     """It is removed when its process has ended."""
     partitions: list[SmPartition] = field(factory=list)
     """Static SM partitions, in order of creation."""
+    ceiling: NamespaceLimits = field(factory=NamespaceLimits)
+    """A percentage and memory that no client is above, whatever its namespace allows."""
+    contains_partitions: bool = False
+    """Each SM partition has executors of its own where a fault would reach the others."""
 
     def ordinals(self, count: int) -> tuple[int, ...]:
         """Return the ordinals of its devices out of the daemon's, in its clients' order."""

@@ -5,6 +5,8 @@ A device is in static use for a server that has partitions on it: its clients ge
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from pympsd.devices.visible import find_device
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer
@@ -34,7 +36,7 @@ def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
     for partition in named.partitions:
         if partition.device not in found:
             found[partition.device] = ChosenPartition(problem=_problem(daemon, named, partition.device, ""))
-    return found
+    return {device: evolve(one, has_executor=named.contains_partitions) for device, one in found.items()}
 
 
 def _bind(daemon: Daemon, named: NamedServer, namespace: str, found: dict[int, ChosenPartition]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from pympsd.state_machine.admission import request_server, serve_queue
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Client, Daemon, Server
@@ -11,10 +11,12 @@ from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Wo
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
+from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Namespace, Source
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.texts import CONTAINMENTS
 
 _STATUS = {
     Phase.RETURNING: NamedStatus.STARTING,
@@ -104,10 +106,20 @@ def set_user(daemon: Daemon, name: str, uid: int) -> Iterator[Instruction]:
     yield from routing.open_sockets(named)
 
 
-def set_server(daemon: Daemon, name: str, limits: NamespaceLimits) -> Iterator[Instruction]:
-    """Set limits of a server's namespace ``default``, for clients that come later."""
+def set_server(
+    daemon: Daemon, name: str, ceiling: NamespaceLimits, contains_partitions: bool | None = None
+) -> Iterator[Instruction]:
+    """Set what no later client of a server is above, and whether its faults stay in its SM partition."""
     named = server(daemon, name)
-    yield from change_limits(daemon, named, DEFAULT, limits)
+    changed = named.ceiling.changed_by(ceiling)
+    if changed != named.ceiling:
+        named.ceiling = changed
+        daemon.named_changes += 1
+        yield Log("server_ceiling_set", {"name": name, "limits": _shown(changed)})
+    if contains_partitions not in (None, named.contains_partitions):
+        named.contains_partitions = bool(contains_partitions)
+        daemon.named_changes += 1
+        yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named.contains_partitions]}"})
 
 
 def change_limits(
@@ -119,7 +131,7 @@ def change_limits(
     if changed != found.limits:
         found.limits = changed
         daemon.named_changes += 1
-        yield Log("namespace_set", {"name": f"{named.name}/{namespace}", "limits": _shown(daemon, named, namespace)})
+        yield Log("namespace_set", {"name": f"{named.name}/{namespace}", "limits": _shown_of(found)})
 
 
 def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
@@ -273,10 +285,16 @@ def _path(event: NamespaceOpened) -> str:
     return f"{event.server}/{event.namespace}" if event.namespace else event.server
 
 
-def _shown(daemon: Daemon, named: NamedServer, namespace: str) -> str:
-    found = named.namespaces[namespace]
-    memory = ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(found.pinned_memory.items()))
-    total = ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(found.total_memory.items()))
+def _shown(limits: NamespaceLimits) -> str:
+    percentage, memory = limits.thread_percentage or ThreadPercentage(), _by_device(limits.pinned_memory or {})
+    return f"{percentage.value:.2f} %, memory {memory or 'unlimited'}"
+
+
+def _shown_of(namespace: Namespace) -> str:
+    total = _by_device(namespace.total_memory)
     together = f" each, {total} together" if total else ""
-    memory = f"memory {memory or 'unlimited'}{together}"
-    return f"{found.thread_percentage.value:.2f} %, {memory}, priority {found.client_priority}"
+    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}"
+
+
+def _by_device(memory: Mapping[int, PinnedMemory]) -> str:
+    return ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(memory.items()))

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from pympsd.vocabulary.device_runtime import GRID_FUNCTIONS
 from pympsd_server.backends.emulated.ptx.codegen.emission import ANY, TABLE, Emitter
 from pympsd_server.backends.emulated.ptx.codegen.emit_control import BARRIER_MODIFIERS
-from pympsd_server.backends.emulated.ptx.codegen.emit_matrices import MULTIPLIED
+from pympsd_server.backends.emulated.ptx.codegen.emit_matrices import MULTIPLIED, SHAPE
 from pympsd_server.backends.emulated.ptx.codegen.translation import EMITTERS
 from pympsd_server.backends.emulated.ptx.datatypes import UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.lowering.procedures import STACK_BYTES
 from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS
+from pympsd_server.backends.emulated.ptx.matrices.emit_wgmma import GROUP_PRODUCTS, INTEGER_N
+from pympsd_server.backends.emulated.ptx.matrices.emit_wmma import WARP_PRODUCTS
 from pympsd_server.backends.emulated.ptx.runtime.facilities import PRINT_BYTES
 from pympsd_server.backends.emulated.ptx.runtime.heap import HEAP_BYTES
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import special_names
@@ -23,15 +25,14 @@ with the instruction and its line. A combination of an instruction with a modifi
 mostly accepted: the emulated GPU is no assembler.
 
 Results are those of an H200: tests/data/corpus has kernels that were recorded on one. Functions that PTX calls
-approximate (`sin`, `ex2`, `tanh` ...) are closer to the exact value here. `mma` sums floats in double precision and
-rounds once; a tensor core sums less closely. Asynchronous copies are done at once, fences do nothing, and cache hints
-are ignored.
+approximate (`sin`, `ex2`, `tanh` ...) are closer to the exact value here. Products of matrices sum floats in double
+precision and round once; a tensor core sums less closely. Asynchronous copies and products are done at once, fences
+do nothing, and cache hints are ignored.
 """
 
 REFUSED = {
     "sured istypep": "reductions on surfaces; types of references. Textures and surfaces are objects, not references",
-    "wmma": "mma.sync and ldmatrix have what it has",
-    "wgmma tcgen05": "products of warp groups",
+    "wgmma.mma_async.sp mma.sp tcgen05": "products of sparse matrices; products in tensor memory",
     "cp.async.bulk.tensor.tile::gather4 cp.async.bulk.tensor.tile::scatter4 cp.async.bulk.tensor.im2col::w": (
         "copies by tensor maps that need compute capability 10.0"
     ),
@@ -68,7 +69,29 @@ def _listed(words: Iterable[str]) -> str:
 
 def _row(names: list[str], emitter: Emitter) -> str:
     types = "any" if emitter.types >= set(ANY) else _listed(t for t in sorted(emitter.types))
-    return f"| {_listed(names)} | {_listed(sorted(emitter.modifiers))} | {types} |\n"
+    modifiers = _listed(sorted(m for m in emitter.modifiers if not SHAPE.fullmatch(m)))
+    return f"| {_listed(names)} | {modifiers} | {types} |\n"
+
+
+def _matrices() -> list[str]:
+    """Return the tables of products of matrices."""
+    parts = ["\n## Matrices\n\n`mma.sync.aligned`, `.row.col`, by the types of A (and B) and of C and D:\n\n"]
+    parts.append("| A | C, D | shapes |\n| --- | --- | --- |\n")
+    parts += [f"| `{a}` | `{c}` | {_listed(shapes)} |\n" for (a, c), shapes in MULTIPLIED.items()]
+    parts.append(
+        "\n`s8` and `u8` may be mixed, and `e4m3` and `e5m2`.\n\n`wgmma.mma_async.sync.aligned`, by the types of A "
+        "(and B, mixed as for `mma`) and of D; A in registers or, as B, in\nshared memory by a matrix descriptor of "
+        "any swizzle mode, `f16` and `bf16` also MN-major:\n\n"
+    )
+    parts.append("| A | D | shapes | N |\n| --- | --- | --- | --- |\n")
+    few = f"8, 16, 24, and the multiples of 16 from {INTEGER_N[3]} to {INTEGER_N[-1]}"
+    for (a, d), (k, every) in GROUP_PRODUCTS.items():
+        numbers = few if every == INTEGER_N else f"the multiples of 8 from {every[0]} to {every[-1]}"
+        parts.append(f"| `{a}` | `{d}` | `m64nNk{k}` | {numbers} |\n")
+    parts.append("\n`wmma.load`, `wmma.mma` and `wmma.store`, by the types of A (and B) and of C or D:\n\n")
+    parts.append("| A | C, D | shapes |\n| --- | --- | --- |\n")
+    parts += [f"| `{a}` | `{c}` | {_listed(shapes)} |\n" for (a, c), shapes in WARP_PRODUCTS.items()]
+    return parts
 
 
 def page() -> str:
@@ -83,11 +106,7 @@ def page() -> str:
     parts += [_row(names, TABLE[names[0]]) for names in sorted(alike.values())]
     parts.append("\n## Control flow\n\n| instruction | forms |\n| --- | --- |\n")
     parts += [f"| {name} | {forms} |\n" for name, forms in _CONTROL.items()]
-    parts.append("\n## Matrices\n\n`mma.sync.aligned`, `.row.col`, by the types of A (and B) and of C and D:\n\n")
-    parts.append("| A | C, D | shapes |\n| --- | --- | --- |\n")
-    parts += [f"| `{a}` | `{c}` | {_listed(shapes)} |\n" for (a, c), shapes in MULTIPLIED.items()]
-    parts.append("\n`s8` and `u8` may be mixed, and `e4m3` and `e5m2`.\n")
-    parts.append(_TENSOR_MAPS)
+    parts += [*_matrices(), _TENSOR_MAPS]
     parts.append(f"\n## Special registers\n\n{_listed(special_names())}\n")
     parts.append(
         f"\n## Functions of CUDA's system library\n\n{_listed(sorted([*SYSTEM_FUNCTIONS, *GRID_FUNCTIONS]))}\n\n"

@@ -38,7 +38,14 @@ from pympsd_server.backends.emulated.ptx.math import (
     rounding,
     small_floats,
 )
-from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers
+from pympsd_server.backends.emulated.ptx.matrices import (
+    emit_wgmma,
+    emit_wmma,
+    multiply,
+    transfers,
+    warp_groups,
+    warp_loads,
+)
 from pympsd_server.backends.emulated.ptx.runtime import (
     atomics,
     calls,
@@ -52,11 +59,12 @@ from pympsd_server.backends.emulated.ptx.textures import emit_textures, sampling
 
 EMITTERS = (
     emit_arithmetic, emit_async, emit_bits, emit_bulk, emit_compare, emit_convert, emit_float, emit_matrices,
-    emit_memory, emit_system, emit_tensor_maps, emit_textures, emit_warp,
+    emit_memory, emit_system, emit_tensor_maps, emit_textures, emit_warp, emit_wgmma, emit_wmma,
 )  # fmt: skip
 _LIBRARY = (
     atomics, bits, box_copies, calls, conversion, copies, descriptors, directed_doubles, floats, integers, mbarrier,
     multiply, printing, rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
+    warp_groups, warp_loads,
 )  # fmt: skip
 
 
