@@ -261,5 +261,11 @@ def test_an_h100_has_the_attributes_that_driver_580_reports() -> None:
     assert (device.multiprocessors, device.compute_capability) == (132, (9, 0))
     of_the_model = [name for name in device.attributes if "SHARED" in name or "CLOCK" in name or "CACHE_SIZE" in name]
     assert len(of_the_model) > 6
-    for name in (*of_the_model, "GLOBAL_MEMORY_BUS_WIDTH", "ASYNC_ENGINE_COUNT", "MAX_THREADS_PER_MULTIPROCESSOR"):
+    of_the_model += ["GLOBAL_MEMORY_BUS_WIDTH", "ASYNC_ENGINE_COUNT", "MAX_THREADS_PER_MULTIPROCESSOR"]
+    for name in (*of_the_model, "TENSOR_MAP_ACCESS_SUPPORTED"):
         assert device.attributes[name] == reported[name], name
+
+
+def test_tensor_maps_are_of_compute_capability_9_0_on() -> None:
+    devices = describe("H200,H100,A100,V100,P100")
+    assert [device.attributes["TENSOR_MAP_ACCESS_SUPPORTED"] for device in devices] == [1, 1, 0, 0, 0]

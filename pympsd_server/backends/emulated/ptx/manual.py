@@ -33,13 +33,23 @@ do nothing, and cache hints are ignored.
 REFUSED = {
     "sured istypep": "reductions on surfaces; types of references. Textures and surfaces are objects, not references",
     "wgmma.mma_async.sp mma.sp tcgen05": "products of sparse matrices; products in tensor memory",
-    "cp.async.bulk.tensor cp.reduce.async.bulk tensormap": "tensor maps, and reductions by bulk copies",
-    "st.async red.async st.bulk": "asynchronous stores",
+    "cp.async.bulk.tensor.tile::gather4 cp.async.bulk.tensor.tile::scatter4 cp.async.bulk.tensor.im2col::w": (
+        "copies by tensor maps that need compute capability 10.0"
+    ),
+    "st.bulk": "bulk stores of zeros",
     "multimem clusterlaunchcontrol": "memory of several devices; clusters on demand",
     "vadd vsub vabsdiff vmin vmax vshl vshr vmad vset": "video instructions, but for vabsdiff4",
     "vadd2 vadd4 vsub2 vsub4 vavrg2 vavrg4 vabsdiff2 vmin2 vmin4 vmax2 vmax4 vset2 vset4": "the same of packed parts",
 }
 """Families of instructions that are not there, with what they are for."""
+
+_TENSOR_MAPS = """
+## Tensor maps
+
+Tiled and im2col maps of all types but the packed ones, with swizzles of 32, 64 and 128 bytes;
+`cuTensorMapEncodeTiled` refuses interleaved layouts. As on an H100 a box begins at a multiple of 16 bytes along the
+first dimension; in shared memory it lies at a multiple of 128. Other copies, and those by what is no map, are faults.
+"""
 
 _CONTROL = {
     "bra": "uni",
@@ -89,14 +99,14 @@ def page() -> str:
     assert EMITTERS  # importing them has filled the table
     alike: dict[tuple[frozenset[str], frozenset[str], tuple[int, int], int], list[str]] = {}
     for name, emitter in TABLE.items():
-        if ":" not in name:
+        if not name.startswith("system:"):
             key = (emitter.modifiers, emitter.types, emitter.operands, id(emitter.emit))
             alike.setdefault(key, []).append(name)
     parts = [_HEAD, "\n## Instructions\n\n| instruction | modifiers | types |\n| --- | --- | --- |\n"]
     parts += [_row(names, TABLE[names[0]]) for names in sorted(alike.values())]
     parts.append("\n## Control flow\n\n| instruction | forms |\n| --- | --- |\n")
     parts += [f"| {name} | {forms} |\n" for name, forms in _CONTROL.items()]
-    parts += _matrices()
+    parts += [*_matrices(), _TENSOR_MAPS]
     parts.append(f"\n## Special registers\n\n{_listed(special_names())}\n")
     parts.append(
         f"\n## Functions of CUDA's system library\n\n{_listed(sorted([*SYSTEM_FUNCTIONS, *GRID_FUNCTIONS]))}\n\n"
