@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.images import fatbin
+from pympsd.wire.images import fatbin
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.program import Kernel, Program, load_program
@@ -31,12 +31,14 @@ def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
     INVALID_IMAGE if it is no text, INVALID_PTX with the line and the instruction for what cannot be executed, and for
     the target of another device, NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
     """
-    if image.startswith(fatbin.MAGIC):
-        image = fatbin.ptx_of(image, compute_capability)
     try:
+        if image.startswith(fatbin.MAGIC):
+            image = fatbin.ptx_of(image, compute_capability)
         program = _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
         _check_target(program.target, compute_capability)
         return program
+    except fatbin.FatbinError as error:
+        raise BackendError(error.code, error.reason) from None
     except NotPtx as error:
         code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_CUBIN) else Result.ERROR_INVALID_IMAGE
         raise BackendError(code, str(error)) from None
