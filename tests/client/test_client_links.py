@@ -161,8 +161,6 @@ def test_a_symbol_that_nobody_defines(context: Any) -> None:
 IMAGES = Path(__file__).parents[1] / "data" / "images"
 KINDS = ("CUBIN", "FATBINARY", "OBJECT", "LIBRARY")
 OTHER_KINDS = [getattr(cuda.CUjitInputType, f"CU_JIT_INPUT_{kind}") for kind in KINDS]
-    getattr(cuda.CUjitInputType, f"CU_JIT_INPUT_{kind}") for kind in ["CUBIN", "FATBINARY", "OBJECT", "LIBRARY"]
-]
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
