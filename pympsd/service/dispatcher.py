@@ -118,6 +118,8 @@ class Dispatcher:
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
     tracing: Tracing = field(factory=Tracing)
+    changed: trio.Event = field(factory=trio.Event)
+    """Set when the state may have changed."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -182,6 +184,7 @@ class Dispatcher:
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
             self.tracing.observe(self.state)
+            self.changed.set()
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()
@@ -296,7 +299,6 @@ class Dispatcher:
     async def hand_over(self) -> None:
         """End, and leave the servers to another daemon; a trace ends with this one."""
         self.log.info("daemon_hands_over")
-        # Saved with the trace's path: the next daemon says that it does not go on.
         if self.tracing.path:
             self.log.warning("trace_ends", file=self.tracing.path)
             await self.tracing.stop(self.state, tuple(self.servers.values()))

@@ -14,7 +14,10 @@ ESCAPE = "\x1b"
 
 
 def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
-    """Show the table until q is pressed; ``interval``: seconds between two requests. Raise CannotAsk or NoTerminal."""
+    """Show the table until q is pressed; ``interval``: seconds between two requests.
+
+    Raise CannotAsk or NoTerminal.
+    """
     try:
         curses.setupterm()
     except curses.error:

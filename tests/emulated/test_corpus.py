@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from recorded_corpus import CORPUS, KERNELS, is_recorded, module_of, objects_of, recorded
+from recorded_corpus import CORPUS, KERNELS, is_recorded, maps_of, module_of, objects_of, recorded
 
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.program import load_program
@@ -30,7 +30,7 @@ def outputs_of(name: str) -> dict[str, np.ndarray[Any, Any]]:
         if key in contents:
             device.space.write(addresses[key], contents[key].tobytes())
     handles = {key: device.put(np.frombuffer(data, np.uint8)) for key, data in objects_of(entry, addresses).items()}
-    run_together(module, entry, inputs.arguments(entry, addresses | handles))
+    run_together(module, entry, inputs.arguments(entry, addresses | handles, maps_of(entry, addresses)))
     return {key: read(device, addresses[key], spec, inputs) for key, spec in inputs.outputs(entry).items()}
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pympsd.wire import tensor_map
+from pympsd.wire.tensor_map import Im2col, TensorMap
 from pympsd.wire.texture_object import Kind, Level, Sampling, TextureObject, pack
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
@@ -47,6 +49,25 @@ def objects_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, by
         )
         format = module_of("inputs").ARRAY_FORMATS[array["dtype"]]
         made[name] = pack(TextureObject(kind, format, channels, sampling, (level,)))
+    return made
+
+
+def maps_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, bytes]:
+    """Return a kernel's tensor maps as the emulated device has them; ``addresses`` are those of the buffers."""
+    made = {}
+    for name, spec in entry.get("maps", {}).items():
+        given = module_of("inputs").tensor_map(spec, addresses)
+        rank, column = given["tensorRank"], None
+        if "boxDim" not in given:
+            corners = (tuple(given[f"pixelBox{side}Corner"]) for side in ("Lower", "Upper"))
+            column = Im2col(*corners, given["channelsPerPixel"], given["pixelsPerColumn"])
+        of = TensorMap(
+            given["tensorDataType"], given["globalAddress"], tuple(given["globalDim"]), tuple(given["globalStrides"]),
+            tuple(given.get("boxDim", [0] * rank)), tuple(given["elementStrides"]), given["interleave"],
+            given["swizzle"], given["l2Promotion"], given["oobFill"], column,
+        )  # fmt: skip
+        tensor_map.check(of)
+        made[name] = tensor_map.pack(of)
     return made
 
 
