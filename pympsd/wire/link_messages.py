@@ -79,7 +79,7 @@ class AdmitClient:
     """When it connected, in seconds since the epoch; reported to the next daemon, as ``namespace``."""
 
 
-@message(61)
+@message(62)
 @frozen
 class ClientJoined:
     """A client has been let in; what holds for it as long as it is there."""

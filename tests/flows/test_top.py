@@ -107,7 +107,7 @@ def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> N
     daemon = make_daemon()
     assert daemon.start("-d", "-p", "3").returncode == 0
     assert daemon.run(["server", "create", "s"]).returncode == 0
-    made = daemon.run(["namespace", "create", "s/small", "--active-thread-percentage=30"])
+    made = daemon.run(["namespace", "create", "small", "--server=s", "--active-thread-percentage=30"])
     assert made.returncode == 0, made.stdout + made.stderr
     with clients_of(daemon) as start:
         folder = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/s/small"
@@ -130,7 +130,7 @@ def test_output_that_cannot_be_written_is_said(daemon: DaemonProcess, arguments:
 @pytest.mark.parametrize("name", ["bogus", ""])
 def test_a_terminal_that_is_not_known(daemon: DaemonProcess, name: str) -> None:
     with at_terminal([PYMPSD, "top"], daemon.environment, TERM=name) as screen:
-        screen.until(f"pympsd top: TERM={name!r} is no terminal that is known here: set TERM, or use --once\n")
+        screen.until(f"pympsd top: TERM={name!r} is no terminal that is known here: set TERM, or use --once")
         assert screen.process.wait(10) == 74
 
 
