@@ -298,7 +298,6 @@ class Dispatcher:
 
     async def hand_over(self) -> None:
         """End, and leave the servers to another daemon; a trace ends with this one."""
-        self.log.info("daemon_hands_over")
         if self.tracing.path:
             self.log.warning("trace_ends", file=self.tracing.path)
             await self.tracing.stop(self.state, tuple(self.servers.values()))

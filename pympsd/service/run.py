@@ -325,6 +325,7 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
             dispatcher.journal.reopen()
             notify(READY)
         elif number == HAND_OVER:
+            dispatcher.log.info("daemon_hands_over")
             await dispatcher.hand_over()
         else:
             dispatcher.feed(StopSignal())
