@@ -111,13 +111,13 @@ def places(of: TensorMap, start: Any) -> Any:
     size = of.element_bytes
     steps = (1, *of.element_strides[1:])
     ranges = [range(0, box, step) for box, step in zip(of.box, steps, strict=True)]
-    at = 0
-    for deltas in product(*reversed(ranges)):
+    pitch = of.box[0] * size if not of.swizzle else 16 << of.swizzle
+    for index, deltas in enumerate(product(*reversed(ranges))):
         point = [first + delta for first, delta in zip(start, reversed(deltas), strict=True)]
         inside = all(0 <= each < most for each, most in zip(point, of.dimensions, strict=True))
         offset = point[0] * size + sum(p * s for p, s in zip(point[1:], of.strides, strict=True))
-        yield (offset if inside else None), swizzled(at, of.swizzle)
-        at += size
+        row, column = divmod(index, of.box[0])
+        yield (offset if inside else None), swizzled(row * pitch + column * size, of.swizzle)
 
 
 def swizzled(at: int, swizzle: int) -> int:

@@ -78,6 +78,13 @@ def recorded() -> dict[str, np.ndarray[Any, Any]]:
         return dict(archive)
 
 
+@cache
+def failures() -> dict[str, str]:
+    """Return the kernels that ended with an error on the GPU, and the error: those that it refuses to execute."""
+    found: dict[str, str] = json.loads((CORPUS / "recorded.json").read_text())["failures"]
+    return found
+
+
 def is_recorded(name: str) -> bool:
     """Return whether the kernel was there when the corpus was recorded."""
     return any(key.startswith(f"{name}/") for key in recorded())

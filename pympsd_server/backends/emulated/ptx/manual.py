@@ -49,7 +49,9 @@ _TENSOR_MAPS = """
 
 Tiled and im2col maps of all types but the packed ones, with swizzles of 32, 64 and 128 bytes;
 `cuTensorMapEncodeTiled` refuses interleaved layouts. As on an H100 a box begins at a multiple of 16 bytes along the
-first dimension; in shared memory it lies at a multiple of 128. Other copies, and those by what is no map, are faults.
+first dimension; in shared memory it lies at a multiple of 128, and rows that are narrower than the swizzle lie as far
+apart as it is wide. Loads round to TF32, which makes one NaN of all, and flush nothing, of the types `_FTZ` neither.
+Other copies, and those by what is no map, are faults.
 """
 
 _CONTROL = {

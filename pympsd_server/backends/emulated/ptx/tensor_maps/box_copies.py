@@ -34,7 +34,7 @@ from pympsd_server.backends.emulated.ptx.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
-from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at
+from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch
 from pympsd_server.backends.emulated.ptx.tensor_maps.descriptors import map_at
 
 if TYPE_CHECKING:
@@ -45,10 +45,13 @@ _DTYPES: Final[dict[int, DType]] = dict(
     zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
 )
 """As which reductions see elements; bfloat16 are bits."""
-_FLUSHED: Final = (DataType.FLOAT32_FTZ, DataType.TFLOAT32_FTZ)
 _ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
-_CONVERTED: Final = {*_FLUSHED, *_ROUNDED}
-_EXPONENT: Final = U32.type(0x7F800000)
+"""What loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
+_NAN: Final = b"\xf7\x7f"
+"""What an H100 fills with, again and again: a NaN of every type of 2, 4 and 8 bytes."""
+_TF32_NAN: Final = U32.type(0x7FFFE000)
+_MAGNITUDE: Final = U32.type(0x7FFFFFFF)
+_INFINITY: Final = U32.type(0x7F800000)
 
 
 def load_box(
@@ -74,8 +77,8 @@ def load_box(
         start, moves = rest[:rank], rest[rank : rank + len(moved)]
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
         of = map_at(state, lane, where)
-        limit, is_converted = state.frame_size("shared"), of.data_type in _CONVERTED
-        box = box_at(of, start, None if offsets is None else moves, limit, is_converted)
+        limit, is_rounded = state.frame_size("shared"), of.data_type in _ROUNDED
+        box = box_at(of, start, None if offsets is None else moves, limit, is_rounded)
         elements = _read(state, lane, of, box)
         blocks = None if mask is None else rest[-1]
         for to in destinations(place, blocks):
@@ -117,8 +120,14 @@ def store_box(
 
 
 def _shared_places(of: TensorMap, box: Box, start: int) -> Array:
-    """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses."""
-    return swizzled(consecutive(start, len(box.inside), box.unit), of.swizzle)
+    """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses.
+
+    Its rows lie as far apart as the swizzle's span is wide, even if they are shorter, and what is between is kept.
+    """
+    width = of.inner * of.element_bytes
+    rows = consecutive(start, len(box.inside) * box.unit // width, row_pitch(of))
+    places = rows[:, None] + consecutive(0, width // box.unit, box.unit)
+    return swizzled(places.ravel(), of.swizzle)
 
 
 def swizzled(address: Array, swizzle: int) -> Array:
@@ -135,23 +144,20 @@ def _read(state: BatchState, lane: Lanes, of: TensorMap, box: Box) -> Array:
     """Return the bits of a box's elements, converted as the type says; those outside of the tensor are 0 or NaN."""
     dtype, threads = _bits(box), repeated(lane, len(box.inside))
     elements = np.asarray(load(state, threads, "global", box.addresses, dtype, box.unit, box.inside))
-    if of.data_type in _CONVERTED:
-        elements = _converted(elements, of.data_type)
+    if of.data_type in _ROUNDED:
+        elements = _rounded(elements)
     if of.fill:
-        nan = b"\xff" * (of.element_bytes - 1) + b"\x7f"
-        elements[~box.inside] = np.frombuffer(nan * (box.unit // of.element_bytes), dtype)[0]
+        elements[~box.inside] = np.frombuffer(_NAN * (box.unit // len(_NAN)), dtype)[0]
     return elements
 
 
-def _converted(bits: Array, data_type: int) -> Array:
-    """Return 32-bit floats with subnormal numbers flushed, or rounded to TF32, or both."""
-    if data_type in _FLUSHED:
-        bits = np.where(bits & _EXPONENT, bits, bits & U32.type(1 << 31))
-    if data_type in _ROUNDED:
-        # To the nearest of 10 bits of fraction, of two the even one; infinity and NaN stay as they are.
-        rounded = (bits + U32.type(0xFFF) + (bits >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
-        bits = np.where((bits & _EXPONENT) != _EXPONENT, rounded, bits)
-    return bits
+def _rounded(bits: Array) -> Array:
+    """Return 32-bit floats rounded to TF32: to the nearest of 10 bits of fraction, of two the even one.
+
+    Any NaN becomes the same one.
+    """
+    rounded = (bits + U32.type(0xFFF) + (bits >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
+    return np.where((bits & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
 
 
 # --- reductions

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import evolve, frozen
 
-from pympsd.wire.tensor_map import DataType, Im2col, TensorMap
+from pympsd.wire.tensor_map import DataType, Im2col, Swizzle, TensorMap
 from pympsd_server.backends.emulated.ptx.datatypes import S64, U64, Array
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, IllegalInstruction
 
@@ -42,7 +42,7 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
     if start[0] * of.element_bytes % _UNIT:
         where = f"coordinate {start[0]}, elements of {of.element_bytes} bytes"
         raise IllegalInstruction(f"a box that begins at no multiple of {_UNIT} bytes ({where})")
-    size = int(np.prod(counts(of), dtype=object)) * of.element_bytes
+    size = int(np.prod(counts(of)[1:], dtype=object)) * row_pitch(of)
     if size > limit:
         raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory there are")
     if not by_element and of.element_bytes < _WIDE and not of.dimensions[0] * of.element_bytes % _WIDE:
@@ -66,6 +66,11 @@ def counts(of: TensorMap) -> list[int]:
     if of.im2col is not None:
         return [of.im2col.channels, of.im2col.pixels]
     return [of.box[0], *(-(-size // step) for size, step in zip(of.box[1:], of.element_strides[1:], strict=True))]
+
+
+def row_pitch(of: TensorMap) -> int:
+    """Return the bytes in shared memory from one row of a box, or pixel, to the next."""
+    return Swizzle(of.swizzle).span if of.swizzle else of.inner * of.element_bytes
 
 
 def _tile(of: TensorMap, start: Sequence[int]) -> Box:
