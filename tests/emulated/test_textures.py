@@ -195,12 +195,7 @@ def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> No
     text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
     texture = machine.object(PACKED, 4, level, flags=AS_INTEGER, address_modes=(BORDER,) * 3)
     got = machine.run(text, texture, given).view("f4")
-    border = [
-        np.floor(0.25 * 1023 + 0.5) / 1023,
-        np.floor(0.5 * 1023 + 0.5) / 1023,
-        np.floor(0.75 * 1023 + 0.5) / 1023,
-        0,
-    ]
+    border = [256 / 1023, 512 / 1023, 767 / 1023, 0]  # BORDER_COLOUR in the format of the elements
     wanted = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [3 / 1023, 2 / 1023, 1 / 1023, 2 / 3], border]
     np.testing.assert_array_equal(got, np.array(wanted, "f4"))
 
