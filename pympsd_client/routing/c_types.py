@@ -38,6 +38,7 @@ STRUCTURES: Final = {
     "CUipcEventHandle": 64,
     "CUmemPoolPtrExportData": 64,
     "CUdevResource": 144,
+    "CUdevprop": 56,
     "cudaDevResource": 144,
     "CUDA_ARRAY_DESCRIPTOR": 24,
     "CUDA_ARRAY3D_DESCRIPTOR": 40,
