@@ -50,8 +50,14 @@ def main(arguments: "Sequence[str]") -> int:
         if_protocol = b"" if options.quit == "--quit" else b"3"
         return control_client.give_commands(_quit(options), options.strict, options.timeout, if_protocol)
     words = ["config", "apply", options.apply] if options.apply else options.words
-    if words[:2] == ["trace", "start"] and len(words) == 3 and not words[2].startswith(("/", "-")):
-        words = [*words[:2], f"{posix.getcwd()}/{words[2]}"]  # the daemon has another working directory
+    if "--help" in words[1:]:
+        from pympsd.commands.manual import help_of
+
+        if text := help_of(words):
+            return control_client.print_text(text)
+    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith(("/", "-")):
+        # The daemon has another working directory.
+        words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
     return control_client.give_commands(words, options.strict, options.timeout)
 
 

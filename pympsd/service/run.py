@@ -250,6 +250,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
         dispatcher.log,
         directory.taken_by_another,
         dispatcher.settings.backend,
+        lambda: os.fsencode(dispatcher.tracing.path).decode(errors="replace"),
     )
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
@@ -325,8 +326,7 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
             notify(READY)
         elif number == HAND_OVER:
             dispatcher.log.info("daemon_hands_over")
-            dispatcher.handed_over = True
-            dispatcher.done.set()
+            await dispatcher.hand_over()
         else:
             dispatcher.feed(StopSignal())
 

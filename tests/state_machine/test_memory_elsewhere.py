@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
 from pympsd.state_machine.daemon_state import Client, Daemon, Server
-from pympsd.state_machine.memory_elsewhere import Elsewhere, memory_elsewhere
+from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
 from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 
 CGROUPS = ("/", "/a", "/a/b", "/c", "/d")

@@ -8,7 +8,7 @@ from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, UID
-from pympsd.commands.v3.output import Column, Format, Row, cell_text
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
 from pympsd.commands.v3.registry import command, data, done, listing
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace
@@ -164,6 +164,7 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         "clients": len(present),
         "reason": named.failed or None,
         "locality_domains": False,
+        "created": moment(named.created),
         "source": str(named.source),
     }
     return Row(cells, extra)

@@ -11,7 +11,8 @@ from pympsd.commands.registry import Caller
 from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.output import Shown
 from pympsd.devices.visible import find_device, listed
-from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.clients import Client
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage

@@ -81,6 +81,7 @@ class ServerSession:
             admission.priority,
             admission.environment,
             admission.namespace,
+            since=admission.since,
         )
         if limits is not None:
             message = evolve(
@@ -210,6 +211,10 @@ class ServerSession:
                     raise RemoteError(str(error)) from None
             case link.StartRefused(reason):
                 dispatcher.feed(events.StartRefused(self.serial, sanitised(reason.encode())))
+            case link.ClientJoined(client, limits):
+                if any(not 0 <= device < len(dispatcher.state.devices) for device in limits.multiprocessors):
+                    raise RemoteError("it knows devices that there are not")
+                dispatcher.feed(events.ClientJoined(self.serial, client, limits))
             case link.ContextReported(client, serial, number, device):
                 if not 0 <= device < len(dispatcher.state.devices):
                     raise RemoteError(f"there is no device {device}")
@@ -232,8 +237,8 @@ class ServerSession:
                 dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
             case link.TraceStopped():
                 self._trace_stopped.set()
-            case link.LogRecord(event, fields, when):
-                self._log(dispatcher, event, fields, when)
+            case link.LogRecord():
+                self._log(dispatcher, message)
             case link.LogDropped(count):
                 dispatcher.journal.write_server("Server", self.pid, "records_dropped", {"count": count})
             case _:
@@ -264,15 +269,25 @@ class ServerSession:
             self.channel.send(message)
         self._held.clear()
 
-    def _log(self, dispatcher: Dispatcher, event: str, fields: dict[str, str | int | float], when: float) -> None:
-        if not self._may_log(dispatcher, *(str(value) for value in fields.values())):
+    def _log(self, dispatcher: Dispatcher, record: link.LogRecord) -> None:
+        if not self._may_log(dispatcher, *(str(value) for value in record.fields.values())):
             return
+        fields = {**record.fields, **self._place(dispatcher, record)}
         try:
             # Its user controls the content: no field may begin a line of its own.
             clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
-            dispatcher.journal.write_server("Server", self.pid, event, clean, when)
+            is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
+            dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
-            raise RemoteError(f"a log record that is not in the catalogue: {event} ({error})") from None
+            raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
+
+    def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
+        """Return the field that names the namespace, or the server, if there are several namespaces."""
+        server = dispatcher.state.servers.get(self.serial)
+        named = dispatcher.state.named_servers.get(server.name) if server is not None else None
+        if named is None or len(named.namespaces) == 1 or "namespace" in record.fields:
+            return {}
+        return {"place": f"{named.name}/{record.namespace}" if record.namespace else named.name}
 
     def _may_log(self, dispatcher: Dispatcher, *texts: str) -> bool:
         """Return whether the server may cause a line of these texts; log first how many were dropped before."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pympsd.state_machine.admission import request_server, serve_queue
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Client, Daemon, Server
+from pympsd.state_machine.clients import Client
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon, Server
 from pympsd.state_machine.events import NamespaceOpened
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Working, reply
 from pympsd.state_machine.server_lifecycle import Phase

@@ -12,7 +12,8 @@ from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.daemon_state import Client, Configuration, Context, Daemon, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Configuration, Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
