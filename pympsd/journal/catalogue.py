@@ -80,6 +80,7 @@ CONTROL_LINES: Final = {
     "audit_set": same("The memory that clients take and return is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
     "partition_removed": same("Removing SM partition '{name}' of device {device}"),
+    "namespace_lost": same("The socket of '{name}' was removed: making what is missing anew"),
     "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),
     "state_refused": Line("{path} is left out: {reason}", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),

@@ -28,6 +28,7 @@ from pympsd.state_machine.events import (
     ClientConnected,
     ClientGonePushed,
     Event,
+    NamespaceLost,
     NamespaceOpened,
     OperatorLine,
     TimerEnded,
@@ -117,6 +118,8 @@ class Dispatcher:
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
     tracing: Tracing = field(factory=Tracing)
+    _opened: list[NamespaceOpened] = field(factory=list, init=False)
+    """Sockets that the state machine has to hear of when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -170,6 +173,9 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
+        if self.sockets is not None and not isinstance(event, NamespaceLost | NamespaceOpened):
+            for lost in self.sockets.lost():
+                self.feed(NamespaceLost(*lost))
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -180,6 +186,8 @@ class Dispatcher:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
+            while self._opened:
+                self.feed(self._opened.pop(0))
             self.tracing.observe(self.state)
             if self.state.queue:
                 for server in self.servers.values():
@@ -262,7 +270,7 @@ class Dispatcher:
                     self.servers[server].kill()
             case do.OpenNamespace(server, namespace, uid):
                 problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
-                self.feed(NamespaceOpened(server, namespace, problem))
+                self._opened.append(NamespaceOpened(server, namespace, problem))
             case do.CloseNamespace(server, namespace):
                 if self.sockets:
                     self.sockets.close(server, namespace)

@@ -148,7 +148,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
-        sockets = NamespaceSockets(dispatcher, left)
+        sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
         dispatcher.sockets = sockets
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)

@@ -256,6 +256,16 @@ class NamespaceOpened:
 
 
 @frozen
+class NamespaceLost:
+    """The socket of a namespace, or (``namespace`` empty) of a server is not there: it was removed, or could not be
+    made.
+    """
+
+    server: str
+    namespace: str
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -290,6 +300,7 @@ Event = (
     | ServerEnds
     | ServerUnknown
     | NamespaceOpened
+    | NamespaceLost
     | TimerEnded
     | StopSignal
 )

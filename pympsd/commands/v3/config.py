@@ -107,6 +107,8 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
     known = daemon.configuration
     pending, failed = (len(known.gathering.waiting), known.gathering.failed) if known.gathering else (0, 0)
     pending += known.awaited
+    for named in daemon.named_servers.values():
+        failed += bool(named.unopened) + sum(bool(one.unopened) for one in named.namespaces.values())
     text = (
         f"generation={known.generation} source={known.source or '-'} applied={known.applied or '-'} "
         f"pending={pending} failed={failed}"

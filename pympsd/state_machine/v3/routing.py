@@ -41,6 +41,8 @@ def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
             "serves all users"
         )
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+    if named.opening and named.unreachable:
+        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable)
     if namespace not in named.namespaces:
         reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
@@ -71,15 +73,10 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Make the server of a client that names none, if there is none; try again to make sockets that it lacks."""
+    """Make the server of a client that names none, if there is none."""
     name = server_for(daemon, event)
-    named = daemon.named_servers.get(name)
-    if named is None:
+    if name not in daemon.named_servers:
         yield from add(daemon, NamedServer(name, daemon.serving_uid(event.peer.uid), source=Source.AUTO))
-    elif named.opening and named.failed:
-        named.failed = ""
-        yield from close_sockets(named)
-        yield from open_sockets(named)
 
 
 def add(
@@ -101,6 +98,15 @@ def open_sockets(named: NamedServer) -> Iterator[Instruction]:
     yield OpenNamespace(named.name, "", named.uid)
     for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
         yield OpenNamespace(named.name, namespace, named.uid)
+
+
+def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
+    """Have the sockets and directories of a server made anew for a user."""
+    named.uid, named.opening, named.failed = uid, True, ""
+    daemon.named_changes += 1
+    yield Log("server_user_set", {"name": named.name, "uid": uid})
+    yield from close_sockets(named)
+    yield from open_sockets(named)
 
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
