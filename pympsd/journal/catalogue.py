@@ -83,6 +83,7 @@ CONTROL_LINES: Final = {
     "namespace_lost": same("The socket of '{name}' was removed: making what is missing anew"),
     "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),
     "state_refused": Line("{path} is left out: {reason}", None),
+    "state_device_gone": Line("{owner} named device {device}, which is gone: that is left out", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
     "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),

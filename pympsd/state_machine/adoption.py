@@ -14,6 +14,7 @@ from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntr
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
+from pympsd.state_machine.other_devices import moved
 from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import time_leaving
@@ -33,6 +34,10 @@ GENERATION_BITS: Final = 40
 def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
     left = event.state
+    if event.devices is not None:
+        left, lost = moved(left, event.devices)
+        for owner, device in lost:
+            yield Log("state_device_gone", {"owner": owner, "device": device})
     _take_defaults(daemon, left)
     if left.servers:
         daemon.server_is_known = True

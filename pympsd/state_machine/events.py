@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from pympsd.state_machine.other_devices import OtherDevices
 from pympsd.state_machine.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -166,6 +167,8 @@ class PredecessorDied:
     """The daemon starts in the pipe directory of another one that did not end in order."""
 
     state: PersistentState
+    devices: OtherDevices | None = None
+    """If its devices were others."""
 
 
 @frozen

@@ -279,11 +279,6 @@ def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
     )
 
 
-def without_memory(rules: tuple[Rule, ...] | None) -> tuple[Rule, ...] | None:
-    """Return rules without limits of memory, which are by ordinal: they mean nothing for other devices."""
-    return rules and tuple(evolve(rule, limits=evolve(rule.limits, pinned_memory=None)) for rule in rules)
-
-
 def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
     """Return limits that are given in bytes."""
     return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}

@@ -42,10 +42,10 @@ def daemon(make_daemon: Callable[..., DaemonProcess]) -> DaemonProcess:
     return running
 
 
-def sms_at(daemon: DaemonProcess, place: str) -> str:
+def sms_at(daemon: DaemonProcess, place: str, **more: str) -> str:
     """Return how many SMs a client of a directory has."""
     with clients_of(daemon) as make:
-        client: ClientProcess = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, place)))
+        client: ClientProcess = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, place)), **more)
         return client.connect().do("sm")
 
 
@@ -108,6 +108,36 @@ def test_in_a_directory_that_another_daemon_has_taken_nothing_is_made(
     os.kill(daemon.pid, signal.SIGTERM)
     daemon.await_end()
     assert pipe(second, "b/control").is_socket()
+
+
+def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProcess) -> None:
+    rows = ctl(daemon, "device list --server=a --format=csv,noheader").splitlines()
+    first, second = (row.split(",")[3] for row in rows)
+    ctl(daemon, "namespace set hi --server=a --pinned-memory-limit=4G")
+    ctl(daemon, "namespace create lo --server=a --pinned-memory-limit=0=1G,1=2G")
+    ctl(daemon, "server create b --allowed-devices=0")
+    daemon.kill()
+    daemon.settings["CUDA_VISIBLE_DEVICES"] = "1"
+    start(daemon)
+    assert ctl(daemon, "server get a allowed-devices") == second
+    limits = [ctl(daemon, f"namespace get {name} a pinned-memory-limit") for name in ("default", "hi", "lo")]
+    assert limits == ["unlimited", "4G", "2G"]
+    seen = {"CUDA_VISIBLE_DEVICES": "0"}  # in the daemon's own numbering
+    assert sms_at(daemon, "a/hi", **seen) == "32"
+    # Of b's devices none is left: its clients are told, and never go on without it.
+    gone = f"named device {first}, which is gone: that is left out"
+    assert [line for line in daemon.log() if gone in line] == [f"Namespace 'a/lo' {gone}", f"Server 'b' {gone}"]
+    assert ctl(daemon, "server get b status") == "Failed"
+    assert "none of its devices is there any more" in ctl(daemon, "server list b --format=json")
+    with clients_of(daemon) as make:
+        client = make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, "b")), PYMPSD_REQUIRE_MPS="", **seen)
+        assert client.do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    ctl(daemon, "server delete b")
+    daemon.kill()
+    del daemon.settings["CUDA_VISIBLE_DEVICES"]
+    start(daemon)
+    assert ctl(daemon, "namespace get hi a pinned-memory-limit") == "4G"
+    assert sms_at(daemon, "a/hi") == "32"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.events import ClientConnected
@@ -17,6 +18,8 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
+
+NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
 
 
 def server_for(daemon: Daemon, event: ClientConnected) -> str:
@@ -41,6 +44,10 @@ def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
             "serves all users"
         )
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+    if named.allowed_devices == ():
+        return RefuseClient(
+            event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
+        )
     if named.opening and named.unreachable:
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable)
     if namespace not in named.namespaces:

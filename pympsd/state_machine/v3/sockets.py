@@ -10,7 +10,9 @@ from pympsd.state_machine.events import NamespaceLost, NamespaceOpened
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.v3.routing import NO_DEVICES
 from pympsd.state_machine.v3.servers import refuse_creators, refuse_waiting
+from pympsd.state_machine.v3.starts import could_not_start
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
@@ -53,7 +55,9 @@ def _of(
 def _may_start(daemon: Daemon, named: NamedServer) -> Iterator[Instruction]:
     named.opening, named.former_uid = False, None
     daemon.gatherings.starts(named.creators)
-    if named.source is not Source.AUTO:
+    if named.allowed_devices == ():
+        yield from could_not_start(daemon, named.name, NO_DEVICES)
+    elif named.source is not Source.AUTO:
         yield from request_server(daemon, named.uid, named.name)
     yield from serve_queue(daemon)
 
