@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from pympsd.wire import frames
@@ -9,7 +10,7 @@ from pympsd.wire import frames
 
 def text_of(words: Sequence[str]) -> bytes:
     """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
-    path = next((word for word in words if not word.startswith("-")), "")
+    path = _named(words)
     if not path:
         return b""  # the daemon says what is missing
     if len(path.split()) > 1:
@@ -24,3 +25,14 @@ def text_of(words: Sequence[str]) -> bytes:
     if len(text) > frames.BODY_LIMIT:
         raise LookupError(f"{path}: a configuration file has at most {frames.BODY_LIMIT} bytes")
     return text
+
+
+def with_full_path(words: Sequence[str]) -> list[str]:
+    """Return words that name a file by its full path, which the daemon shows later, if that has no blanks."""
+    path = _named(words)
+    full = os.path.abspath(path)
+    return [full if word == path and len(full.split()) == 1 else word for word in words]
+
+
+def _named(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from attrs import evolve
+
 from pympsd.state_machine import debuggers, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
@@ -104,6 +106,14 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     daemon.default_socket = left.default_socket or daemon.protocol == 2
     daemon.accounts_cgroups, daemon.audits_memory = left.accounts_cgroups, left.audits_memory
     daemon.cgroup_limits = limits_of_cgroups(left)
+    if (known := left.configuration) is not None:
+        daemon.configuration = evolve(
+            daemon.configuration,
+            generation=known.generation,
+            source=known.source,
+            applied=known.applied,
+            refused=known.failed,
+        )
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 

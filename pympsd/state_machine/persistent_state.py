@@ -9,6 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
@@ -92,6 +93,16 @@ class PersistentQuit:
 
 
 @frozen
+class PersistentConfiguration:
+    """As Configuration; ``failed``: the number of its changes that were refused."""
+
+    generation: int
+    source: str
+    applied: str
+    failed: int = 0
+
+
+@frozen
 class PersistentState:
     """What a daemon knew. A default is None if no command has set it: then the next daemon's own applies."""
 
@@ -113,6 +124,7 @@ class PersistentState:
     cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
     accounts_cgroups: bool = True
     audits_memory: bool = False
+    configuration: PersistentConfiguration | None = None
 
 
 EMPTY_STATE = PersistentState()
@@ -165,6 +177,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
         accounts_cgroups=daemon.accounts_cgroups,
         audits_memory=daemon.audits_memory,
+        configuration=_persistent_configuration(daemon.configuration),
     )
 
 
@@ -306,6 +319,12 @@ def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
     if quitting is None or not quitting.asked:
         return None
     return PersistentQuit(0.0 if quitting.forced else quitting.timeout)
+
+
+def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:
+    if not known.generation:
+        return None
+    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed)
 
 
 def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:

@@ -348,6 +348,8 @@ class NamedMachine(RuleBasedStateMachine):
         left = snapshot(self.daemon, self.initial)
         check(left, len(DEVICES))
         before = {name: named for name, named in self.daemon.named_servers.items() if not named.deleted}
+        known = self.daemon.configuration
+        in_force = known.generation, known.source, known.applied, known.failed
         for serial in list(self.spawning):
             del self.spawning[serial]  # it ends with its link
         self.daemon = self._new_daemon()
@@ -357,6 +359,8 @@ class NamedMachine(RuleBasedStateMachine):
         waiting, self.waiting = self.waiting, {}
         self.awaited = set(self.running)
         self.feed(events.PredecessorDied(left))
+        known = self.daemon.configuration
+        assert in_force == (known.generation, known.source, known.applied, known.failed)
         after = self.daemon.named_servers
         assert _kept(before) == _kept({name: named for name, named in after.items() if not named.deleted})
         for client, (server, namespace) in waiting.items():

@@ -12,7 +12,7 @@ from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.daemon_state import Client, Configuration, Context, Daemon, Server
+from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -23,6 +23,7 @@ from pympsd.state_machine.events import (
     StatusPushed,
 )
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
