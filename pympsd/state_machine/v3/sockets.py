@@ -66,7 +66,7 @@ def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iter
     yield from refuse_waiting(daemon, named.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
     if named.former_uid is not None:
         yield from _go_back(daemon, named, named.former_uid, problem)
-    elif named.creators:
+    elif named.opening and named.creators:
         yield from refuse_creators(named, f"could not be made: {problem}")
         del daemon.named_servers[named.name]
         daemon.named_changes += 1
