@@ -140,6 +140,33 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     assert sms_at(daemon, "a/hi") == "32"
 
 
+def test_a_client_at_a_dead_daemons_namespace_is_told(daemon: DaemonProcess) -> None:
+    os.kill(daemon.keeper(), signal.SIGKILL)
+    daemon.kill()
+    daemon.kill_keeper()
+    with clients_of(daemon) as make:
+
+        def at(place: str, required: str = "") -> ClientProcess:
+            return make(CUDA_MPS_PIPE_DIRECTORY=str(pipe(daemon, place)), PYMPSD_REQUIRE_MPS=required)
+
+        for place in ("a", "a/hi"):
+            client = at(place)
+            assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+            said = client.do("error")
+            assert said.startswith(f"no MPS control daemon at {pipe(daemon, place)}/control (Connection refused): ")
+        assert [client.do("init") for client in (at("a/hi", "0"), at(""))] == ["CUDA_SUCCESS"] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="nothing is hidden from root, and others cannot be other users")
+def test_a_client_that_may_not_see_its_directory_is_told(daemon: DaemonProcess) -> None:
+    pipe(daemon, "a").chmod(0o700)
+    at = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "a/hi")), "PYMPSD_REQUIRE_MPS": ""}
+    with clients_of(daemon) as make:
+        client = make(USER, **at)
+        assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
+        assert "Permission denied" in client.do("error")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: DaemonProcess) -> None:
     ctl(daemon, f"server create b --uid={USER}")
