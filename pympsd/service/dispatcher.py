@@ -19,7 +19,7 @@ from pympsd.commands.operator_line import answer_line, asked_process, asked_serv
 from pympsd.journal.setup import Journal
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
-from pympsd.service.rate_limit import UserRateLimits
+from pympsd.service.rate_limit import COMMAND_LINES, CONNECT_LINES, SOCKET_LINES, UserRateLimits
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -31,6 +31,7 @@ from pympsd.state_machine.events import (
     NamespaceLost,
     NamespaceOpened,
     OperatorLine,
+    ServerExited,
     TimerEnded,
 )
 from pympsd.state_machine.server_lifecycle import IllegalMove
@@ -45,12 +46,8 @@ from pympsd.wire.keeper_packets import NOTE_BYTES
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-COMMAND_LINES: Final = frozenset({"command", "answer"})
-"""Log lines that any user may cause with a command."""
-CONNECT_LINES: Final = frozenset(
-    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
-)
-"""Log lines that any user may cause by connecting as a client."""
+OCCASIONS: Final = (OperatorLine, ClientConnected, ServerExited)
+"""Events before which sockets are looked after: not those of which there are many."""
 
 
 class RunningServer(Protocol):
@@ -173,7 +170,7 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
-        if self.sockets is not None and not isinstance(event, NamespaceLost | NamespaceOpened):
+        if self.sockets is not None and isinstance(event, OCCASIONS):
             for lost in self.sockets.lost():
                 self.feed(NamespaceLost(*lost))
         is_answered = False
@@ -228,6 +225,8 @@ class Dispatcher:
             uid, lines = event.uid, COMMAND_LINES
         elif isinstance(event, ClientConnected):
             uid, lines = event.peer.uid, CONNECT_LINES
+        elif isinstance(event, NamespaceLost | NamespaceOpened) and event.server in self.state.named_servers:
+            uid, lines = self.state.named_servers[event.server].uid, SOCKET_LINES
         else:
             return frozenset()
         logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]

@@ -26,10 +26,16 @@ from pympsd.wire.vendor.handshake import HELLO
 class _Socket:
     """One that is open, or that could not be opened."""
 
+    path: str
     listener: Listener | None = None
-    note: bytes = b""
-    """Which file it is (``file_note``)."""
+    file: tuple[int, int] = (0, 0)
+    """The device and inode of its file."""
     problem: str = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is open, and its file is still the one that was made."""
+        return self.listener is not None and self.file == _file_at(self.path)
 
 
 @define
@@ -50,8 +56,8 @@ class NamespaceSockets:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
         cannot be. A namespace has none while its server has none.
         """
-        known = self._sockets.setdefault((server, namespace), _Socket())
-        if not self._is_there(server, namespace):
+        known = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
+        if not known.is_there:
             self._stop(known)
             own = self._sockets.get((server, "")) if namespace else None
             known.problem = (own.problem if own is not None else "") or self._open(known, server, namespace, uid)
@@ -59,7 +65,7 @@ class NamespaceSockets:
 
     def lost(self) -> list[tuple[str, str]]:
         """Return the sockets that are not there, for they were removed or could not be made."""
-        lost = [(server, namespace) for server, namespace in self._sockets if not self._is_there(server, namespace)]
+        lost = [key for key, known in self._sockets.items() if not known.is_there]
         return [] if lost and self.taken_by_another() else lost
 
     def close(self, server: str, namespace: str) -> None:
@@ -78,10 +84,6 @@ class NamespaceSockets:
             self._remove(server, namespace)
         self._sockets.clear()
 
-    def _is_there(self, server: str, namespace: str) -> bool:
-        known = self._sockets[server, namespace]
-        return known.listener is not None and known.note == file_note(self._path(server, namespace))
-
     def _open(self, known: _Socket, server: str, namespace: str, uid: int) -> str:
         try:
             with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
@@ -91,8 +93,8 @@ class NamespaceSockets:
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file = self._file(server, namespace)
-        known.note = file_note(self._path(server, namespace))
-        self.dispatcher.hold(listener_name(file), listening.fileno(), known.note)
+        known.file = _file_at(known.path)
+        self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(known.path))
         speaks = VendorConversation if self._is_vendor else Conversation
         conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
         known.listener = Listener(
@@ -153,3 +155,11 @@ class NamespaceSockets:
 
     def _path(self, server: str, namespace: str) -> str:
         return os.path.join(self.dispatcher.pipe_directory, self._file(server, namespace))
+
+
+def _file_at(path: str) -> tuple[int, int]:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino

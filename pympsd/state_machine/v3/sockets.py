@@ -33,7 +33,7 @@ def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
 
 
 def lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
-    """Have a socket made anew that is not there; it is tried again at each event, and logged once."""
+    """Have a socket made anew that is not there; it is tried again and again, and logged once."""
     named, owner = _of(daemon, event)
     if named is None or owner is None or daemon.quitting is not None:
         return
