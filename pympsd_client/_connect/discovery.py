@@ -64,7 +64,7 @@ def refusal(why: NoDaemon) -> str:
     if why.drivers:
         return f"{why.reason}, and this machine's driver is not usable: libcuda does not load, or cuInit fails"
     if why.limited:
-        return f"{why.reason}: without it this program would have no limits ({REQUIRE}=0 lets it run so)"
+        return f"{why.reason}; without MPS this program would have no limits ({REQUIRE}=0 lets it run so)"
     return f"{why.reason}, and {REQUIRE}=1 asks for one"
 
 

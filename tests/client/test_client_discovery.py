@@ -70,7 +70,7 @@ def test_a_daemon_of_the_drivers_server_is_for_the_native_driver(
 def test_a_refusal_says_what_is_lacking() -> None:
     assert refusal(NoDaemon("no daemon")) == "no daemon, and PYMPSD_REQUIRE_MPS=1 asks for one"
     limited = refusal(NoDaemon("no daemon", limited=True))
-    assert limited == "no daemon: without it this program would have no limits (PYMPSD_REQUIRE_MPS=0 lets it run so)"
+    assert limited == "no daemon; without MPS this program would have no limits (PYMPSD_REQUIRE_MPS=0 lets it run so)"
     assert "libcuda does not load" in refusal(NoDaemon("it leads the driver's own server", drivers=True))
 
 

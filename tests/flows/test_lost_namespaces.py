@@ -153,7 +153,7 @@ def test_a_client_at_a_dead_daemons_namespace_is_told(daemon: DaemonProcess) -> 
             client = at(place)
             assert client.do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
             said = client.do("error")
-            assert said.startswith(f"no MPS control daemon at {pipe(daemon, place)}/control (Connection refused): ")
+            assert said.startswith(f"no MPS control daemon at {pipe(daemon, place)}/control (Connection refused); ")
         assert [client.do("init") for client in (at("a/hi", "0"), at(""))] == ["CUDA_SUCCESS"] * 2
 
 
