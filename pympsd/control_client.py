@@ -81,6 +81,7 @@ def give_commands(
             from pympsd.channel import attached_file
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
+            words = [*words[:2], *attached_file.with_full_path(words[2:])]
         refused = _give(daemon, words, timeout, protocol)
     except TimeoutError:
         _complain(SILENCE % timeout)
