@@ -20,7 +20,7 @@ from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
-from pympsd.service.rate_limit import COMMAND_LINES, CONNECT_LINES, SOCKET_LINES, UserRateLimits
+from pympsd.service.rate_limit import UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -227,14 +227,7 @@ class Dispatcher:
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
-        if isinstance(event, OperatorLine):
-            uid, lines = event.uid, COMMAND_LINES
-        elif isinstance(event, ClientConnected):
-            uid, lines = event.peer.uid, CONNECT_LINES
-        elif isinstance(event, NamespaceLost | NamespaceOpened) and event.server in self.state.named_servers:
-            uid, lines = self.state.named_servers[event.server].uid, SOCKET_LINES
-        else:
-            return frozenset()
+        uid, lines = limited_lines(event, self.state)
         logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
         texts = [" ".join(map(str, log.fields.values())) for log in logs]
         return frozenset() if not texts or self.may_log(uid, *texts) else lines
