@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,8 @@ LIBRARIES: Final = {
     ),
     "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml.functions", "nvmlReturn_t"),
 }
+_RELEASING: Final = re.compile(r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Unload|Unmap|Unregister).*")
+"""Functions that free something. Destructors call them while the interpreter ends, when a driver still works."""
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""
 originals: Final[dict[str, int]] = {}
@@ -87,7 +90,8 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
         is_one = name not in library.unless if library.only is None else name in library.only
         if not is_one or not signatures[name].startswith(f"{library.result} ("):
             continue
-        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None)
+        releases = _RELEASING.fullmatch(name) is not None
+        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None, releases)
         replaced[name] = _entry_points.address(pointers[name])
     if "nvmlErrorString" in pointers:
         pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)

@@ -13,7 +13,7 @@ from pympsd_client import driver
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
 from pympsd_client._arguments.values import check_count
-from pympsd_client.routing import coredumps, explain, graphs, memory, resources
+from pympsd_client.routing import callbacks, coredumps, explain, graphs, memory, resources
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES
 
@@ -54,13 +54,13 @@ def _launch_by_config() -> tuple[Callable[..., Any], str]:
 def _public(name: str) -> Callable[..., Any]:
     """Return the client's public function; its tuple is a result for the C part."""
     function: Callable[..., Any] = getattr(driver, name)
-    if not explain.is_on():
+    if name == "cuLaunchKernel" and not explain.is_on():  # it has to be quick, and all of it is there
         return function
 
     def explained(*arguments: Any) -> Any:
         answer = function(*arguments)
-        if int(answer[0]):
-            explain.say(name, int(answer[0]), last_error())
+        if code := int(answer[0]):
+            explain.say(name, code, last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
     return explained
@@ -82,6 +82,7 @@ def _address_of_function() -> tuple[Callable[..., Any], str]:
 
 
 SPECIAL: Final[dict[str, Callable[[], tuple[Callable[..., Any], str]]]] = {
+    **callbacks.SPECIAL,
     **coredumps.SPECIAL,
     **memory.SPECIAL,
     "cuGetProcAddress": _address_of_function,

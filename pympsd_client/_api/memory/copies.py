@@ -11,7 +11,7 @@ import ctypes
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
-from pympsd_client._objects import copies
+from pympsd_client._objects import copies, ranges
 from pympsd_client._objects import memory as device_memory
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import context_of
@@ -20,16 +20,17 @@ from pympsd_client._objects.stream import resolve
 
 
 def between_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy between addresses of devices and of page-locked host memory; INVALID_VALUE for any other.
+    """Copy between addresses of devices and of host memory: what is no address of a device is the host's.
 
     The asynchronous form keeps stream order.
     """
-    to_host, from_host = (pinned.region_at(one) is not None for one in (destination, source))
+    to_host, from_host = map(is_hosts, (destination, source))
     if to_host and from_host:
         # In stream order: after the earlier work, and complete on return.
         streams.synchronize(stream)
-        _within(destination, count)
-        _within(source, count)
+        for address in (destination, source):
+            HostMemory(address).check(count, to_be_written=False)
+            _within(address, count)
         ctypes.memmove(destination, source, count)
     elif to_host:
         _within(destination, count)
@@ -41,9 +42,14 @@ def between_any(destination: int, source: int, count: int, stream: int, wait: bo
         device_to_device(destination, source, count, stream, wait)
 
 
+def is_hosts(address: int) -> bool:
+    """Return whether an address is the host's: of page-locked memory, or of no visible device."""
+    return pinned.region_at(address) is not None or not device_memory.is_on_a_device(address)
+
+
 def _within(address: int, count: int) -> None:
     region = pinned.region_at(address)
-    if region is None or count > region.address + region.size - address:
+    if region is not None and count > region.address + region.size - address:
         raise invalid_value(f"{count} bytes from {address:#x} are not all within page-locked memory")
 
 
@@ -71,7 +77,7 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
         context.usable()
         return
     host.check(count, to_be_written=False)
-    device_memory.owner(destination)
+    ranges.check(destination, count)
     wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
@@ -96,7 +102,7 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
         context.usable()
         return
     host.check(count, to_be_written=True)
-    device_memory.owner(source)
+    ranges.check(source, count)
     at, at_stream = device_memory.place(source, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
         operation, waits = operations.COPY_FROM_DEVICE_PINNED, wait or at is not context
@@ -114,8 +120,8 @@ def device_to_device(destination: int, source: int, count: int, stream: int, wai
     if count == 0:
         context.usable()
         return
-    device_memory.owner(destination)
-    device_memory.owner(source)
+    ranges.check(destination, count)
+    ranges.check(source, count)
     reading = device_memory.place(source, context, its_stream, stream)
     if device_memory.ordinal_at(source) == device_memory.ordinal_at(destination):
         copies.on_device(*reading, destination, source, count)
@@ -155,7 +161,7 @@ def fill(
         _within(destination, (height - 1) * pitch + width * count)
         _fill_host(destination, value, width, count, pitch, height)
         return
-    device_memory.owner(destination)
+    ranges.check(destination, (height - 1) * pitch + width * count)
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
     if device_memory.allocations.is_synchronous(destination) or (wait and _is_the_programs_too(destination)):

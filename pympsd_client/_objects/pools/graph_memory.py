@@ -70,6 +70,7 @@ class GraphAllocation(Allocation):
             is_last = not (self.holders or self._is_freed)
             self._is_freed |= is_last
         if is_last:
+            _allocations.pop(self.handle, None)
             usage_of(self.context.device.number).change(-rounded(self.size))
             if self.pages is not None:
                 self.pages.close()
@@ -100,6 +101,14 @@ class GraphAllocation(Allocation):
         self.end()
 
 
+_allocations: Final[dict[int, GraphAllocation]] = {}
+
+
+def all_allocations() -> tuple[GraphAllocation, ...]:
+    """Return the memory of all nodes, whether the program has it now or not."""
+    return tuple(_allocations.values())
+
+
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
     """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
@@ -115,7 +124,7 @@ def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
         (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
         made = GraphAllocation(int(address), context, size)
     usage_of(context.device.number).change(rounded(size))
-    return made
+    return _allocations.setdefault(made.handle, made)
 
 
 def live_at(address: int) -> GraphAllocation | None:
