@@ -7,7 +7,7 @@ from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.memory import allocations, owner
 from pympsd_client._objects.module import modules
 from pympsd_client._objects.pinned_memory import pinned
-from pympsd_client._objects.pools import graph_memory
+from pympsd_client._objects.pools.graph_memory import graph_allocations
 from pympsd_client._objects.virtual.memory import Mapping
 
 
@@ -47,8 +47,8 @@ def _elsewhere(address: int) -> tuple[int, int]:
     mine, reached = pinned.addresses_of(address)
     if (region := pinned.region_at(mine)) is not None:
         return region.address + (reached - mine if reached == address else 0), region.size
-    for one in (*graph_memory.all_allocations(), *arrays.all()):
-        start = one.handle if isinstance(one, graph_memory.GraphAllocation) else one.address
-        if start <= address < start + one.size:
-            return start, one.size
+    others = [(one.handle, one.size) for one in graph_allocations.all()]
+    for start, size in (*others, *((one.address, one.size) for one in arrays.all())):
+        if start <= address < start + size:
+            return start, size
     raise invalid_value(f"{address:#x} is in no memory of this process (freed, or never allocated)")

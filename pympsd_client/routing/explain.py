@@ -1,7 +1,7 @@
 """What routed calls that failed say: the result, kept for last_error, and a line on stderr.
 
-Each does with PYMPSD_EXPLAIN=1, and none with 0. Where it is not set a function says once what pympsd does not support,
-or that pympsd itself has failed.
+Each does with PYMPSD_EXPLAIN=1, and none with 0. Where it is not set a function says once what pympsd does not
+support, or that pympsd itself has failed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def result_of(name: str, error: BaseException | None) -> int:
 
 
 def say(name: str, code: int, reason: str, *, is_lacking: bool = False, result: str = "") -> None:
-    """Write a line about a failed call; ``is_lacking``: by default too, but once; ``result``: the name of ``code``."""
+    """Write a line about a failed call; ``is_lacking``: by default too, once; ``result``: the name of ``code``."""
     by_default = is_lacking and os.environ.get(SWITCH) != "0" and name not in _said
     if code in _QUIET or not (is_on() or by_default):
         return

@@ -19,7 +19,7 @@ _IS_BEFORE_13: Final = bindings.CUDA_VERSION < 13000
 
 
 def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> Signature | None:
-    """Return a function's row; before CUDA 13 that of the name without a version too, if it has the same parameters."""
+    """Return a function's row, before CUDA 13 that of the name without a version, if the parameters are the same."""
     row = rows.get(name)
     if row is None and _IS_BEFORE_13:
         row = rows.get(_SUFFIX.sub("", name))
@@ -57,7 +57,7 @@ def arranged(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
 def adapted(
     function: Callable[..., Any], takes: Sequence[Parameter], given: Sequence[Parameter]
 ) -> Callable[..., Any]:
-    """Return a function of other parameters: those that are not given are 0, those that it does not take are dropped."""
+    """Return a function of other parameters: what is not given is 0, what it does not take is dropped."""
     if takes == given:
         return function
     places = [given.index(one) if one in given else None for one in takes]

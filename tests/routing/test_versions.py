@@ -81,7 +81,8 @@ ok(cuda.cuGraphRemoveDependencies(graph, [first], [second], 1))
 ok(cuda.cuGraphRemoveDependencies_v2(graph, [second], [third], [cuda.CUgraphEdgeData()], 1))
 fill = cuda.CUgraphNodeParams()
 fill.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET
-fill.memset.dst, fill.memset.value, fill.memset.elementSize, fill.memset.width, fill.memset.height = memory, 7, 1, 4, 1
+fill.memset.dst, fill.memset.value, fill.memset.elementSize = memory, 7, 1
+fill.memset.width, fill.memset.height = 4, 1
 ok(cuda.cuGraphAddNode(graph, [first], 1, fill))
 fill.memset.value, fill.memset.width = 8, 2
 ok(cuda.cuGraphAddNode_v2(graph, [third], [cuda.CUgraphEdgeData()], 1, fill))

@@ -15,28 +15,26 @@ from pympsd_client._objects import copies, ranges
 from pympsd_client._objects import memory as device_memory
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import context_of
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.pinned_memory import is_memory, pinned
 from pympsd_client._objects.stream import resolve
 
 
 def between_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
     """Copy between addresses of devices and of host memory: what is no address of a device is the host's.
 
-    The asynchronous form keeps stream order.
+    The asynchronous form keeps stream order. INVALID_VALUE for what is no memory of this process.
     """
-    to_host, from_host = map(is_hosts, (destination, source))
+    to_host, from_host = (count and is_hosts(one) for one in (destination, source))
+    for address, is_host in ((destination, to_host), (source, from_host)):
+        if is_host:
+            _check_host(address, count)
     if to_host and from_host:
         # In stream order: after the earlier work, and complete on return.
         streams.synchronize(stream)
-        for address in (destination, source):
-            HostMemory(address).check(count, to_be_written=False)
-            _within(address, count)
         ctypes.memmove(destination, source, count)
     elif to_host:
-        _within(destination, count)
         device_to_host(HostMemory(destination), source, count, stream, wait)
     elif from_host:
-        _within(source, count)
         host_to_device(destination, HostMemory(source), count, stream, wait)
     else:
         device_to_device(destination, source, count, stream, wait)
@@ -47,8 +45,10 @@ def is_hosts(address: int) -> bool:
     return pinned.region_at(address) is not None or not device_memory.is_on_a_device(address)
 
 
-def _within(address: int, count: int) -> None:
+def _check_host(address: int, count: int) -> None:
     region = pinned.region_at(address)
+    if region is None and not is_memory(address, count):
+        raise invalid_value(f"{count} bytes from {address:#x} are neither all this process's nor a visible device's")
     if region is not None and count > region.address + region.size - address:
         raise invalid_value(f"{count} bytes from {address:#x} are not all within page-locked memory")
 
@@ -158,7 +158,7 @@ def fill(
     if region is not None and region.pages is not None:
         streams.synchronize(stream)
         device_memory.check_fill(destination, width, count, pitch, height)
-        _within(destination, (height - 1) * pitch + width * count)
+        _check_host(destination, (height - 1) * pitch + width * count)
         _fill_host(destination, value, width, count, pitch, height)
         return
     ranges.check(destination, (height - 1) * pitch + width * count)

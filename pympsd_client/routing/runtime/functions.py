@@ -34,7 +34,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
 
 
 def _equal(name: str) -> str:
-    """Return the driver's function that has a function's parameters; before CUDA 13 of the same version, "" if none."""
+    """Return the driver's function with the same parameters, before CUDA 13 of the same version; "" if none."""
     base = EQUAL.get(name) or EQUAL.get(name[:-3], "") + name[-3:]
     return base if base in signatures else ""
 
