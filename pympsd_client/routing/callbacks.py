@@ -9,7 +9,6 @@ from typing import Any, Final
 from pympsd_client._api import stream as streams
 from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.host_pointer import at
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
 
@@ -32,7 +31,7 @@ def _add() -> tuple[Callable[..., Any], str]:
         process.require()
         if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
             raise invalid_value("the callback is NULL; pass the address of a C function")
-        streams.add_callback(stream, callback, at(data), flags)
+        streams.add_callback(stream, callback, data, flags)
 
     return add, "QQQI"
 

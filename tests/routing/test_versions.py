@@ -134,9 +134,13 @@ print(count, int(start[0]) == int(first), int(end[0]) == int(second), len(ok(run
 ok(runtime.cudaGraphLaunch(ok(runtime.cudaGraphInstantiate(graph, 0)), stream))
 ok(runtime.cudaStreamSynchronize(stream))
 print(fetch(block))
+attributes = [runtime.cudaMemcpyAttributes()]
+print(ok(runtime.cudaMemcpyBatchAsync([block], [ctypes.addressof(host) + 5], [2], 1, attributes, [0], 1, stream)))
+ok(runtime.cudaStreamSynchronize(stream))
+print(fetch(block))
 """
     assert _said(run, cuda_12, program) == [
-        "[0, 1, 2, 3] NVIDIA", "1 1", "2 True True 4", "[4, 4, 3, 3]",
+        "[0, 1, 2, 3] NVIDIA", "1 1", "2 True True 4", "[4, 4, 3, 3]", "0", "[5, 6, 3, 3]",
     ]  # fmt: skip
 
 
