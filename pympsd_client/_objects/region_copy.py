@@ -13,9 +13,10 @@ from pympsd.wire.records import Space
 from pympsd_client._arguments.structs import Copy3D, copy_side
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._objects import ranges
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
-from pympsd_client._objects.memory import devices_address, ordinal_at, owner, place
+from pympsd_client._objects.memory import devices_address, ordinal_at, place
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.stream import resolve, synchronize
 
@@ -85,7 +86,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         return
     for region in (destination, source):
         if not region.is_host:
-            owner(region.address)
+            ranges.check(region.address, region.span(extent))
     if not destination.is_host and not source.is_host:
         reading = place(source.address, context, its_stream, stream)
         if ordinal_at(source.address) == ordinal_at(destination.address):

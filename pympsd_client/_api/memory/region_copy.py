@@ -8,7 +8,7 @@ from pympsd_client._api.memory.copies import is_hosts
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.structs import Copy3D, CopySide
-from pympsd_client._objects import ranges, region_copy
+from pympsd_client._objects import region_copy
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import Context, context_of, current
@@ -34,10 +34,6 @@ def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
         raise invalid_value("the description of the copy is NULL")
     found = regions(given, context)
     if found is not None:
-        *sides, extent = found
-        for side in sides:
-            if not side.is_host:
-                ranges.check(side.address, side.span(extent))
         region_copy.copy(*found, stream, wait)
 
 
