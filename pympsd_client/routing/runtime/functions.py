@@ -28,7 +28,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
         return refusing(name), ""
     parameters = arranged(row, types)
     core = getattr(import_module(f"pympsd_client.{row.module}"), row.core)
-    core = adapted(core, row.inputs, [one for one in parameters if one.is_input])
+    core = adapted(core, row.inputs, tuple(one for one in parameters if one.is_input))
     is_early = row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT)
     return core if is_early else _ready(core), "".join(map(_code, parameters, types))
 
