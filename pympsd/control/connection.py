@@ -15,6 +15,10 @@ class CannotAsk(Exception):
     """There is no daemon, or it is silent, or it refused; the message says which."""
 
 
+class Silent(CannotAsk):
+    """The daemon does not answer within the timeout."""
+
+
 class Control:
     """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY."""
 
@@ -97,5 +101,5 @@ class Control:
         if isinstance(error, CannotAsk):
             return error
         if isinstance(error, TimeoutError):
-            return CannotAsk(f"the MPS control daemon said nothing for {self._timeout:g} s")
+            return Silent(f"the MPS control daemon said nothing for {self._timeout:g} s")
         return CannotAsk(f"the MPS control daemon has closed the connection {error}".strip())

@@ -5,6 +5,7 @@ MPS documents, 4.2.7. A device is named by index, UUID or unique prefix of one, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,7 +21,10 @@ VARIABLES: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIM
 """The documents use the second name once."""
 
 OF_CONTAINER: Final = "NVIDIA_GPU_MEMORY_LIMIT"
-"""MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit."""
+"""MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit
+(apply-cuda-memory-limits), which takes a decimal number of 64 bits and nothing else."""
+MOST_OF_CONTAINER: Final = 2**64 - 1
+_WHOLE: Final = re.compile("0*([0-9]{0,20})")
 
 
 @frozen
@@ -30,6 +34,7 @@ class BadEntry:
     entry: str
     """Cut if it is very long."""
     reason: str
+    variable: str = VARIABLES[0]
 
 
 def text_of(environment: Mapping[str, str]) -> str:
@@ -37,10 +42,16 @@ def text_of(environment: Mapping[str, str]) -> str:
     return next((environment[name] for name in VARIABLES if environment.get(name)), "")
 
 
-def of_container(environment: Mapping[str, str]) -> int:
-    """Return the bytes that OF_CONTAINER leaves each device of a client's; 0 if it says nothing."""
+def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
+    """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit, and an invalid text."""
     text = environment.get(OF_CONTAINER, "")
-    return min(int(text) << 20, MOST_MEMORY) if text.isascii() and text.isdecimal() and len(text) < 12 else 0
+    found = _WHOLE.fullmatch(text)
+    mebibytes = int(found[1] or "0") if found else MOST_OF_CONTAINER + 1
+    if mebibytes <= MOST_OF_CONTAINER:
+        return min(mebibytes << 20, MOST_MEMORY), []
+    shown = text[:SHOWN]
+    reason = f"it is a whole number of MiB, such as 2048, or 0 for no limit; not {shown!r}"
+    return 0, [BadEntry(shown, reason, OF_CONTAINER)]
 
 
 def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[int, PinnedMemory], list[BadEntry]]:

@@ -15,8 +15,9 @@ from attrs import Factory, define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
-from pympsd.commands.operator_line import answer_line, asked_process, asked_servers
+from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
 from pympsd.journal.setup import Journal
+from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.rate_limit import UserRateLimits
@@ -117,6 +118,8 @@ class Dispatcher:
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
     tracing: Tracing = field(factory=Tracing)
+    changed: trio.Event = field(factory=trio.Event)
+    """Set when the state may have changed."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -181,6 +184,7 @@ class Dispatcher:
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
             self.tracing.observe(self.state)
+            self.changed.set()
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()
@@ -212,7 +216,9 @@ class Dispatcher:
                         nursery.start_soon(refresh, self.servers[server.serial])
         pid = asked_process(line)
         process = None if pid is None else self.origin_of_pid(pid)
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process))
+        passing = self.state.passing_cgroups
+        cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
+        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
@@ -269,6 +275,7 @@ class Dispatcher:
             case do.StartTrace(session, file):
                 times_devices = self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
+                self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
             case do.SetTimer(timer, seconds):
@@ -287,6 +294,15 @@ class Dispatcher:
 
     async def _stop_trace(self, session: int) -> None:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
+        self.save()
+
+    async def hand_over(self) -> None:
+        """End, and leave the servers to another daemon; a trace ends with this one."""
+        if self.tracing.path:
+            self.log.warning("trace_ends", file=self.tracing.path)
+            await self.tracing.stop(self.state, tuple(self.servers.values()))
+        self.handed_over = True
+        self.done.set()
 
     def _reply(self, session: int, answer: Answer) -> None:
         for instruction in do.reply(session, answer):

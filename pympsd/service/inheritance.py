@@ -82,6 +82,7 @@ class ClientNote:
     command: str
     namespace: int
     mps_namespace: str = ""
+    since: float = 0.0
 
 
 @frozen

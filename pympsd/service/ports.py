@@ -23,6 +23,8 @@ class Admission:
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
     limits: do.ClientLimits | None = None
+    since: float = 0.0
+    """When the client connected, in seconds since 1970."""
 
 
 class ConnectedOperator(Protocol):

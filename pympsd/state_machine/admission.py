@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.state_machine import debuggers, failed_starts
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
-from pympsd.state_machine.events import ClientConnected, ReturnedContext, ServerReported
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
+from pympsd.state_machine.events import ClientConnected, ServerReported
 from pympsd.state_machine.instructions import (
     AdmitClient,
     CancelTimer,
@@ -81,6 +82,8 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         rule=rule,
         cgroups=(event.origin.cgroups if event.origin is not None else None) or (),
         sm_partition=event.environment.get(VARIABLE, ""),
+        since=event.at,
+        container_pid=event.container_pid,
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not queue.is_closed_to_newcomers(daemon, uid)
@@ -200,7 +203,8 @@ def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
     left = dict(event.contexts)
     for client in server.clients.values():
         # The server knows those with PID 0 as one process: its contexts are listed under the first.
-        client.contexts = {context.serial: context for context in map(_context, left.pop(client.pid, ()))}
+        reported = left.pop(client.pid, ())
+        client.contexts = {each.serial: Context(each.serial, each.number, each.device) for each in reported}
         if client.contexts:
             failed_starts.has_served(daemon, server)
 
@@ -304,10 +308,6 @@ def _is_client(server: Server, pid: int, process: int) -> bool:
     return any(client.is_process(pid, process) for client in server.clients.values())
 
 
-def _context(context: ReturnedContext) -> Context:
-    return Context(context.serial, context.number, context.device)
-
-
 def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
     percentage, memory = daemon.thread_percentage, dict(daemon.memory_limits)
     if daemon.protocol == 3:  # clients have those of their namespaces
@@ -333,6 +333,9 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     mps_namespace=entry.mps_namespace,
                     cgroups=entry.cgroups,
                     partitions={device: one.name for device, one in limits.partitions.items()} if limits else {},
+                    groups=limits.groups if limits else {},
+                    since=entry.since,
+                    container_pid=entry.container_pid,
                 )
             yield _grant(daemon, server, entry.client, entry.mps_namespace, limits)
 

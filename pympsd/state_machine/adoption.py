@@ -10,7 +10,8 @@ from typing import Final
 
 from pympsd.state_machine import debuggers, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, QueueEntry, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
@@ -20,6 +21,7 @@ from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import restoration
+from pympsd.state_machine.v3.cgroups import note_context
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.statuses import ServerStatus
@@ -66,6 +68,9 @@ def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
         return
     server.awaited = False
     server.clients = {client.client: _client(server, client) for client in event.clients}
+    for client in server.clients.values():
+        for context in client.contexts.values():
+            note_context(server, client, context.device)
     debuggers.server_returned(daemon, server)
     if server.phase is Phase.RETURNING:
         server.become(_phase(event))
@@ -99,6 +104,8 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     daemon.default_socket = left.default_socket or daemon.protocol == 2
     daemon.accounts_cgroups, daemon.audits_memory = left.accounts_cgroups, left.audits_memory
     daemon.cgroup_limits = limits_of_cgroups(left)
+    passing = left.passing_cgroups.items()
+    daemon.passing_cgroups = {path: is_seen for path, is_seen in passing if path in daemon.cgroup_limits}
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 
@@ -126,6 +133,10 @@ def _client(server: Server, client: ReturnedClient) -> Client:
         mps_namespace=client.mps_namespace,
         cgroups=client.cgroups,
         partitions=dict(client.partitions),
+        groups=client.groups,
+        since=client.since,
+        container_pid=client.container_pid,
+        limits=client.limits,
     )
 
 

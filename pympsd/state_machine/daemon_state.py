@@ -9,6 +9,7 @@ from typing import Final
 from attrs import Factory, define, field, frozen
 
 from pympsd.state_machine import server_lifecycle
+from pympsd.state_machine.clients import Client
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.state_machine.v3.gathering import Gathering, Gatherings
@@ -16,7 +17,13 @@ from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
-from pympsd.vocabulary.limits import CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import (
+    CgroupLimits,
+    ClientPriority,
+    MemoryGroup,
+    PinnedMemory,
+    ThreadPercentage,
+)
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
@@ -36,43 +43,6 @@ class Count(Enum):
     REFUSED = "clients refused"
 
 
-@frozen
-class Context:
-    """A client context as its server reported it."""
-
-    serial: int
-    number: int
-    device: int
-
-
-@define
-class Client:
-    """A client process on a server."""
-
-    serial: int
-    pid: int
-    uid: int
-    command: str
-    namespace: int
-    contexts: dict[int, Context] = field(factory=dict)
-    memory: dict[int, int] = field(factory=dict)
-    """Bytes that it holds, by device ordinal, as its server reported; the driver's own server does not."""
-    ended: bool = False
-    """Its process has ended, and the server has yet to report that."""
-    process: int = 0
-    """As in ClientConnected."""
-    mps_namespace: str = ""
-    """The namespace of its server that it came to, in protocol 3."""
-    cgroups: tuple[str, ...] = ()
-    """As in Origin, if they are known."""
-    partitions: dict[int, str] = field(factory=dict)
-    """Its SM partition on each device that is in static use for it, by ordinal; empty: it has none there."""
-
-    def is_process(self, pid: int, process: int) -> bool:
-        """Whether this is the client of a process."""
-        return self.pid == pid and self.process == process and bool(pid or process)
-
-
 @define
 class Server:
     """A server process; ``pid`` is 0 until it is spawned."""
@@ -88,6 +58,9 @@ class Server:
     starters: list[int] = field(factory=list)
     """Operator sessions to answer when it is spawned."""
     clients: dict[int, Client] = field(factory=dict)
+    groups: dict[tuple[int, str], tuple[int, MemoryGroup]] = field(factory=dict)
+    """Limits of memory of clients together, by device ordinal and name, as they came with the latest client that has
+    a context there, whose serial stands before them."""
     launches: dict[int, int] = field(factory=dict)
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False
@@ -167,6 +140,9 @@ class QueueEntry:
     """As in Client."""
     sm_partition: str = ""
     """What its CUDA_MPS_SM_PARTITION says."""
+    since: float = 0.0
+    """As in Client."""
+    container_pid: int = 0
 
 
 @define
@@ -307,10 +283,14 @@ class Daemon:
     rules: tuple[Rule, ...] | None = None
     """Limits by rule, of clients that come later; None: there have never been any."""
     cgroup_limits: CgroupLimits = field(factory=dict)
+    passing_cgroups: dict[str, bool] = field(factory=dict)
+    """Those of them that a command has set, which go with the cgroup: whether that has been seen."""
     accounts_cgroups: bool = True
     """Whether they hold (the feature memacct)."""
     audits_memory: bool = False
     """Whether servers log what later clients take and return."""
+    now: float = 0.0
+    """When the last command or client came, in seconds since 1970."""
     named_changes: int = 0
     """Counts the changes of what the next daemon has to know of them."""
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from functools import singledispatch
 
 from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations
-from pympsd.state_machine.daemon_state import Context, Count, Daemon, Server
+from pympsd.state_machine.clients import Context
+from pympsd.state_machine.daemon_state import Count, Daemon, Server
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Reply, SetTimer, SpawnServer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.turns import queue
-from pympsd.state_machine.v3 import places, servers, starts
+from pympsd.state_machine.v3 import cgroups, places, servers, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
 
@@ -25,8 +26,11 @@ ENDS = (events.ServerExited, events.ServerNotAdopted)
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
     """Change the state by an event; return the instructions that follow from it, in order."""
     gone = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
+    if isinstance(event, events.OperatorLine | events.ClientConnected):
+        daemon.now = event.at
     if isinstance(event, events.OperatorLine):
-        decided = list(answer_line(daemon, event))
+        gone_cgroups = () if event.cgroups is None else cgroups.drop_gone(daemon, event.cgroups)
+        decided = [*gone_cgroups, *answer_line(daemon, event)]
     else:
         decided = list(_decide(event, daemon))
     decided += [*queue.cancel_stale_timers(daemon), *debuggers.release(daemon)]
@@ -44,6 +48,7 @@ def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.ClientConnected, daemon: Daemon) -> Iterator[Instruction]:
+    cgroups.note_client(daemon, event)
     yield from admission.connect(daemon, event)
 
 
@@ -112,12 +117,22 @@ def _(event: events.DevicesReported, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.ClientJoined, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    client = server.clients.get(event.client) if server else None
+    if client is not None:
+        client.limits = event.limits
+    yield from ()
+
+
+@_decide.register
 def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     client = server.clients.get(event.client) if server else None
     if server is None or client is None:
         return
     client.contexts[event.serial] = Context(event.serial, event.number, event.device)
+    cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
     where = places.place(daemon, server.name, client.mps_namespace)
     yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
@@ -146,7 +161,10 @@ def _(event: events.MemoryPushed, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:
+        gone = server.clients.get(event.client)
         yield from admission.client_left(daemon, server, event.client)
+        if gone is not None and gone.groups:
+            cgroups.forget_groups(server, gone)
 
 
 @_decide.register

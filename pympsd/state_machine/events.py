@@ -8,6 +8,7 @@ from pympsd.state_machine.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.rules import Origin
 
 
@@ -29,6 +30,8 @@ class OperatorLine:
     namespace: str = ""
     process: Origin | None = None
     """The process that the line names, if there is one."""
+    cgroups: frozenset[str] | None = None
+    """Of the cgroups whose limits go with them, those that exist; None: nobody has looked."""
 
 
 @frozen
@@ -51,6 +54,10 @@ class ClientConnected:
     """The namespace whose socket it came by."""
     origin: Origin | None = None
     """What rules ask of it, if there are rules."""
+    at: float = 0.0
+    """When it connected, in seconds since 1970."""
+    container_pid: int = 0
+    """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
 
 
 @frozen
@@ -82,6 +89,15 @@ class StatusPushed:
 
     server: int
     status: str
+
+
+@frozen
+class ClientJoined:
+    """A server reported what holds for a client."""
+
+    server: int
+    client: int
+    limits: LimitsInForce
 
 
 @frozen
@@ -194,6 +210,14 @@ class ReturnedClient:
     """Its SM partitions by device ordinal."""
     cgroups: tuple[str, ...] = ()
     """As in Origin, if they are known."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """Limits of memory that it shares with other clients, by device ordinal."""
+    since: float = 0.0
+    """When it connected, in seconds since 1970."""
+    container_pid: int = 0
+    """As in ClientConnected."""
+    limits: LimitsInForce | None = None
+    """What holds for it, if its server tells that."""
 
 
 @frozen
@@ -274,6 +298,7 @@ Event = (
     | ServerSpawned
     | SpawnFailed
     | StatusPushed
+    | ClientJoined
     | ContextPushed
     | ContextGonePushed
     | MemoryPushed

@@ -73,6 +73,7 @@ class PersistentNamedServer:
     max_thread_percentage: float | None = None
     max_pinned_memory: dict[int, int] | None = None
     contains_partitions: bool = False
+    created: float = 0.0
 
     @property
     def ceiling(self) -> NamespaceLimits:
@@ -111,6 +112,7 @@ class PersistentState:
     cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
     """Hard limits, bytes by device ordinal."""
     cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
+    passing_cgroups: dict[str, bool] = field(factory=dict)
     accounts_cgroups: bool = True
     audits_memory: bool = False
 
@@ -163,6 +165,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         default_socket=daemon.default_socket,
         cgroup_limits=_of_cgroups(daemon, lambda limit: limit.hard),
         cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
+        passing_cgroups=dict(daemon.passing_cgroups),
         accounts_cgroups=daemon.accounts_cgroups,
         audits_memory=daemon.audits_memory,
     )
@@ -263,6 +266,7 @@ def _persistent_named(named: NamedServer) -> PersistentNamedServer:
         None if ceiling.thread_percentage is None else ceiling.thread_percentage.value,
         None if ceiling.pinned_memory is None else _in_bytes(ceiling.pinned_memory),
         named.contains_partitions,
+        named.created,
     )
 
 

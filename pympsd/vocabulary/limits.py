@@ -42,6 +42,10 @@ class ThreadPercentage:
         return f"{self.value:.1f}"
 
 
+OF_CGROUP = "cgroup "
+"""The name of a group of clients that are in a cgroup begins so."""
+
+
 @frozen
 class MemoryGroup:
     """A limit of memory of several clients together, on one device."""
@@ -52,6 +56,23 @@ class MemoryGroup:
     """The bytes that they hold at most (hard limit)."""
     soft: int = 0
     """The bytes that they are guaranteed (soft limit): clients of others that hold more than theirs are ended."""
+
+
+def cgroup_group(path: str) -> str:
+    """Return the name of the group that a cgroup's clients are."""
+    return f"cgroup {path}"
+
+
+@frozen
+class LimitsInForce:
+    """What holds for a client: the least of what is set for it and of what it sets itself."""
+
+    thread_percentage: float
+    priority: int
+    memory: dict[int, int]
+    """The bytes that it may hold, by device ordinal; none for a device without a limit."""
+    multiprocessors: dict[int, int]
+    """The SMs of each device that it sees, by ordinal."""
 
 
 @frozen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MemoryGroup
+from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.wire.messages import message
 from pympsd.wire.versions import Versions
@@ -75,6 +75,17 @@ class AdmitClient:
     """Limits of memory that it shares with other clients, by device ordinal."""
     audited: bool = False
     """Whether the memory that it takes and returns is logged."""
+    since: float = 0.0
+    """When it connected, in seconds since the epoch; reported to the next daemon, as ``namespace``."""
+
+
+@message(62)
+@frozen
+class ClientJoined:
+    """A client has been let in; what holds for it as long as it is there."""
+
+    client: int
+    limits: LimitsInForce
 
 
 @message(36)
@@ -124,6 +135,8 @@ class LogRecord:
     event: str
     fields: dict[str, str | int | float]
     time: float
+    namespace: str = ""
+    """That of the client that it is about, in protocol 3."""
 
 
 @message(41)
@@ -174,6 +187,16 @@ class MemoryReported:
     clients: dict[int, int]
     launches: int = 0
     """The kernels that this server has started on the device."""
+
+
+@message(61)
+@frozen
+class MemoryElsewhere:
+    """The bytes that clients of other servers hold on a device, in all and by group of clients."""
+
+    device: int
+    count: int
+    groups: dict[str, int]
 
 
 @message(58)
@@ -248,6 +271,12 @@ class ReturningClient:
     mps_namespace: str = ""
     partitions: dict[int, str] = field(factory=dict)
     """Its SM partitions by device ordinal."""
+    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
+    """As in AdmitClient."""
+    since: float = 0.0
+    """As in AdmitClient."""
+    limits: LimitsInForce | None = None
+    """As in ClientJoined, if it has been let in."""
 
 
 @message(54)

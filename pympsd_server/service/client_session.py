@@ -14,7 +14,6 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import explain, require_room
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.devices import memory_limits
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
 from pympsd.version import API_VERSION
 from pympsd.vocabulary.results import Result
@@ -137,6 +136,7 @@ class ClientSession:
             self.channel.send(messages.Refused(Result.ERROR_INVALID_VALUE, refused))
             return False
         seen = tuple(self.limits.as_seen(ordinal, devices[ordinal]) for ordinal in self.ordinals)
+        self.server.client_joined(self.client, *self.limits.in_force(self.client.priority, self.ordinals, seen))
         self.channel.send(messages.SessionWelcome(os.getpid(), API_VERSION, seen, self.ordinals))
         return True
 
@@ -152,12 +152,12 @@ class ClientSession:
         bad = self.limits.lower_memory(self.client.environment, self.ordinals, visible)
         lenient = self.client.environment.get("PYMPSD_LENIENT_LIMITS") == "1"
         for each in bad[:LOGGED_LIMITS]:
-            self.server.limit_rejected(self.client, each.entry, each.reason, lenient)
+            self.server.limit_rejected(self.client, each, lenient)
         if lenient or not bad:
             return ""
         others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
         return (
-            f"{memory_limits.VARIABLES[0]}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
+            f"{bad[0].variable}: {bad[0].entry!r}{others}: {bad[0].reason}. Mend it, or set "
             "PYMPSD_LENIENT_LIMITS=1 to have such entries ignored"
         )
 

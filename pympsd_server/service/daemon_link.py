@@ -9,10 +9,11 @@ import os
 from typing import Final
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
+from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.versions import Versions
@@ -30,6 +31,8 @@ class Admitted:
     message: link.AdmitClient
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
     """(serial, number, device) by serial."""
+    limits: LimitsInForce | None = None
+    """What holds for it, once it has been let in."""
 
 
 @define
@@ -42,6 +45,8 @@ class DaemonLink:
     _sender: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
+    _last_left: Admitted | None = field(default=None, init=False)
+    """The client that has left last: lines about it may follow."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""
@@ -59,7 +64,7 @@ class DaemonLink:
         if self._dropped:
             self._push(link.LogDropped(self._dropped))
             self._dropped = 0
-        self._push(link.LogRecord(event, fields, when))
+        self._push(link.LogRecord(event, fields, when, self._namespace_of(fields.get("pid"))))
 
     def status(self, status: ServerStatus) -> None:
         """Push the server's status."""
@@ -73,6 +78,12 @@ class DaemonLink:
     def client_admitted(self, message: link.AdmitClient) -> None:
         """Keep a client that the daemon has handed over."""
         self._clients[message.client] = Admitted(message)
+
+    def client_joined(self, client: int, limits: LimitsInForce) -> None:
+        """Push what holds for a client."""
+        if client in self._clients:
+            self._clients[client] = evolve(self._clients[client], limits=limits)
+        self._change((client, 0), link.ClientJoined(client, limits))
 
     def context_opened(self, client: int, serial: int, number: int, device: int) -> None:
         """Push a new context."""
@@ -91,7 +102,7 @@ class DaemonLink:
 
     def client_left(self, client: int) -> None:
         """Push the end of a client."""
-        self._clients.pop(client, None)
+        self._last_left = self._clients.pop(client, None)
         self._change((client, 0), link.ClientGone(client))
 
     def memory_used(self, device: int, clients: dict[int, int], launches: int) -> None:
@@ -117,7 +128,8 @@ class DaemonLink:
             client, contexts = admitted.message, tuple(admitted.contexts.values())
             known = serial, client.pid, client.uid, client.command, client.namespace
             partitions = {device: one.name for device, one in client.partitions.items()}
-            self._push(link.ReturningClient(*known, contexts, client.mps_namespace, partitions))
+            held = client.groups, client.since, admitted.limits
+            self._push(link.ReturningClient(*known, contexts, client.mps_namespace, partitions, *held))
 
     def adopted(self) -> None:
         """Report to the daemon that took the link over what it has not asked for."""
@@ -146,6 +158,14 @@ class DaemonLink:
             for message in self._late.values():
                 self._push(message)
             self._late.clear()
+
+    def _namespace_of(self, pid: object) -> str:
+        """Return the MPS namespace of a process's clients; empty if there are none, or they are of several."""
+        clients = [admitted.message for admitted in self._clients.values() if admitted.message.pid == pid]
+        if not clients and self._last_left is not None and self._last_left.message.pid == pid:
+            clients = [self._last_left.message]
+        found = {client.mps_namespace for client in clients}
+        return found.pop() if len(found) == 1 else ""
 
     def _change(self, key: tuple[int, int], message: object) -> None:
         if self._late or self.channel.queued_bytes > ROSTER_BYTES:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 import trio
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.devices.memory_limits import BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.statuses import ServerStatus
@@ -89,6 +91,11 @@ class Server:
         """Return the slot of a client's contexts on a device."""
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
 
+    def groups_of(self, client: int, device: int) -> Iterable[str]:
+        """Return the groups whose limits of memory on a device hold for a client, by serial."""
+        found = self.roster.clients.get(client)
+        return [group.name for group in found.groups.get(device, ())] if found is not None else ()
+
     def start_serving(self) -> None:
         """End the initialisation."""
         self.phase = phases.move(self.phase, Phase.SERVING)
@@ -131,6 +138,18 @@ class Server:
         self.log.info("client_connected", pid=client.pid, context=0)
         self.log.info("client_worker", pid=client.pid, context=0)
 
+    def client_joined(self, client: Client, limits: LimitsInForce, partitions: dict[int, str]) -> None:
+        """Report what holds for a client that is let in; log it if it came to a namespace."""
+        self.link.client_joined(client.serial, limits)
+        if client.namespace:
+            shown = f"{limits.thread_percentage:.2f} %, priority {limits.priority}"
+            for device, count in limits.multiprocessors.items():
+                memory = limits.memory.get(device)
+                shown += f"; device {device}: {count} SMs"
+                shown += f" of SM partition '{partitions[device]}'" if partitions.get(device) else ""
+                shown += f", memory {PinnedMemory(memory)}" if memory else ""
+            self.log.info("client_limits", pid=client.pid, uid=client.uid, limits=shown)
+
     def devices_refused(self, client: Client) -> None:
         """Log that a client's CUDA_VISIBLE_DEVICES leaves it no device."""
         entry = client.environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
@@ -142,10 +161,11 @@ class Server:
         self.log.info("client_devices_entry", pid=client.pid, entry=entry)
         self.log.info("client_devices_hint", pid=client.pid, count=len(self.devices))
 
-    def limit_rejected(self, client: Client, entry: str, reason: str, ignored: bool) -> None:
+    def limit_rejected(self, client: Client, bad: BadEntry, ignored: bool) -> None:
         """Log an invalid entry of a client's memory limits: it is ignored, or the client is refused."""
         event = "client_limit_ignored" if ignored else "client_limit_refused"
-        self.log.warning(event, pid=client.pid, entry=entry, reason=reason)
+        said = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
+        self.log.warning(event, pid=client.pid, **said)
 
     def context_opened(self, client: Client, context: Context) -> None:
         """Report a new context."""
@@ -153,7 +173,7 @@ class Server:
         names = {"pid": client.pid, "context": context.number}
         for event in ("client_requested", "context_connected", "client_worker"):
             self.log.info(event, **names)
-        self.log.info("context_device", name=facts.name, uuid=facts.uuid)
+        self.log.info("context_device", pid=client.pid, name=facts.name, uuid=facts.uuid)
         self.log.info("context_active", **names)
         self.link.context_opened(client.serial, context.serial, context.number, context.device)
 
@@ -167,7 +187,7 @@ class Server:
         if code == Result.ERROR_OPERATING_SYSTEM:
             self.log.error("shared_memory_failed")
         self.log.info("context_refused", pid=client.pid, context=context.number, status=code)
-        self.log.info("context_refused_reason", reason=reason)
+        self.log.info("context_refused_reason", pid=client.pid, reason=reason)
 
     def context_closed(self, client: Client, context: Context) -> None:
         """Report the end of a context, which the roster no longer has."""
@@ -207,7 +227,7 @@ class Server:
     def context_faulted(self, client: Client, context: Context, code: int, reason: str) -> None:
         """Log a context that its own work has poisoned."""
         self.log.error("context_faulted", pid=client.pid, context=context.number)
-        self.log.error("context_faulted_reason", reason=f"{reason} ({code})")
+        self.log.error("context_faulted_reason", pid=client.pid, reason=f"{reason} ({code})")
 
     def client_refused_in_teardown(self, client: Client) -> None:
         """Log a client that was refused during a fault."""
@@ -233,9 +253,11 @@ class Server:
             self.phase = phases.move(self.phase, Phase.SERVING)
             self.link.status(ServerStatus.ACTIVE)
 
-    def end_by_fault(self) -> None:
-        """End the server because of a fatal fault (before Volta)."""
+    def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
+        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by serial."""
         self.log.error("fault_ends_server")
+        for serial, channel in self.channels.items():
+            channel.send(RequestRefused(0, codes[serial], reason))
         self.status = FAULT_STATUS
         self._end()
 

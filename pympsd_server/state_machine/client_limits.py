@@ -10,7 +10,7 @@ from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.memory_limits import BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limits import LimitsInForce, ThreadPercentage
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.wire.messages import OpenContext
@@ -40,11 +40,11 @@ class ClientLimits:
         """
         limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
         own = {ordinals[number]: limit.value for number, limit in limits.items()}
-        of_all = memory_limits.of_container(environment)
+        of_all, bad_of_all = memory_limits.of_container(environment)
         self.memory = {
             each: memory_limit(self.memory.get(each, 0), memory_limit(own.get(each, 0), of_all)) for each in ordinals
         }
-        return bad
+        return bad + bad_of_all
 
     def partition(self, ordinal: int) -> ChosenPartition:
         """Return its partition of a device, one without chunks if it has none there; raise PartitionRefused."""
@@ -59,6 +59,17 @@ class ClientLimits:
         """
         count = process_multiprocessors(self.thread_percentage, device, self._most(ordinal, device))
         return with_attributes(device, MULTIPROCESSOR_COUNT=count)
+
+    def in_force(
+        self, priority: int, ordinals: Sequence[int], seen: Sequence[DeviceFacts]
+    ) -> tuple[LimitsInForce, dict[int, str]]:
+        """Return what holds for the client, and its partitions, by ordinals of the devices that it sees."""
+        counts = [device.attributes["MULTIPROCESSOR_COUNT"] for device in seen]
+        memory = {ordinal: self.memory[ordinal] for ordinal in ordinals if self.memory.get(ordinal)}
+        partitions = {ordinal: one.name for ordinal, one in self.partitions.items() if one.name}
+        return LimitsInForce(
+            self.thread_percentage.value, priority, memory, dict(zip(ordinals, counts, strict=True))
+        ), partitions
 
     def multiprocessors(
         self, ordinal: int, device: DeviceFacts, environment: Mapping[str, str], asked: OpenContext

@@ -15,7 +15,8 @@ from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, wait_un
 from pympsd.devices.machine import from_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES
 from pympsd.service.metrics_text import metrics_text
-from pympsd.state_machine.daemon_state import Client, Context, Count, Daemon, QueueEntry, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Count, Daemon, QueueEntry, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import ThreadPercentage
 

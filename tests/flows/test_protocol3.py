@@ -28,6 +28,7 @@ KEYS = {
     "in": {"out", "out_like", "err", "err_like", "exit", "as"},
     "client": {"at", "env", "as", "fails", "cgroup"},
     "kill": set(),
+    "rmdir": set(),
     "log": {"lines_like", "lacks_like"},
     "write": {"text"},
     "inode": set(),
@@ -81,6 +82,8 @@ class Replay:
                 assert not self._logged(step["log"], pattern), pattern
         elif "kill" in step:
             self._kill(*step["kill"].split())
+        elif "rmdir" in step:
+            self.cgroups.remove_one(step["rmdir"])
         elif "write" in step:
             Path(self.text(step["write"])).write_text(self.text(step["text"]))
         elif "inode" in step:

@@ -104,7 +104,12 @@ async def _holds_nobody(_: object) -> None:
 
 @asynccontextmanager
 async def session(
-    executor: FakeExecutor, environment: dict[str, str], *, priority: int = 0, machine: str = "2xH200"
+    executor: FakeExecutor,
+    environment: dict[str, str],
+    *,
+    priority: int = 0,
+    machine: str = "2xH200",
+    welcomed: bool = True,
 ) -> AsyncIterator[MessageChannel]:
     """Run a session and yield the client's end; the server's limits are 80 % and 2G on device 0."""
     silent: Any = Silent()
@@ -125,7 +130,8 @@ async def session(
             nursery.start_soon(ClientSession.of(containment, admitted, (theirs.detach(),)).run)
             channel = MessageChannel(trio.socket.from_stdlib_socket(ours), fds_allowed=2)
             nursery.start_soon(channel.run_sender)
-            assert await channel.receive_message() is not None
+            if welcomed:
+                assert await channel.receive_message() is not None
             yield channel
             nursery.cancel_scope.cancel()
         channel.close()
@@ -170,7 +176,7 @@ async def test_each_context_has_the_limit_of_its_process(executor: FakeExecutor)
 
 @pytest.mark.parametrize(
     ("text", "limits"),
-    [("512", [GIB // 2, GIB // 2]), ("1536", [3 * GIB // 2, GIB]), ("", [0, GIB]), ("1G", [0, GIB])],
+    [("512", [GIB // 2, GIB // 2]), ("1536", [3 * GIB // 2, GIB]), ("", [0, GIB]), ("0", [0, GIB])],
 )
 async def test_a_containers_limit_lowers_that_of_each_device(
     executor: FakeExecutor, text: str, limits: list[int]
@@ -181,6 +187,19 @@ async def test_a_containers_limit_lowers_that_of_each_device(
         for request, device in enumerate((0, 1), 1):
             assert isinstance(await exchange(channel, OpenContext(request, device)), ContextOpened)
     assert [attach.memory_bytes for attach in executor.attached] == limits
+
+
+async def test_a_containers_limit_that_is_no_number_is_refused_or_ignored(executor: FakeExecutor) -> None:
+    environment = {"NVIDIA_GPU_MEMORY_LIMIT": "2G"}
+    async with session(executor, environment, welcomed=False) as channel:
+        received = await channel.receive_message()
+        assert received is not None
+        refused, _ = received
+        assert refused.code == Result.ERROR_INVALID_VALUE
+        assert refused.reason.startswith("NVIDIA_GPU_MEMORY_LIMIT: '2G': it is a whole number of MiB, such as 2048")
+    async with session(executor, environment | {"PYMPSD_LENIENT_LIMITS": "1"}) as channel:
+        assert isinstance(await exchange(channel, OpenContext(1, 0)), ContextOpened)
+    assert [attach.memory_bytes for attach in executor.attached] == [2 * GIB]
 
 
 @pytest.mark.parametrize("percentage", [90.0, 100.0, 1e300, -1.0, 0.0])

@@ -18,6 +18,7 @@ from processes import SECONDS, alive, children_of, suspend, wait_until
 from pympsd.channel.descriptors import close_all, received
 from pympsd.channel.message_channel import CONTINUED, PACKET_BYTES
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.framing import FrameReader
@@ -127,7 +128,8 @@ def server() -> Iterator[Played]:
 
 def of(client: int, serial: int) -> link.ReturningClient:
     """Return the report of a client with one context."""
-    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((serial, 1, 0),))
+    held = LimitsInForce(100.0, 0, {}, {0: 132})
+    return link.ReturningClient(client, 4000 + client, 500, "train", 99, ((serial, 1, 0),), limits=held)
 
 
 def test_every_daemon_gets_a_full_report_and_then_what_changes(server: Played) -> None:

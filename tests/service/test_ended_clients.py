@@ -16,9 +16,9 @@ import trio.testing
 from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.service.processes.known_process import KnownProcess
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
-from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events

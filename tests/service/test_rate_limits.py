@@ -13,10 +13,10 @@ from time_limit import bounded
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
+from pympsd.service.processes.known_process import KnownProcess
 from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
-from pympsd.service.sessions.adoption import KnownProcess
 from pympsd.service.sessions.peers import credentials
 from pympsd.state_machine.persistent_state import PersistentServer
 from pympsd.wire import link_messages as link

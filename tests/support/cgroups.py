@@ -29,6 +29,12 @@ class Cgroups:
                 self.made.append(folder)
         (self.made[-1].parent / name / "cgroup.procs").write_text(str(pid))
 
+    def remove_one(self, name: str) -> None:
+        """Remove a cgroup whose processes have ended."""
+        folder = next(each for each in self.made if each.name == name)
+        self.made.remove(folder)
+        folder.rmdir()
+
     def remove(self) -> None:
         """Remove the cgroups, whose processes have ended."""
         while self.made:

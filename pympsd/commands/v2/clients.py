@@ -7,7 +7,8 @@ from typing import Any, Final
 from pympsd.commands.arguments import A_PID, MAYBE_A_PID, after_option, loose_pid, optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import client_record, context_record, device_record
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"

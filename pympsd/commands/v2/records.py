@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pympsd.state_machine.daemon_state import Client, Context, Daemon, Server
+from pympsd.state_machine.clients import Client, Context
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.vocabulary.limits import PinnedMemory
 
 
@@ -41,6 +42,7 @@ def client_record(client: Client) -> dict[str, Any]:
         "pid": client.pid,
         "uid": client.uid,
         "command": client.command,
+        "active_thread_percentage": client.limits and client.limits.thread_percentage,
         "pid_namespace": client.namespace,
         "namespace": client.mps_namespace or None,
         "memory_bytes": {str(device): count for device, count in client.memory.items()},

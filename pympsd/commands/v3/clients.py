@@ -9,10 +9,11 @@ from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
 from pympsd.commands.v3.registry import command, data, listing
 from pympsd.state_machine import terminations
-from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.clients import Client
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.cgroups import limit_of
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients as clients_of
@@ -24,6 +25,14 @@ COLUMNS: Final = (
     Column("DEVICE", "DEVICE", "device"),
     Column("MAWS NS", "MAWS NS", "maws-ns"),
     Column("CMD", "CMD", "cmd"),
+)
+_OF_DEVICES: Final = (
+    "sm_partition",
+    "sm_count",
+    "memory_limit",
+    "memory_soft_limit",
+    "memory_hard_limit",
+    "memory_used",
 )
 FIELDS: Final = ("cmd", "device", "linux-ns", "maws-ns", "pci-id", "pid", "server")
 
@@ -55,7 +64,7 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
     if wanted not in FIELDS:
         raise Refused(f"A client has no field '{field}'. Fields: {', '.join(FIELDS)}.")
     if wanted == "linux-ns":
-        return data(str(client.namespace))
+        return data(str(view.linux_namespace(daemon, client)))
     if wanted == "pci-id":
         return data("\n".join(daemon.devices[each].pci for each in _devices(daemon, client)) or "-")
     keys = [column.key for column in COLUMNS]
@@ -97,24 +106,37 @@ def _devices(daemon: Daemon, client: Client) -> list[int]:
 
 
 def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
+    limits = client.limits
     extra = {
         "uid": client.uid,
         "namespace": view.namespace_of(client),
-        "linux-ns": client.namespace,
+        "linux-ns": view.linux_namespace(daemon, client),
+        "container_pid": client.container_pid or None,
         "cgroup": client.cgroups[-1] if client.cgroups else None,
+        "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.serial for context in client.contexts.values()),
+        "since": moment(client.since),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
-        on_device: dict[str, Any] = {"pci-id": pci, "sm_partition": None}
-        if ordinal is not None:
-            limit = limit_of(daemon, client, ordinal)
-            on_device |= {
-                "sm_partition": client.partitions.get(ordinal) or None,
-                "memory_soft_limit": None if limit.soft is None else limit.soft.value,
-                "memory_hard_limit": None if limit.hard is None else limit.hard.value,
-                "memory_used": client.memory.get(ordinal, 0),
-            }
+        on_device = {"pci-id": pci, **_on_device(daemon, client, server, ordinal)}
         yield Row((client.pid, server.name, uuid, where, client.command), {**extra, **on_device})
+
+
+def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:
+    """Return what holds for a client on a device and what it has there; all of it None without a device."""
+    process, limits = daemon.server_named(server.name), client.limits
+    if ordinal is None or process is None:
+        return dict.fromkeys(_OF_DEVICES)
+    of_cgroups = limit_of(process, client, ordinal)
+    values = (
+        client.partitions.get(ordinal) or None,
+        None if limits is None else limits.multiprocessors.get(ordinal),
+        None if limits is None else limits.memory.get(ordinal),
+        of_cgroups.soft and of_cgroups.soft.value,
+        of_cgroups.hard and of_cgroups.hard.value,
+        client.memory.get(ordinal, 0),
+    )
+    return dict(zip(_OF_DEVICES, values, strict=True))

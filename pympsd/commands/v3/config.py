@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Final
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Refused, Syntax
+from pympsd.commands.v3.output import moment
 from pympsd.commands.v3.registry import command, data
 from pympsd.configuration.changes import (
     Change,
@@ -133,6 +133,7 @@ def _surroundings(daemon: Daemon) -> Surroundings:
         daemon.pipe_directory,
         daemon.protocol,
         daemon.has_own_servers,
+        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
     )
 
 
@@ -141,7 +142,7 @@ def _carry_out(
 ) -> Iterator[Instruction]:
     gathering = daemon.gatherings.begin(caller.session)
     gathering.notes += notes
-    applied = datetime.fromtimestamp(caller.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    applied = moment(caller.at) or ""
     generation = daemon.configuration.generation + 1
     daemon.configuration = Configuration(generation, file, applied, gathering)
     yield Log("configuration_applied", {"file": file, "generation": generation})

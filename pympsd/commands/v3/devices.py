@@ -52,6 +52,8 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "memory_total": device.memory_bytes,
             "daemon_ordinal": index,
         }
+        if daemon.has_own_servers and view.sees_all(daemon, caller):
+            extra["memory_free"] = device.memory_bytes - _held(daemon, index)
         if chunk_count(device):
             free = free_of(daemon, index)
             extra["chunk_size"] = chunk_size(device)
@@ -63,3 +65,9 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
         cells = (ordinal, name, device.pci, device.uuid, device.name, device.multiprocessors, chunks, attributes)
         rows.append(Row(cells, extra))
     return listing(COLUMNS, rows, format)
+
+
+def _held(daemon: Daemon, ordinal: int) -> int:
+    """Return the bytes that clients of all servers hold on a device."""
+    clients = (client for server in daemon.servers.values() for client in server.clients.values())
+    return sum(client.memory.get(ordinal, 0) for client in clients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -84,6 +85,11 @@ def cell_text(cell: Cell) -> str:
         case tuple():
             return ",".join(cell)
     return str(cell)
+
+
+def moment(seconds: float) -> str | None:
+    """Return a time in seconds since 1970 as JSON has it (ISO 8601, UTC); None of 0."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
 
 
 def _texts(rows: Sequence[Row]) -> list[list[str]]:

@@ -8,10 +8,8 @@ There is nothing to adopt after a daemon that was PID 1 of a container: nothing 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from typing import Final
 
 import trio
@@ -25,9 +23,10 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.service.inheritance import Inherited, link_name
 from pympsd.service.processes.children import LEAVE_SECONDS
+from pympsd.service.processes.known_process import KnownProcess
 from pympsd.service.processes.process_sessions import kill_session
-from pympsd.service.processes.status import has_ended, process_end, started_at
-from pympsd.service.sessions.peers import process_of
+from pympsd.service.processes.status import started_at
+from pympsd.service.sessions.peers import container_pid_of, process_of
 from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions.vendor.server import VendorServerSession
@@ -51,33 +50,6 @@ READY_SECONDS: Final = 2.0
 
 class Ended(Exception):
     """A server ended before it had reported."""
-
-
-@define
-class KnownProcess:
-    """A process that is not a child of this one; owns its pidfd."""
-
-    pidfd: int
-    gone: trio.Event = field(factory=trio.Event, init=False)
-
-    def kill(self) -> None:
-        """Kill the process unless it has ended."""
-        if not self.gone.is_set():
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the process has ended."""
-        return self.gone.is_set() or has_ended(self.pidfd)
-
-    async def watch(self) -> None:
-        """Wait for the end of the process, set ``gone``, and close the pidfd."""
-        try:
-            await process_end(self.pidfd)
-        finally:
-            self.gone.set()
-            os.close(self.pidfd)
 
 
 @define
@@ -280,6 +252,8 @@ def _vendor_session(
             entry.note.namespace,
             process=0 if entry.note.pid else process_of(entry.fd),
             mps_namespace=entry.note.mps_namespace,
+            since=entry.note.since,
+            container_pid=container_pid_of(entry.note.pid),
         )
         for serial, entry in mine.items()
     }
@@ -346,4 +320,8 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
         mps_namespace=mps_namespace,
         partitions=report.partitions,
         cgroups=(origin.cgroups if origin is not None else None) or (),
+        groups=report.groups,
+        since=report.since,
+        container_pid=container_pid_of(report.pid),
+        limits=report.limits,
     )

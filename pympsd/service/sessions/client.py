@@ -13,7 +13,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.ports import Admission
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import command_of, namespace_of
+from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected
@@ -58,6 +58,8 @@ class ClientSession(Waiting):
             server=self.to_server,
             mps_namespace=self.to_namespace,
             origin=origin_of(self.known) if dispatcher.state.asks_origins else None,
+            at=self.since,
+            container_pid=container_pid_of(self.peer.pid),
         )
         await self.queue(dispatcher, self, connected, self._hung_up)
 
@@ -66,7 +68,8 @@ class ClientSession(Waiting):
         pidfd = -1 if self.known.pidfd < 0 else os.dup(self.known.pidfd)
         namespace = namespace_of(self.known, self.hello.pid_namespace)
         environment = self.hello.environment
-        admission = Admission(self.client, self.peer, self._command, namespace, priority, environment, pidfd, limits)
+        known = self.client, self.peer, self._command, namespace, priority
+        admission = Admission(*known, environment, pidfd, limits, self.since)
         ours = self._connect(server, admission)
         self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours,))
 

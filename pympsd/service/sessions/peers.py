@@ -173,6 +173,15 @@ def namespace_of(known: KnownPeer, reported: int) -> int:
         return _namespace(known.pidfd, _GET_PID_NAMESPACE) or reported
 
 
+def container_pid_of(pid: int) -> int:
+    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read."""
+    try:
+        pids = status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"NSpid")
+    except OSError:
+        return 0
+    return pids[-1] if len(pids) > 1 else 0
+
+
 def shown_unseen(known: KnownPeer) -> str:
     """Return what ps shows for the command of a process without a PID here: what the kernel tells of it.
 

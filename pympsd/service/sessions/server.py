@@ -45,7 +45,8 @@ class ServerSession:
     kill: Callable[[], None]
     """Kills its process, a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
-    _is_set_up: bool = field(default=False, init=False)
+    is_set_up: bool = field(default=False, init=False)
+    """Whether it knows its devices and limits."""
     _held: list[object] = field(factory=list, init=False)
     """Messages to send once the server is set up."""
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
@@ -80,6 +81,7 @@ class ServerSession:
             admission.priority,
             admission.environment,
             admission.namespace,
+            since=admission.since,
         )
         if limits is not None:
             message = evolve(
@@ -113,13 +115,13 @@ class ServerSession:
 
     def start_trace(self, trace: TraceFile) -> None:
         """Have its executors write to a trace; one that is not set up yet is included when it is."""
-        if self._is_set_up:
+        if self.is_set_up:
             with suppress(OSError):  # without a descriptor to spare its devices are not in the trace
                 self.channel.send(link.StartTrace(), (trace.duplicate(),))
 
     async def stop_trace(self) -> None:
         """Return when its executors write to no trace any more."""
-        if self._is_set_up:
+        if self.is_set_up:
             self._trace_stopped = trio.Event()
             self.channel.send(link.StopTrace())
             await self._trace_stopped.wait()
@@ -130,7 +132,7 @@ class ServerSession:
 
     def send(self, message: object) -> None:
         """Send the server a message, or hold it until the server is set up."""
-        if self._is_set_up:
+        if self.is_set_up:
             self.channel.send(message)
         else:
             self._held.append(message)
@@ -209,6 +211,10 @@ class ServerSession:
                     raise RemoteError(str(error)) from None
             case link.StartRefused(reason):
                 dispatcher.feed(events.StartRefused(self.serial, sanitised(reason.encode())))
+            case link.ClientJoined(client, limits):
+                if any(not 0 <= device < len(dispatcher.state.devices) for device in limits.multiprocessors):
+                    raise RemoteError("it knows devices that there are not")
+                dispatcher.feed(events.ClientJoined(self.serial, client, limits))
             case link.ContextReported(client, serial, number, device):
                 if not 0 <= device < len(dispatcher.state.devices):
                     raise RemoteError(f"there is no device {device}")
@@ -231,8 +237,8 @@ class ServerSession:
                 dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
             case link.TraceStopped():
                 self._trace_stopped.set()
-            case link.LogRecord(event, fields, when):
-                self._log(dispatcher, event, fields, when)
+            case link.LogRecord():
+                self._log(dispatcher, message)
             case link.LogDropped(count):
                 dispatcher.journal.write_server("Server", self.pid, "records_dropped", {"count": count})
             case _:
@@ -258,20 +264,30 @@ class ServerSession:
         dispatcher.tracing.include(self)
 
     def _send_held(self) -> None:
-        self._is_set_up = True
+        self.is_set_up = True
         for message in self._held:
             self.channel.send(message)
         self._held.clear()
 
-    def _log(self, dispatcher: Dispatcher, event: str, fields: dict[str, str | int | float], when: float) -> None:
-        if not self._may_log(dispatcher, *(str(value) for value in fields.values())):
+    def _log(self, dispatcher: Dispatcher, record: link.LogRecord) -> None:
+        if not self._may_log(dispatcher, *(str(value) for value in record.fields.values())):
             return
+        fields = {**record.fields, **self._place(dispatcher, record)}
         try:
             # Its user controls the content: no field may begin a line of its own.
             clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
-            dispatcher.journal.write_server("Server", self.pid, event, clean, when)
+            is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
+            dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
-            raise RemoteError(f"a log record that is not in the catalogue: {event} ({error})") from None
+            raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
+
+    def _place(self, dispatcher: Dispatcher, record: link.LogRecord) -> dict[str, str]:
+        """Return the field that names the namespace, or the server, if there are several namespaces."""
+        server = dispatcher.state.servers.get(self.serial)
+        named = dispatcher.state.named_servers.get(server.name) if server is not None else None
+        if named is None or len(named.namespaces) == 1 or "namespace" in record.fields:
+            return {}
+        return {"place": f"{named.name}/{record.namespace}" if record.namespace else named.name}
 
     def _may_log(self, dispatcher: Dispatcher, *texts: str) -> bool:
         """Return whether the server may cause a line of these texts; log first how many were dropped before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -20,6 +21,7 @@ class Waiting:
 
     client: int
     known: KnownPeer
+    since: float = field(factory=time.time, init=False)
     settled: trio.Event = field(factory=trio.Event, init=False)
     server: RunningServer | None = field(default=None, init=False)
     """The server it was admitted to."""

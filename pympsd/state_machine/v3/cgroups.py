@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.clients import Client
+from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.v3.servers import NotPossible
-from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
+from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 
 MOST_CGROUPS: Final = 4096
@@ -45,9 +47,13 @@ def set_limits(
     kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
     if kept and path not in daemon.cgroup_limits and len(daemon.cgroup_limits) >= MOST_CGROUPS:
         raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
-    daemon.cgroup_limits.pop(path, None)
+    known = daemon.cgroup_limits.pop(path, None)
     if kept:
         daemon.cgroup_limits[path] = kept
+        if known is None:
+            daemon.passing_cgroups[path] = False
+    else:
+        daemon.passing_cgroups.pop(path, None)
     for ordinal in ordinals:
         limit = limits[ordinal]
         text = f"{limit.hard or 'unlimited'}" + (f", soft limit {limit.soft}" if limit.soft else "")
@@ -57,15 +63,56 @@ def set_limits(
 def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
     """Set the limits of all cgroups; for clients that come later."""
     daemon.cgroup_limits = {path: each for path, each in limits.items() if each}
+    daemon.passing_cgroups.clear()
     yield Log("cgroup_limits_set", {"count": len(daemon.cgroup_limits)})
 
 
-def limit_of(daemon: Daemon, client: Client, ordinal: int) -> CgroupLimit:
-    """Return the least limits that a client's cgroups have on a device, if they hold."""
-    of_all = [daemon.cgroup_limits.get(path, {}) for path in at_or_above(client.cgroups)]
-    limits = [each[ordinal] for each in of_all if daemon.accounts_cgroups and ordinal in each]
-    hard = (limit.hard for limit in limits if limit.hard is not None)
-    soft = (limit.soft for limit in limits if limit.soft is not None)
+def note_client(daemon: Daemon, event: ClientConnected) -> None:
+    """Note that the cgroups of a client that connects have been seen."""
+    if daemon.passing_cgroups and event.origin is not None:
+        above = at_or_above(event.origin.cgroups or ())
+        daemon.passing_cgroups |= {path: True for path in above if path in daemon.passing_cgroups}
+
+
+def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
+    """Drop the limits of cgroups that are gone, without a client: those of a command, not those of a file, whose
+    cgroup may come again. One that has not been there yet is awaited.
+    """
+    used = clients_by_cgroup(daemon)
+    for path, is_seen in tuple(daemon.passing_cgroups.items()):
+        if path in existing or path in used:
+            daemon.passing_cgroups[path] = True
+        elif is_seen:
+            del daemon.passing_cgroups[path], daemon.cgroup_limits[path]
+            yield Log("cgroup_gone", {"path": path})
+
+
+def note_context(server: Server, client: Client, ordinal: int) -> None:
+    """Note that a client has a context on a device: the limits that it came with hold for all of its groups, unless a
+    later one's do, as the executor has it.
+    """
+    for group in client.groups.get(ordinal, ()):
+        if client.serial >= server.groups.get((ordinal, group.name), (0, group))[0]:
+            server.groups[ordinal, group.name] = client.serial, group
+
+
+def forget_groups(server: Server, gone: Client) -> None:
+    """Forget the limits of groups whose last client has gone."""
+    there = {key for client in server.clients.values() for key in _keys(client)}
+    for key in _keys(gone) - there:
+        server.groups.pop(key, None)
+
+
+def _keys(client: Client) -> set[tuple[int, str]]:
+    return {(ordinal, group.name) for ordinal, groups in client.groups.items() for group in groups}
+
+
+def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
+    """Return the least limits that hold for a client by its cgroups on a device."""
+    own = [group for group in client.groups.get(ordinal, ()) if group.name.startswith(OF_CGROUP)]
+    limits = [server.groups.get((ordinal, group.name), (0, group))[1] for group in own]
+    hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MOST_MEMORY)
+    soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
 
 

@@ -94,6 +94,8 @@ class NamedServer:
     """Static SM partitions, in order of creation."""
     ceiling: NamespaceLimits = field(factory=NamespaceLimits)
     """A percentage and memory that no client is above, whatever its namespace allows."""
+    created: float = 0.0
+    """When it was made, in seconds since 1970."""
     contains_partitions: bool = False
     """Each SM partition has executors of its own where a fault would reach the others."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pympsd.state_machine import terminations
-from pympsd.state_machine.daemon_state import Client, Daemon
+from pympsd.state_machine.clients import Client
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, reply
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import NotPossible, clients, server

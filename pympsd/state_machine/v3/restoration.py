@@ -33,7 +33,7 @@ def _named(kept: PersistentNamedServer) -> NamedServer:
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
     named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
     named.partitions += kept.partitions
-    named.ceiling, named.contains_partitions = kept.ceiling, kept.contains_partitions
+    named.ceiling, named.contains_partitions, named.created = kept.ceiling, kept.contains_partitions, kept.created
     return named
 
 

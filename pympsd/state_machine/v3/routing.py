@@ -88,6 +88,7 @@ def add(
     """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
     own = NamespaceLimits(daemon.thread_percentage, dict(daemon.memory_limits), daemon.client_priority)
     named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    named.created = daemon.now
     if session:
         named.creators.append(session)
     daemon.named_servers[named.name] = named

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pympsd.state_machine.admission import request_server, serve_queue
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Client, Daemon, Server
+from pympsd.state_machine.clients import Client
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon, Server
 from pympsd.state_machine.events import NamespaceOpened
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Working, reply
 from pympsd.state_machine.server_lifecycle import Phase
@@ -127,11 +128,13 @@ def change_limits(
 ) -> Iterator[Instruction]:
     """Change what is said of a namespace's limits; its clients keep theirs."""
     found = named.namespaces[namespace]
-    changed = found.limits.changed_by(limits)
+    changed, before = found.limits.changed_by(limits), _shown_of(found)
     if changed != found.limits:
         found.limits = changed
         daemon.named_changes += 1
-        yield Log("namespace_set", {"name": f"{named.name}/{namespace}", "limits": _shown_of(found)})
+        yield Log(
+            "namespace_set", {"name": f"{named.name}/{namespace}", "before": before, "limits": _shown_of(found)}
+        )
 
 
 def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
@@ -293,7 +296,8 @@ def _shown(limits: NamespaceLimits) -> str:
 def _shown_of(namespace: Namespace) -> str:
     total = _by_device(namespace.total_memory)
     together = f" each, {total} together" if total else ""
-    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}"
+    partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
+    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}{partition}"
 
 
 def _by_device(memory: Mapping[int, PinnedMemory]) -> str:

@@ -16,7 +16,7 @@ from attrs import define, field
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import command_of, namespace_of, process_of, shown_unseen
+from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of, process_of, shown_unseen
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
@@ -76,6 +76,8 @@ class VendorClientSession(Waiting):
             server=self.to_server,
             mps_namespace=self.to_namespace,
             origin=None if self.dispatcher.state.rules is None else origin_of(self.known),
+            at=self.since,
+            container_pid=container_pid_of(self.peer.pid),
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

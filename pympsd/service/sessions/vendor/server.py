@@ -186,7 +186,8 @@ class VendorServerSession:
             os.close(pidfd)
             return
         self._watched += 1
-        note = ClientNote(self.serial, known.pid, known.uid, known.command, known.namespace, known.mps_namespace)
+        shown = known.command, known.namespace, known.mps_namespace, known.since
+        note = ClientNote(self.serial, known.pid, known.uid, *shown)
         self._nursery.start_soon(self._watch, client, pidfd, msgspec.json.encode(note))
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
