@@ -150,7 +150,10 @@ CLIENT_VARIABLES: Final = (
     ("PYMPSD_LENIENT_LIMITS", "1: invalid entries of its memory limits are ignored and logged; 0: cuInit fails"),
     ("PYMPSD_LAUNCHES", "auto, native (or no client) or python: whether repeated launches skip the interpreter"),
     ("PYMPSD_TRACE", "a file to which every driver call of the program is written, with its time"),
-    ("PYMPSD_EXPLAIN", "1: under pympsd-run each call that fails is explained on standard error"),
+    (
+        "PYMPSD_EXPLAIN",
+        "under pympsd-run, 1: each call that fails is explained on standard error; 0: none; else what is not supported, once",
+    ),
 )
 """Variables of programs, not of the daemon; CUDA_VISIBLE_DEVICES and the limits are a client's, too."""
 

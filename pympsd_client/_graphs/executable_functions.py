@@ -105,7 +105,8 @@ def launch(executable: int, stream: int) -> None:
 
 def upload(executable: int, stream: int) -> None:
     """Prepare the first launch of an executable graph."""
-    streams.resolve(stream)
+    context, _ = streams.resolve(stream)
+    context.usable()
     find(executable).prepare()
 
 

@@ -62,8 +62,9 @@ def parameters(signature: str) -> tuple[str, ...]:
 
 
 def plain(type: str) -> str:
-    """Return a type without ``const`` and ``struct``, one space before its asterisks."""
-    words = [word for word in type.replace("*", " * ").split() if word not in ("const", "struct", "enum")]
+    """Return a type as C has it without ``const`` and ``struct``, one space before its asterisks."""
+    spaced = type.replace("*", " * ").replace("PY_LONG_LONG", "long long")
+    words = [word for word in spaced.split() if word not in ("const", "struct", "enum")]
     stars = words.count("*")
     name = " ".join(word for word in words if word != "*")
     return f"{name} {'*' * stars}" if stars else name

@@ -376,3 +376,37 @@ ok(runtime.cudaDeviceDisablePeerAccess(1))
     alone = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "nobody"), "PYMPSD_EMULATED_DEVICES": "2xH200"}
     ended = run(program, begin=BEGINNING, PYMPSD_BACKEND="emulated", **alone)
     assert ended.stdout.splitlines() == ["1 705", "704 101"], ended.stderr
+
+
+def test_copies_beyond_device_memory_are_refused_before_host_memory_is_read(run: Run) -> None:
+    program = """
+memory, host = ok(runtime.cudaMalloc(1 << 20)), (ctypes.c_ubyte * (1 << 20))()
+freed, at, huge = ok(runtime.cudaMalloc(1 << 20)), ctypes.addressof(host), 1 << 33
+ok(runtime.cudaFree(freed))
+for kind in (Kind.cudaMemcpyHostToDevice, Kind.cudaMemcpyDefault):
+    for to, size in ((memory, huge), (freed, huge)):
+        print(int(runtime.cudaMemcpy(to, at, size, kind)[0]), int(runtime.cudaMemcpyAsync(to, at, size, kind, 0)[0]))
+print(int(runtime.cudaMemcpy2D(memory, 1 << 20, at, 1 << 20, 1 << 20, 1 << 13, Kind.cudaMemcpyHostToDevice)[0]))
+print(int(runtime.cudaDeviceSynchronize()[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.split() == ["1"] * 9 + ["0"]
+
+
+def test_attributes_and_occupancy_of_a_librarys_kernel(run: Run) -> None:
+    program = """
+image = b'''
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry kernel() { .shared .b8 room[128]; ret; }
+\\0'''
+kernel = ok(runtime.cudaLibraryGetKernel(ok(runtime.cudaLibraryLoadData(image, [], [], 0, [], [], 0)), b"kernel"))
+Attribute = runtime.cudaFuncAttribute
+ok(runtime.cudaFuncSetAttribute(kernel, Attribute.cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 16))
+found = ok(runtime.cudaFuncGetAttributes(kernel))
+print(found.sharedSizeBytes, found.maxThreadsPerBlock, found.maxDynamicSharedSizeBytes)
+print(ok(runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 1024, 0)))
+print(ok(runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(kernel, 1024, 0, 0)))
+print(ok(runtime.cudaOccupancyAvailableDynamicSMemPerBlock(kernel, 2, 1024)) > 0)
+"""
+    assert run(program, begin=BEGINNING).stdout.split() == ["128", "1024", "65536", "2", "2", "True"]
