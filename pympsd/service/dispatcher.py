@@ -271,6 +271,8 @@ class Dispatcher:
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
+            case do.ReopenLogs():
+                self.journal.reopen()
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
