@@ -104,10 +104,14 @@ def _install(options: Options) -> int:
         if options.install == "--link-nvidia-names":
             extras.link_nvidia_names(folder, launchers)
             return 0
-        text = "".join(f"{file}\n" for file in extras.install(folder, launchers))
+        installed = extras.install(folder, launchers)
     except extras.CannotInstall as error:
         sys.stderr.write(f"{options.install}: {error}\n")
         return 1
+    text = "".join(
+        f"{file}\n" if aside is None else f"{file} (what was there before is now {aside})\n"
+        for file, aside in installed
+    )
     return control_client.print_text(text)
 
 

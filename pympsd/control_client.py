@@ -210,7 +210,7 @@ class Daemon:
         return pid > 0 and _is_dead(pid)
 
     def stranger(self, path: bytes) -> bytes:
-        """Return a line that says whose daemon listens at the path, if it is neither root's nor this user's; or b""."""
+        """Return a line that says whose daemon is at the path; nothing if it is root's or this user's."""
         owner = int.from_bytes(_credentials(self.socket)[4:8], "little")
         return b"" if owner in (0, posix.geteuid(), UNMAPPED_UID) else STRANGER % (path, owner)
 

@@ -231,6 +231,7 @@ Instruction = (
     | CloseNamespace
     | StartTrace
     | StopTrace
+    | ReopenLogs
     | Exit
     | ChangeBackend
 )
