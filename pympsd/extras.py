@@ -74,8 +74,8 @@ def _check_free(link: Path, launcher: str) -> None:
 def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:
     """Copy everything below a prefix; return the new files, and where what was there before is. Raise CannotInstall.
 
-    Units and scripts name the folder of the launchers, if it is given. A link is not followed but put aside, and so is
-    a file that differs.
+    Units and scripts name the folder of the launchers, if it is given. A link is not followed: it is put aside, and
+    so is a file that differs.
     """
     installed = []
     for source, place in _files():
