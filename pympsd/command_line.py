@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 _DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
 """What the daemon imports that is not its own."""
+_HELP_SECONDS = 1.0
+"""How long help may wait for a daemon."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -149,5 +151,5 @@ def _help(name: str, protocol: str = "2") -> str:
     from pympsd.commands.manual import usage
     from pympsd.found_daemon import found_daemon
 
-    found = f"daemon {found_daemon()}" if name == OWN_NAME else ""
+    found = f"daemon {found_daemon(_HELP_SECONDS)[0]}" if name == OWN_NAME else ""
     return f"{TITLE}\n{usage(name, int(protocol or 2))}{found}"

@@ -206,8 +206,12 @@ class Daemon:
 
     def has_ended(self) -> bool:
         """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
-        pid = _peer_pid(self.socket)
+        pid = self.pid()
         return pid > 0 and _is_dead(pid)
+
+    def pid(self) -> int:
+        """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
+        return _peer_pid(self.socket)
 
     def stranger(self, path: bytes) -> bytes:
         """Return a line that says whose daemon is at the path; nothing if it is root's or this user's."""

@@ -1,26 +1,49 @@
-"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it."""
+"""Which daemon there is, in a line for ``--help``.
+
+``python -m pympsd.found_daemon`` prints it; status 1: none, 2: one that does not answer.
+"""
+
+import sys
 
 from pympsd import pipe_sockets
-from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon
+from pympsd.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
+from pympsd.wire import frames
 
 
-def found_daemon() -> str:
-    """Return a line that says which daemon there is."""
+def found_daemon(timeout: float) -> tuple[str, int]:
+    """Return a line that says which daemon there is, and the status; one may be silent for so many seconds."""
     daemon = Daemon()
-    path = pipe_sockets.control()
+    path, status = pipe_sockets.control(), 0
     try:
-        reason = daemon.connect(path, TIMEOUT)
+        reason = daemon.connect(path, timeout)
+        kind = "pympsd, with servers of its own"
         if reason == OTHER_KIND:
-            is_vendor = daemon.connect(pipe_sockets.own(), TIMEOUT)
-            kind = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server"
-        else:
-            kind = f"no daemon ({reason})" if reason else "pympsd, with servers of its own"
+            is_vendor = daemon.connect(pipe_sockets.own(), timeout)
+            kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
+        elif not reason and daemon.has_ended():
+            reason = "it has ended; the next one goes on with its servers"
+        if reason:
+            kind, status = f"no daemon ({reason})", UNREACHABLE
+        elif not kind.startswith("NVIDIA"):
+            _await_answer(daemon)
     except TimeoutError:
-        kind = "a daemon that does not answer"
+        remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
+        kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
     finally:
         daemon.close()
-    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n"
+    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status
+
+
+def _await_answer(daemon: Daemon) -> None:
+    """Wait until a daemon answers, whatever it says; raise TimeoutError."""
+    try:
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
+        daemon.protocol()
+    except (DaemonGone, ConnectionError):
+        return
 
 
 if __name__ == "__main__":
-    print(found_daemon(), end="")
+    line, status = found_daemon(TIMEOUT)
+    print(line, end="")
+    sys.exit(status)
