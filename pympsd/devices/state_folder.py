@@ -98,12 +98,11 @@ class StateFolder:
         if isinstance(error, IsADirectoryError):
             remedy = "End the process that creates it and remove it."
             return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
-        with contextlib.suppress(OSError):
-            if (owner := os.lstat(self.path).st_uid) not in (0, os.geteuid()):
-                return (
-                    f"{self.path}: {error.strerror}: it is user {owner}'s, and not for everybody. Have it removed, "
-                    f"or set {DIRECTORY}, of daemon and pympsd-smi, to another folder."
-                )
+        if (owner := self._strangers_uid()) is not None:
+            return (
+                f"{self.path}: {error.strerror}: it is user {owner}'s, and not for everybody. Have it removed, or set "
+                f"{DIRECTORY}, of daemon and pympsd-smi, to another folder."
+            )
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
@@ -114,7 +113,17 @@ class StateFolder:
         except FileNotFoundError:
             return {}
         except OSError as error:
+            if self._strangers_uid() is not None:
+                return {}  # what is in it does not count
             raise BadMachine(self.explain(error)) from None
+
+    def _strangers_uid(self) -> int | None:
+        """Return whose the folder is, or what is in its place, if that is neither root nor this user."""
+        try:
+            owner = os.lstat(self.path).st_uid
+        except OSError:
+            return None
+        return None if owner in (0, os.geteuid()) else owner
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
         """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices import state_folder
 from pympsd.devices.machine import COMPUTE_MODES, BadMachine, describe
+from pympsd.devices.registrations import registered
 from pympsd.devices.state_folder import (
     MODES,
     StateFolder,
@@ -229,8 +230,9 @@ def current_modes(machine: str) -> list[int]:
     return [each.attributes["COMPUTE_MODE"] for each in with_current_modes(describe(machine), machine)]
 
 
-def test_a_name_that_a_stranger_takes_in_tmp_stops_neither_root_nor_then_others(system: Path) -> None:
-    said = as_user(lambda: current_modes("H200"))
+def test_a_name_that_a_stranger_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:
+    assert as_user(lambda: current_modes("H200")) == "[0]", "a server can start"
+    said = as_user(lambda: registered(state_folder_of("H200"), "GPU-x"))
     taken = f"{system}/tmp/pympsd-devices.state"
     assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in said
     assert "set PYMPSD_STATE_DIRECTORY" in said
