@@ -99,10 +99,8 @@ class StateFolder:
             remedy = "End the process that creates it and remove it."
             return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
         if (owner := self._strangers_uid()) is not None:
-            return (
-                f"{self.path}: {error.strerror}: it is user {owner}'s, and not for everybody. Have it removed, or set "
-                f"{DIRECTORY}, of daemon and pympsd-smi, to another folder."
-            )
+            found = f"{error.strerror}: it is user {owner}'s, and not for everybody"
+            return f"{self.path}: {found}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
@@ -118,12 +116,16 @@ class StateFolder:
             raise BadMachine(self.explain(error)) from None
 
     def _strangers_uid(self) -> int | None:
-        """Return whose the folder is, or what is in its place, if that is neither root nor this user."""
+        """Return whose the folder is, or what is in its place, if its user is not trusted with it."""
         try:
             owner = os.lstat(self.path).st_uid
+            return None if owner in (os.geteuid(), *self._trusted()) else owner
         except OSError:
             return None
-        return None if owner in (0, os.geteuid()) else owner
+
+    def _trusted(self) -> tuple[int, ...]:
+        """Return the users whose modes count; raise OSError."""
+        return (0, os.stat(self.description).st_uid) if self.description else (0,)
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
         """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""
@@ -134,7 +136,7 @@ class StateFolder:
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
-        trusted = (0, os.stat(self.description).st_uid) if self.description else (0,)
+        trusted = self._trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
             found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)

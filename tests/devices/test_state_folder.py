@@ -235,7 +235,7 @@ def test_a_name_that_a_stranger_takes_in_tmp_stops_no_server_and_not_root(system
     said = as_user(lambda: registered(state_folder_of("H200"), "GPU-x"))
     taken = f"{system}/tmp/pympsd-devices.state"
     assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in said
-    assert "set PYMPSD_STATE_DIRECTORY" in said
+    assert "name another in PYMPSD_STATE_DIRECTORY" in said
     (device,) = describe("H200")
     state_folder_of("H200").change_modes({device.uuid: "PROHIBITED"})
     assert os.listdir(taken) == []
