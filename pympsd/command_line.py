@@ -28,7 +28,7 @@ def main(arguments: "Sequence[str]") -> int:
         protocol = _protocol(options)
     except BadOption as error:
         sys.stderr.write(f"{error}\n")
-        if not error.unknown:
+        if error.unknown is None or _is_of_protocol_3(error.unknown):
             return BAD_USAGE
         return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
     if options.text == "h":
@@ -78,6 +78,16 @@ def _protocol(options: Options) -> str:
     if options.start and not options.text:
         options.check_start(protocol)
     return protocol
+
+
+def _is_of_protocol_3(options: Options) -> bool:
+    """Return whether protocol 3 is asked for, or spoken by the daemon that a command is for."""
+    asked = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
+    if asked == "3" or options.start:
+        return asked == "3"
+    from pympsd.found_daemon import found_protocol
+
+    return found_protocol() == b"3"
 
 
 def _start(options: Options, protocol: str) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
 import sys
 from collections.abc import Callable, Sequence
 
@@ -177,8 +176,6 @@ def _configuration(
 ) -> tuple[tuple[str, bytes], Plan]:
     """Return the path and the text of the configuration file, and its plan; raise BadFile or LookupError."""
     text = text_of([options.apply])
-    if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
-        raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
     surroundings = Surroundings(
         machine.devices,
         os.geteuid(),

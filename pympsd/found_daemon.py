@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """Which daemon there is, in a line for ``--help``.
 
 ``python -m pympsd.found_daemon`` prints it; status 1: none, 2: one that does not answer.
@@ -7,6 +8,12 @@ import sys
 
 from pympsd import pipe_sockets
 from pympsd.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
+=======
+"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it. And its protocol."""
+
+from pympsd import pipe_sockets
+from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon, DaemonGone
+>>>>>>> origin/HEAD
 from pympsd.wire import frames
 
 
@@ -41,6 +48,23 @@ def _await_answer(daemon: Daemon) -> None:
         daemon.protocol()
     except (DaemonGone, ConnectionError):
         return
+
+
+def found_protocol() -> bytes:
+    """Return the protocol of the daemon that runs; nothing if there is none, or it does not say."""
+    daemon = Daemon()
+    try:
+        reason = daemon.connect(pipe_sockets.control(), TIMEOUT)
+        if reason == OTHER_KIND:
+            reason = daemon.connect(pipe_sockets.own(), TIMEOUT)
+        if reason or daemon.has_ended():
+            return b""
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
+        return daemon.protocol()
+    except (DaemonGone, OSError):  # TimeoutError and ConnectionError are some
+        return b""
+    finally:
+        daemon.close()
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ CONTROL_LINES: Final = {
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),
-    "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
+    "namespace_set": same("Limits of later clients of namespace '{name}': {before} -> {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
     "cgroup_limits_set": same("Limits of cgroups: {count}"),
     "accounting_set": same("Feature memacct is {state}"),

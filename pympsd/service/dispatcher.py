@@ -117,6 +117,8 @@ class Dispatcher:
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
     tracing: Tracing = field(factory=Tracing)
+    changed: trio.Event = field(factory=trio.Event)
+    """Set when the state may have changed."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -181,6 +183,7 @@ class Dispatcher:
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
             self.tracing.observe(self.state)
+            self.changed.set()
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()

@@ -54,6 +54,11 @@ class MemoryGroup:
     """The bytes that they are guaranteed (soft limit): clients of others that hold more than theirs are ended."""
 
 
+def cgroup_group(path: str) -> str:
+    """Return the name of the group that a cgroup's clients are."""
+    return f"cgroup {path}"
+
+
 @frozen
 class CgroupLimit:
     """The limits of the memory that the clients of a cgroup hold together on a device."""

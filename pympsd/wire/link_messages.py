@@ -176,6 +176,16 @@ class MemoryReported:
     """The kernels that this server has started on the device."""
 
 
+@message(61)
+@frozen
+class MemoryElsewhere:
+    """The bytes that clients of other servers hold on a device, in all and by group of clients."""
+
+    device: int
+    count: int
+    groups: dict[str, int]
+
+
 @message(58)
 @frozen
 class StartTrace:

@@ -35,6 +35,8 @@ from pympsd_client._connect.session import Session
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning says what cuInit waits for."""
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+_NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
+"""What a path says without a socket, through a file, or through a directory of another user's that a daemon found."""
 GRANTS_LIMIT: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 GRANT_PAUSE_S: Final = 0.1
@@ -61,7 +63,7 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
         connection.close()
         if error.errno == errno.EPROTOTYPE:
             return NoDaemon(f"the MPS control daemon at {path} leads the driver's own server", drivers=True)
-        if error.errno == errno.ENOENT and (wrong := misspelt(os.path.dirname(path))):
+        if error.errno in _NOT_THERE and (wrong := misspelt(os.path.dirname(path))):
             # Whoever names a namespace wants its limits: without MPS there would be none.
             raise _no_connection(f"no MPS control socket at {path}: {wrong}") from None
         return NoDaemon(f"no MPS control daemon at {path} ({error.strerror or error})")

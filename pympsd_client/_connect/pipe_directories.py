@@ -14,12 +14,17 @@ def misspelt(directory: str) -> str:
     if _has_socket(parent):
         beside = _inside(parent)
         if os.path.exists(os.path.join(parent, files.LOCK)):
-            return f"no server '{name}'; there are: {beside}"
+            return _no_server(name, beside)
         return f"no namespace '{name}' on server '{os.path.basename(parent)}'; there are: {beside}"
     top, server = os.path.split(parent)
     if _has_socket(top):
-        return f"no server '{server}'; there are: {_inside(top)}"
+        return _no_server(server, _inside(top))
     return ""
+
+
+def _no_server(name: str, there: str) -> str:
+    # A server that could not be made has no socket either, and is still listed by the daemon.
+    return f"no server '{name}', or one that has failed (server list says); there are: {there}"
 
 
 def _inside(directory: str) -> str:

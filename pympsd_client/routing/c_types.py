@@ -47,6 +47,7 @@ STRUCTURES: Final = {
     "CUmemAllocationProp": 32,
     "CUmemPoolProps": 88,
     "CUstreamAttrValue": 64,
+    "CUtensorMap": 128,
 }
 """Structures that functions return, and their bytes."""
 

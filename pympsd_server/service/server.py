@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 import trio
@@ -88,6 +89,11 @@ class Server:
     def slot_of(self, client: Client, device: int) -> ExecutorSlot:
         """Return the slot of a client's contexts on a device."""
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
+
+    def groups_of(self, client: int, device: int) -> Iterable[str]:
+        """Return the groups whose limits of memory on a device hold for a client, by serial."""
+        found = self.roster.clients.get(client)
+        return [group.name for group in found.groups.get(device, ())] if found is not None else ()
 
     def start_serving(self) -> None:
         """End the initialisation."""

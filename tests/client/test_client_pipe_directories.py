@@ -24,6 +24,7 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.bind(os.path.relpath(tmp_path / name / "control"))
         (tmp_path / "a" / "empty").mkdir()
+        (tmp_path / "file").touch()
         (tmp_path / "control_lock").touch()
         yield tmp_path
 
@@ -34,8 +35,9 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
         ("a/typo", "no namespace 'typo' on server 'a'; there are: default, hi"),
         ("a/empty", "no namespace 'empty' on server 'a'; there are: default, hi"),
         ("a/typo/", "no namespace 'typo' on server 'a'; there are: default, hi"),
-        ("b", "no server 'b'; there are: a"),
-        ("b/hi", "no server 'b'; there are: a"),
+        ("b", r"no server 'b', or one that has failed \(server list says\); there are: a"),
+        ("b/hi", r"no server 'b', or one that has failed \(server list says\); there are: a"),
+        ("file", r"no server 'file', or one that has failed \(server list says\); there are: a"),
     ],
 )
 def test_a_name_that_is_not_there(pipe: Path, place: str, said: str) -> None:

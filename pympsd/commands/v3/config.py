@@ -133,6 +133,7 @@ def _surroundings(daemon: Daemon) -> Surroundings:
         daemon.pipe_directory,
         daemon.protocol,
         daemon.has_own_servers,
+        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
     )
 
 

@@ -127,11 +127,13 @@ def change_limits(
 ) -> Iterator[Instruction]:
     """Change what is said of a namespace's limits; its clients keep theirs."""
     found = named.namespaces[namespace]
-    changed = found.limits.changed_by(limits)
+    changed, before = found.limits.changed_by(limits), _shown_of(found)
     if changed != found.limits:
         found.limits = changed
         daemon.named_changes += 1
-        yield Log("namespace_set", {"name": f"{named.name}/{namespace}", "limits": _shown_of(found)})
+        yield Log(
+            "namespace_set", {"name": f"{named.name}/{namespace}", "before": before, "limits": _shown_of(found)}
+        )
 
 
 def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
@@ -293,7 +295,8 @@ def _shown(limits: NamespaceLimits) -> str:
 def _shown_of(namespace: Namespace) -> str:
     total = _by_device(namespace.total_memory)
     together = f" each, {total} together" if total else ""
-    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}"
+    partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
+    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}{partition}"
 
 
 def _by_device(memory: Mapping[int, PinnedMemory]) -> str:

@@ -114,6 +114,10 @@ def test_fields(daemon: Daemon) -> None:
     assert _printed(daemon, "namespace get hi a active-thread-percentage") == "50.00\n"
     assert _printed(daemon, "namespace get hi --server=a server-status") == "Ready\n"
     assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
+    assert _printed(daemon, "client get 3165259 linux-ns") == "0\n"
+    assert json.loads(_printed(daemon, "client list --format=json"))[0]["linux-ns"] == 0
+    daemon.pid_namespace = 12
+    assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (11)\n"
     assert _printed(daemon, "client get 3165259 linux-ns") == "11\n"
     assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
 
@@ -164,6 +168,14 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("server create Train-1", "Bad name 'Train-1': 1 to 64 lowercase letters, digits and underscores."),
         ("server create c --allowed-devices=GPU-dead", "No device 'GPU-dead'. Devices: 0 (GPU-"),
         ("server create c --locality-domains=true", "Device 0 (NVIDIA H200) has one locality domain: nothing to "),
+        (
+            "server create c --allowed-devices=1 --locality-domains=true",
+            "Device 1 (NVIDIA H200) has one locality domain: nothing to enable.",
+        ),
+        (
+            "server set a --locality-domains=true",
+            "Device 1 (NVIDIA H200) has one locality domain: nothing to enable.",
+        ),
         ("server create c --uid=x", "--uid is a user's number, not 'x'."),
         ("server delete x", "No server named 'x'."),
         ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
@@ -231,6 +243,35 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
     assert (answer.refused, answer.printed) == (False, "")
     assert answer.diagnostic == "1 client keeps its limits until it starts anew."
     assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "1=4G,0=unlimited\n"
+
+
+def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Daemon) -> None:
+    done = _handle(daemon, OperatorLine(1, 0, b"namespace set hi --server=a --pinned-memory-limit=1=4G"))
+    (logged,) = [each for each in done if isinstance(each, do.Log) and each.event == "namespace_set"]
+    assert logged.fields == {
+        "name": "a/hi",
+        "before": "50.00 %, memory unlimited, priority 0",
+        "limits": "50.00 %, memory 1=4G, priority 0",
+    }
+
+
+def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daemon) -> None:
+    def said(namespace: str) -> str:
+        return (
+            f"Server 'b' has no SM partition 'nope' yet; until it is created, clients of namespace '{namespace}' get "
+            "no context."
+        )
+
+    assert _ask(daemon, "namespace set default --server=b --sm-partition=nope") == Answer(diagnostic=said("default"))
+    assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=said("default"))
+    _handle(daemon, OperatorLine(1, 0, b"namespace create lo --server=b --sm-partition=nope"))
+    assert _opened(daemon, "b", "lo") == [Answer(diagnostic=said("lo"))]
+    text = 'schema_version = "1.0"\n[servers.b.namespaces.lo.pympsd]\nsm_partition = "nope"\n'
+    assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {said('lo')}".rstrip(".")
+    _ask(daemon, "sm-partition create nope --server=b --device=0 --chunks=1")
+    assert _ask(daemon, "config apply F", file=text).diagnostic == ""
+    assert _ask(daemon, "namespace set lo --server=b --sm-partition=nope") == Answer()
+    assert _ask(daemon, "namespace set lo --server=b --sm-partition=none") == Answer()
 
 
 def test_limits_of_a_server_are_those_of_its_default_namespace(daemon: Daemon) -> None:

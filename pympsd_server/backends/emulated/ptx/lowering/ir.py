@@ -131,7 +131,7 @@ class Code:
 WITHOUT_RESULT_NAMES = (
     "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
     "label pmevent brkpt system:assertfail system:free system:set_conditional procreturn griddepcontrol setmaxnreg "
-    "cp stmatrix sust"
+    "cp stmatrix sust tensormap"
 )
 WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
 
