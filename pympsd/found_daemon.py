@@ -1,5 +1,4 @@
-<<<<<<< HEAD
-"""Which daemon there is, in a line for ``--help``.
+"""Which daemon there is, in a line for ``--help``. And its protocol.
 
 ``python -m pympsd.found_daemon`` prints it; status 1: none, 2: one that does not answer.
 """
@@ -8,12 +7,6 @@ import sys
 
 from pympsd import pipe_sockets
 from pympsd.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
-=======
-"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it. And its protocol."""
-
-from pympsd import pipe_sockets
-from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon, DaemonGone
->>>>>>> origin/HEAD
 from pympsd.wire import frames
 
 
@@ -32,7 +25,7 @@ def found_daemon(timeout: float) -> tuple[str, int]:
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            _await_answer(daemon)
+            _asked_protocol(daemon)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
@@ -41,13 +34,13 @@ def found_daemon(timeout: float) -> tuple[str, int]:
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status
 
 
-def _await_answer(daemon: Daemon) -> None:
-    """Wait until a daemon answers, whatever it says; raise TimeoutError."""
+def _asked_protocol(daemon: Daemon) -> bytes:
+    """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
     try:
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
-        daemon.protocol()
+        return daemon.protocol()
     except (DaemonGone, ConnectionError):
-        return
+        return b""
 
 
 def found_protocol() -> bytes:
@@ -59,9 +52,8 @@ def found_protocol() -> bytes:
             reason = daemon.connect(pipe_sockets.own(), TIMEOUT)
         if reason or daemon.has_ended():
             return b""
-        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
-        return daemon.protocol()
-    except (DaemonGone, OSError):  # TimeoutError and ConnectionError are some
+        return _asked_protocol(daemon)
+    except OSError:  # TimeoutError is one
         return b""
     finally:
         daemon.close()
