@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -19,10 +21,22 @@ class Silent(CannotAsk):
     """The daemon does not answer within the timeout."""
 
 
-class Control:
-    """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY."""
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def __init__(self, pipe_directory: str = "", timeout: float = control_client.TIMEOUT) -> None:
+
+class Control:
+    """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
+
+    ``warn`` is called with a sentence if the daemon is another user's; by default it is a RuntimeWarning.
+    """
+
+    def __init__(
+        self,
+        pipe_directory: str = "",
+        timeout: float = control_client.TIMEOUT,
+        warn: Callable[[str], None] = _warn,
+    ) -> None:
         folder = pipe_directory.encode()
         self._timeout = timeout
         self._daemon = control_client.Daemon()
@@ -37,6 +51,10 @@ class Control:
                 reason = "its daemon has ended"
             if reason:
                 raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
+            self.stranger = self._daemon.stranger(path).decode(errors="replace").rstrip()
+            """A sentence that names the daemon's user, if that is neither root nor this one."""
+            if self.stranger:
+                warn(self.stranger)
             self._daemon.send(frames.encode(frames.OPERATOR_HELLO))
         except (CannotAsk, TimeoutError, OSError) as error:
             self.close()

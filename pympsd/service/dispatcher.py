@@ -20,7 +20,7 @@ from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
-from pympsd.service.rate_limit import UserRateLimits, limited_lines
+from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -278,6 +278,8 @@ class Dispatcher:
                 self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
+            case do.ReopenLogs():
+                self.journal.reopen()
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)

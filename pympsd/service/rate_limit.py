@@ -17,7 +17,7 @@ LINE_BYTES: Final = 200
 """A longer line counts as several."""
 _COMMAND_LINES: Final = frozenset({"command", "answer"})
 """Log lines that any user may cause with a command."""
-_CONNECT_LINES: Final = frozenset(
+CONNECT_LINES: Final = frozenset(
     {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
 )
 """Log lines that any user may cause by connecting as a client."""
@@ -31,7 +31,7 @@ def limited_lines(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
         case OperatorLine():
             return event.uid, _COMMAND_LINES
         case ClientConnected():
-            return event.peer.uid, _CONNECT_LINES
+            return event.peer.uid, CONNECT_LINES
         case NamespaceLost(server) | NamespaceOpened(server) if server in state.named_servers:
             return state.named_servers[server].uid, _SOCKET_LINES
         case _:

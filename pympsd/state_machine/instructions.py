@@ -188,6 +188,11 @@ class StopTrace:
 
 
 @frozen
+class ReopenLogs:
+    """Open the log files again by their names."""
+
+
+@frozen
 class CloseNamespace:
     """Remove the socket and the directory of a namespace, or (``namespace`` empty) of a server."""
 
@@ -226,6 +231,7 @@ Instruction = (
     | CloseNamespace
     | StartTrace
     | StopTrace
+    | ReopenLogs
     | Exit
     | ChangeBackend
 )
