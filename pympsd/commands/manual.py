@@ -137,7 +137,10 @@ FILES: Final = (
         "fair, memory, deadline:MILLISECONDS or a plug-in: whose work an emulated GPU runs next; default fair",
     ),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
-    ("PYMPSD_STATE_DIRECTORY", "where compute modes and users of machines in short form are kept; default /tmp"),
+    (
+        "PYMPSD_STATE_DIRECTORY",
+        "where the state of machines in short form, or described in /etc, is; default /run/pympsd, else /tmp",
+    ),
 )
 
 CLIENT_VARIABLES: Final = (
@@ -150,7 +153,10 @@ CLIENT_VARIABLES: Final = (
     ("PYMPSD_LENIENT_LIMITS", "1: invalid entries of its memory limits are ignored and logged; 0: cuInit fails"),
     ("PYMPSD_LAUNCHES", "auto, native (or no client) or python: whether repeated launches skip the interpreter"),
     ("PYMPSD_TRACE", "a file to which every driver call of the program is written, with its time"),
-    ("PYMPSD_EXPLAIN", "1: under pympsd-run each call that fails is explained on standard error"),
+    (
+        "PYMPSD_EXPLAIN",
+        "under pympsd-run, 1: each call that fails is explained on standard error; 0: none; else what is not supported, once",
+    ),
 )
 """Variables of programs, not of the daemon; CUDA_VISIBLE_DEVICES and the limits are a client's, too."""
 

@@ -40,6 +40,7 @@ _UNSIGNED: Final = {
 }
 _AS_GIVEN: Final = frozenset(
     {
+        "CUDA_MEMCPY3D_BATCH_OP *",
         "CUctxCreateParams *",
         "CUdevResource *",
         "CU_DEV_SM_RESOURCE_GROUP_PARAMS *",
@@ -88,6 +89,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUcontext": bindings.CUcontext,
     "CUdevice": bindings.CUdevice,
     "CUdeviceptr": bindings.CUdeviceptr,
+    "CUdevprop": structs.device_properties,
     "CUevent": bindings.CUevent,
     "CUfunction": bindings.CUfunction,
     "CUfunction *": lambda handles: [bindings.CUfunction(handle) for handle in handles],

@@ -171,9 +171,7 @@ class Pinned:
                 "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
                 "it is, without registering it",
             )
-        start, length = _whole_pages(address, size)
-        # It changes nothing, and fails if a page is not mapped.
-        if start + length >= 1 << 64 or _msync(start, length, _MS_ASYNC) != 0:
+        if not is_memory(address, size):
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
         with self._changing:
             for other in tuple(self._regions.values()):
@@ -182,7 +180,7 @@ class Pinned:
                         Result.ERROR_HOST_MEMORY_ALREADY_REGISTERED,
                         f"the {other.size} bytes at {other.address:#x} are page-locked already",
                     )
-            self._check_bound(length, bounded)
+            self._check_bound(_whole_pages(address, size)[1], bounded)
             self._regions[address] = Region(address, size, flags, None, context)
 
     def device_address(self, context: Context, address: int) -> int:
@@ -305,6 +303,13 @@ class Pinned:
         except OSError:  # no shared memory: nothing fits
             return 0
         return found.f_blocks * found.f_frsize
+
+
+def is_memory(address: int, size: int) -> bool:
+    """Return whether a range is all memory of this process."""
+    start, length = _whole_pages(address, size)
+    # It changes nothing, and fails if a page is not mapped.
+    return start + length < 1 << 64 and _msync(start, length, _MS_ASYNC) == 0
 
 
 def _whole_pages(address: int, size: int) -> tuple[int, int]:

@@ -15,9 +15,10 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
-from pympsd_client._objects.memory import devices_address, ordinal_at, owner, place
+from pympsd_client._objects.memory import devices_address, ordinal_at, place
 from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.stream import resolve, synchronize
+from pympsd_client._objects.virtual import addresses
 
 _PIECES_UNDER_WAY: Final = 4
 """Of a copy to the host: one slot is copied out while the executor fills others."""
@@ -85,7 +86,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         return
     for region in (destination, source):
         if not region.is_host:
-            owner(region.address)
+            addresses.check(region.address, region.span(extent))
     if not destination.is_host and not source.is_host:
         reading = place(source.address, context, its_stream, stream)
         if ordinal_at(source.address) == ordinal_at(destination.address):

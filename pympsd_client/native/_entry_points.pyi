@@ -7,6 +7,7 @@ def route(
     resolve: Callable[[str, str], tuple[Any, ...]],
     failed: Callable[[str, BaseException], int],
     always_passes: bool = False,
+    at_end: int = 0,
     /,
 ) -> Any: ...
 def address(capsule: Any, /) -> int: ...

@@ -38,6 +38,7 @@ STRUCTURES: Final = {
     "CUipcEventHandle": 64,
     "CUmemPoolPtrExportData": 64,
     "CUdevResource": 144,
+    "CUdevprop": 56,
     "cudaDevResource": 144,
     "CUDA_ARRAY_DESCRIPTOR": 24,
     "CUDA_ARRAY3D_DESCRIPTOR": 40,
@@ -61,8 +62,9 @@ def parameters(signature: str) -> tuple[str, ...]:
 
 
 def plain(type: str) -> str:
-    """Return a type without ``const`` and ``struct``, one space before its asterisks."""
-    words = [word for word in type.replace("*", " * ").split() if word not in ("const", "struct", "enum")]
+    """Return a type as C has it without ``const`` and ``struct``, one space before its asterisks."""
+    spaced = type.replace("*", " * ").replace("PY_LONG_LONG", "long long")
+    words = [word for word in spaced.split() if word not in ("const", "struct", "enum")]
     stars = words.count("*")
     name = " ".join(word for word in words if word != "*")
     return f"{name} {'*' * stars}" if stars else name

@@ -21,6 +21,7 @@ from pympsd_client.routing import c_types
 from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.special import SPECIAL
 from pympsd_client.routing.structures import interned, packed, read, read_later, write
+from pympsd_client.routing.versions import adapted, arranged, row_of
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 Resolved = tuple[Any, ...]
@@ -48,18 +49,24 @@ process.when_native.append(_entry_points.pass_on)
 
 def resolve(name: str, signature: str) -> Resolved:
     """Return the function behind an entry point, and the format of its parameters."""
-    row = SIGNATURES.get(name)
-    if name in SPECIAL:
-        return SPECIAL[name]()
-    if row is None:
-        return refusing(name), ""
     types = c_types.parameters(signature)
-    parameters = _parameters(row, types)
+    row = row_of(name, types, SIGNATURES)
+    special = SPECIAL.get(name if row is None else row.name)
+    if row is None:
+        return (refusing(name), "") if special is None else special()
+    parameters = _variants(row, types) if row.calling is Calling.VARIANTS else arranged(row, types)
+    if special is not None:
+        function, format = special()
+        if len(types) < len(row.parameters):
+            codes = dict(zip(row.parameters, format, strict=True))
+            return adapted(function, row.parameters, parameters), "".join(codes[one] for one in parameters)
+        return function, format
     format = "".join(_format(row, parameter, type) for parameter, type in zip(parameters, types, strict=True))
     names = _names(row)
     source, is_direct = _source(row, parameters, types)
     exec(compile(source, f"<routed {name}>", "exec"), names)
-    return (names[name], format, names["_core"]) if is_direct else (names[name], format)
+    function = names[row.name]
+    return (function, format, names["_core"]) if is_direct else (function, format)
 
 
 def failed(name: str, error: BaseException | None) -> int:
@@ -71,8 +78,8 @@ def _null(name: str) -> CudaError:
     return invalid_value(f"{name} is NULL; pass the address of a text")
 
 
-def _parameters(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the row's parameters as this version of cuda.bindings has them."""
+def _variants(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """Return the parameters of a function whose core takes those of each version."""
     if len(row.parameters) == len(types):
         return row.parameters
     return tuple(
@@ -127,6 +134,8 @@ def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str,
         lines += ["    if _process.calls_back and _this_thread.in_host_function: raise _not_permitted()"]
     conversions = [f"    {line}" for one, type in inputs for line in _conversion(row, one, type)]
     lines += conversions
+    if row.calling is not Calling.VARIANTS:
+        lines += [f"    {one.name} = None" for one in row.parameters if one not in parameters]
     if row.calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
         lines += ["    if _process.connection is None: _process.require()"]
     arguments = given if row.calling is Calling.VARIANTS and "*" in row.arguments else row.arguments

@@ -1,6 +1,7 @@
-"""What routed calls that failed say: the result, kept for last_error, and with PYMPSD_EXPLAIN=1 a line on stderr.
+"""What routed calls that failed say: the result, kept for last_error, and a line on stderr.
 
-A function that pympsd does not have is named once, with PYMPSD_EXPLAIN=all at each call.
+Each does with PYMPSD_EXPLAIN=1, and none with 0. Where it is not set a function says once what pympsd does not
+support, or that pympsd itself has failed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pympsd_client._arguments.errors import CudaError, failed, name_of
 SWITCH: Final = "PYMPSD_EXPLAIN"
 _QUIET: Final = frozenset({Result.ERROR_NOT_READY})
 """Answers to a question, no failures."""
+_BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
+"""Results of programs that run on a GPU."""
 _said: Final[set[str]] = set()
 
 
@@ -38,7 +41,7 @@ def refusing(name: str) -> Callable[[], None]:
 
 
 def is_on() -> bool:
-    """Return whether failed calls are explained."""
+    """Return whether all failed calls are explained."""
     return os.environ.get(SWITCH, "") not in ("", "0")
 
 
@@ -46,16 +49,16 @@ def result_of(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
     known = _as_cuda_error(error)
     failed(known, 0)
-    if is_on():
-        say(name, known.code, known.reason, once=isinstance(error, Missing))
-        if error is not None and known.code == Result.ERROR_UNKNOWN:
-            traceback.print_exception(error)
+    say(name, known.code, known.reason, is_lacking=known.code in _BY_PYMPSD)
+    if is_on() and error is not None and known.code == Result.ERROR_UNKNOWN:
+        traceback.print_exception(error)
     return known.code
 
 
-def say(name: str, code: int, reason: str, once: bool = False, result: str = "") -> None:
-    """Write a line about a failed call; ``once``: not again for this function; ``result``: the name of ``code``."""
-    if code in _QUIET or (once and name in _said and os.environ.get(SWITCH) != "all"):
+def say(name: str, code: int, reason: str, *, is_lacking: bool = False, result: str = "") -> None:
+    """Write a line about a failed call; ``is_lacking``: by default too, once; ``result``: the name of ``code``."""
+    by_default = is_lacking and os.environ.get(SWITCH) != "0" and name not in _said
+    if code in _QUIET or not (is_on() or by_default):
         return
     _said.add(name)
     result = result or (name_of(code) or b"").decode() or str(code)

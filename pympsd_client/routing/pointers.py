@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -58,6 +59,16 @@ LIBRARIES: Final = {
     ),
     "cuda.bindings.cynvml": Library("pympsd_client.routing.nvml.functions", "nvmlReturn_t"),
 }
+_RELEASING: Final = re.compile(r"cu(?!\w*Graph(Add|Mem)).*(Close|Destroy|Free|Release|Unload|Unmap|Unregister).*")
+"""Functions that free something. Destructors call them while the interpreter ends, when a driver still works."""
+_FAILS, _SUCCEEDS, _RETURNS_NULL = 0, 1, 2
+_CURRENT: Final = {
+    "cuCtxGetCurrent": _RETURNS_NULL,
+    "cuCtxPopCurrent": _RETURNS_NULL,
+    "cuCtxPushCurrent": _SUCCEEDS,
+    "cuCtxSetCurrent": _SUCCEEDS,
+}
+"""What destructors call before."""
 signatures: Final[dict[str, str]] = {}
 """The C signatures of all functions of these modules by name."""
 originals: Final[dict[str, int]] = {}
@@ -87,7 +98,8 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
         is_one = name not in library.unless if library.only is None else name in library.only
         if not is_one or not signatures[name].startswith(f"{library.result} ("):
             continue
-        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None)
+        at_end = _SUCCEEDS if _RELEASING.fullmatch(name) else _CURRENT.get(name, _FAILS)
+        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None, at_end)
         replaced[name] = _entry_points.address(pointers[name])
     if "nvmlErrorString" in pointers:
         pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)

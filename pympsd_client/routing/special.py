@@ -1,7 +1,8 @@
-"""Driver functions that are not made from their rows alone: launches, and the addresses of functions."""
+"""Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions."""
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from collections.abc import Callable
 from ctypes import c_int, c_uint64, string_at
@@ -10,9 +11,13 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client import driver
+from pympsd_client._api import stream as streams
+from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
 from pympsd_client._arguments.values import check_count
+from pympsd_client._objects.process import process
+from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.routing import coredumps, explain, graphs, memory, resources
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES
@@ -54,16 +59,47 @@ def _launch_by_config() -> tuple[Callable[..., Any], str]:
 def _public(name: str) -> Callable[..., Any]:
     """Return the client's public function; its tuple is a result for the C part."""
     function: Callable[..., Any] = getattr(driver, name)
-    if not explain.is_on():
+    if name == "cuLaunchKernel" and not explain.is_on():  # it has to be quick, and all of it is there
         return function
 
     def explained(*arguments: Any) -> Any:
         answer = function(*arguments)
-        if int(answer[0]):
-            explain.say(name, int(answer[0]), last_error())
+        if code := int(answer[0]):
+            explain.say(name, code, last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
     return explained
+
+
+class _Symbol(ctypes.Structure):
+    """Dl_info"""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _add_callback() -> tuple[Callable[..., Any], str]:
+    """cuda.bindings passes a function of its own, and that of the program in the data."""
+
+    def add(stream: int, callback: int, data: int, flags: int) -> None:
+        if this_thread.in_host_function:
+            raise not_permitted()
+        process.require()
+        if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
+            raise invalid_value("the callback is NULL; pass the address of a C function")
+        streams.add_callback(stream, callback, data, flags)
+
+    return add, "QQQI"
+
+
+def _is_of_bindings(function: int) -> bool:
+    found = _Symbol()
+    is_found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(function), ctypes.byref(found))
+    return bool(is_found) and b"/cuda/bindings/" in (found.file or b"")
 
 
 def _address_of_function() -> tuple[Callable[..., Any], str]:
@@ -88,6 +124,7 @@ SPECIAL: Final[dict[str, Callable[[], tuple[Callable[..., Any], str]]]] = {
     "cuLaunchCooperativeKernel": _cooperative_launch,
     "cuLaunchKernel": _launch,
     "cuLaunchKernelEx": _launch_by_config,
+    "cuStreamAddCallback": _add_callback,
     **graphs.SPECIAL,
     **resources.SPECIAL,
 }

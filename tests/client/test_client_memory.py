@@ -11,6 +11,7 @@ import pytest
 from pympsd.vocabulary.device_facts import ordinal_of, window_of
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
+from pympsd_client._objects.virtual import addresses
 from tests.client.conftest import ok
 
 INVALID_VALUE = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
@@ -129,12 +130,18 @@ def test_what_is_no_host_pointer_is_a_type_error(device_bytes: Any, host: object
         (lambda at: cuda.cuMemcpyHtoD(window_of(2), bytes(10), 10), "no address of a visible device"),
         (lambda at: cuda.cuMemcpyHtoD(window_of(1), bytes(10), 10), "no usable context"),
         (lambda at: cuda.cuMemcpyDtoH(bytearray(10), 0, 10), "no address of a visible device"),
-        (lambda at: cuda.cuMemcpy(at, 0x1000, 10), "no address of a visible device"),
+        (lambda at: cuda.cuMemcpy(at, 0x1000, 10), "neither all this process's nor a visible device's"),
+        (lambda at: cuda.cuMemcpy(0, at, 10), "neither all this process's nor a visible device's"),
         (lambda at: cuda.cuMemsetD32(int(at) + 2, 0, 1), "not aligned"),
         (lambda at: cuda.cuMemsetD16(int(at) + 1, 0, 1), "not aligned"),
         (lambda at: cuda.cuMemFree(int(at) + 1), "not the start of an allocation"),
         (lambda at: cuda.cuMemFree(0x1234), "not the start of an allocation"),
-        (lambda at: cuda.cuMemcpyHtoD(int(at) + (64 << 20), bytes(10), 10), ""),
+        (lambda at: cuda.cuMemcpyHtoD(int(at) + (64 << 20), bytes(10), 10), "in no memory of this process"),
+        (lambda at: cuda.cuMemcpyDtoD(at, at, 1 << 33), "not all within the 67108864 bytes"),
+        (lambda at: cuda.cuMemcpyDtoDAsync(int(at) + 1, at, 64 << 20, 0), "not all within"),
+        (lambda at: cuda.cuMemsetD8(at, 0, (64 << 20) + 1), "not all within"),
+        (lambda at: cuda.cuMemsetD32Async(at, 0, 1 << 62, 0), "not all within"),
+        (lambda at: cuda.cuMemsetD2D8(at, 32 << 20, 0, 16, 4), "not all within"),
     ],
 )
 def test_bad_addresses_and_sizes_are_named(device_bytes: Any, call: Any, words: str) -> None:
@@ -143,7 +150,37 @@ def test_bad_addresses_and_sizes_are_named(device_bytes: Any, call: Any, words: 
     ok(cuda.cuCtxSynchronize())
 
 
-def test_an_asynchronous_error_is_returned_once_by_a_later_call(device_bytes: Any) -> None:
+@pytest.mark.parametrize(
+    "name", ["cuMemcpyHtoD", "cuMemcpyHtoDAsync", "cuMemcpy", "cuMemcpyDtoH", "cuMemcpyDtoHAsync"]
+)
+@pytest.mark.parametrize("size", [1 << 22, 1 << 33, 1 << 63])
+def test_more_than_the_device_memory_has_is_refused_before_the_host_memory_is_read(
+    context: Any, name: str, size: int
+) -> None:
+    memory, host = ok(cuda.cuMemAlloc(1 << 20)), np.full(1 << 20, 7, np.uint8)
+    sides = (host.ctypes.data, memory) if "DtoH" in name else (memory, host.ctypes.data)
+    stream = (ok(cuda.cuStreamCreate(0)),) if name.endswith("Async") else ()
+    assert getattr(cuda, name)(*sides, size, *stream) == INVALID_VALUE
+    ok(cuda.cuMemFree(memory))
+    assert getattr(cuda, name)(*sides, size, *stream) == INVALID_VALUE
+    ok(cuda.cuCtxSynchronize())
+    assert (host == 7).all()
+
+
+@pytest.mark.parametrize("stream", [(), (0,)])
+def test_memory_that_is_not_registered_is_the_hosts(device_bytes: Any, stream: tuple[int, ...]) -> None:
+    copy = cuda.cuMemcpyAsync if stream else cuda.cuMemcpy
+    sent, between, back = _random(1000), np.zeros(1000, np.uint8), np.zeros(1000, np.uint8)
+    ok(copy(device_bytes, sent.ctypes.data, 1000, *stream))
+    ok(copy(between.ctypes.data, device_bytes, 1000, *stream))
+    ok(copy(back.ctypes.data, between.ctypes.data, 1000, *stream))
+    assert (back == sent).all()
+
+
+def test_an_asynchronous_error_is_returned_once_by_a_later_call(
+    device_bytes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addresses, "check", lambda *_: None)  # the executor does not rely on it
     ok(cuda.cuMemsetD8(int(device_bytes) + (64 << 20) - 1, 0, 2))
     assert cuda.cuCtxSynchronize() == INVALID_VALUE
     ok(cuda.cuCtxSynchronize())

@@ -116,6 +116,20 @@ def test_without_access_a_kernel_faults(context: Any) -> None:
     assert cuda.cuCtxSynchronize() == (R.CUDA_ERROR_ILLEGAL_ADDRESS,)
 
 
+def test_without_access_a_copy_or_fill_is_refused_at_the_call(context: Any) -> None:
+    address, other = reserved(2 * GRANULE), int(ok(cuda.cuMemAlloc(64)))
+    assert cuda.cuMemMap(address, GRANULE, 0, created(), 0) == DONE
+    for start in (address, address + GRANULE):  # no access, and nothing mapped
+        assert cuda.cuMemsetD8(start, 1, 16) == (INVALID,)
+        assert cuda.cuMemcpyDtoDAsync(start, other, 16, 0) == (INVALID,)
+        assert cuda.cuMemcpyDtoDAsync(other, start, 16, 0) == (INVALID,)
+        assert cuda.cuMemcpyHtoDAsync(start, bytes(16), 16, 0) == (INVALID,)
+    assert cuda.cuMemSetAccess(address, GRANULE, [access()], 1) == DONE
+    assert cuda.cuMemsetD8(address + GRANULE - 16, 1, 17) == (INVALID,)
+    assert cuda.cuMemsetD8(address + GRANULE - 16, 1, 16) == DONE
+    assert cuda.cuCtxSynchronize() == DONE
+
+
 def test_it_is_accounted_and_freed(context: Any) -> None:
     free = ok(cuda.cuMemGetInfo())[0]
     handle = created(10 * GRANULE)

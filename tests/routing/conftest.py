@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -66,6 +68,28 @@ def daemon() -> Iterator[DaemonProcess]:
     yield running
     running.stop()
     shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def cuda_12() -> str:
+    """The folder of cuda-bindings 12.9, for PYTHONPATH: installed once, beside this environment's own packages.
+
+    Without an index to install it from its tests are skipped, but not in .ci/run.
+    """
+    home = Path(sys.prefix) / "cuda-bindings-12.9"
+    if not home.exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        with tempfile.TemporaryDirectory(dir=sys.prefix) as made:
+            done = subprocess.run(
+                [*pip, "--target", f"{made}/packages", "cuda-bindings==12.9.*"],
+                capture_output=True, text=True, timeout=10 * SECONDS, check=False,
+            )  # fmt: skip
+            if done.returncode:
+                assert "PYMPSD_EVERY_TEST" not in os.environ, done.stderr
+                pytest.skip("cuda-bindings 12.9 cannot be installed here")
+            with contextlib.suppress(OSError):  # another worker was quicker
+                Path(f"{made}/packages").rename(home)
+    return str(home)
 
 
 @pytest.fixture

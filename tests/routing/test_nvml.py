@@ -162,7 +162,7 @@ call("nvmlDeviceGetMemoryInfo_v2", (P, P), handle, structure)
 
 def test_what_pympsd_does_not_have_is_named_once(run: Run) -> None:
     program = "\n".join([INITIALIZED, *["refused(nvml.device_get_utilization_rates, handle)"] * 2])
-    done = run(program, PYMPSD_EXPLAIN="1")
+    done = run(program)
     name = "nvmlDeviceGetUtilizationRates"
     assert done.stdout == "3 Not Supported\n" * 2
     assert done.stderr == f"pympsd: {name}: NVML_ERROR_NOT_SUPPORTED: pympsd does not have {name} yet\n"

@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.routing.conftest import Run
 
+REFUSED = "pympsd: cuArrayGetPlane: CUDA_ERROR_NOT_SUPPORTED: pympsd does not have cuArrayGetPlane yet"
 
-def test_a_function_that_pympsd_lacks_is_not_supported(run: Run) -> None:
+
+def test_a_function_that_pympsd_lacks_is_not_supported_and_named_once(run: Run) -> None:
     program = """
 context()
 print(int(cuda.cuArrayGetPlane(0, 0)[0]), int(cuda.cuArrayGetPlane(0, 0)[0]))
 print(int(cuda.cuMemFree(4660)[0]))
 """
-    silent = run(program)
-    assert (silent.stdout, silent.stderr) == ("801 801\n1\n", "")
+    done = run(program)
+    assert (done.stdout, done.stderr) == ("801 801\n1\n", f"{REFUSED}\n")
+    silent = run(program, PYMPSD_EXPLAIN="0")
+    assert (silent.stdout, silent.stderr) == (done.stdout, "")
+
+
+def test_what_pympsd_does_not_support_of_a_function_is_said_once(run: Run) -> None:
+    program = """
+context()
+properties = cuda.CUmemPoolProps()
+properties.allocType = cuda.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+properties.location.type = cuda.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+properties.usage = 1
+print(int(cuda.cuMemPoolCreate(properties)[0]), int(cuda.cuMemPoolCreate(properties)[0]))
+"""
+    done = run(program)
+    assert done.stdout == "801 801\n"
+    reason = "pympsd: cuMemPoolCreate: CUDA_ERROR_NOT_SUPPORTED: cuMemPoolCreate: usage is 0, not 0x1\n"
+    assert done.stderr == reason
+
+
+def test_a_module_of_pympsd_that_cannot_be_imported_is_named(run: Run) -> None:
+    program = """
+sys.modules["pympsd_client.routing.driver"] = None
+print(int(cuda.cuInit(0)[0]), int(cuda.cuInit(0)[0]))
+"""
+    done = run(program)
+    assert done.stdout == "999 999\n"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        "pympsd: cuInit: CUDA_ERROR_UNKNOWN: pympsd itself does not work here: ModuleNotFoundError: "
+    )
+    assert "pympsd_client.routing.driver" in line
 
 
 def test_failed_calls_are_explained(run: Run) -> None:
@@ -27,10 +62,9 @@ event = ok(cuda.cuEventCreate(0))
 cuda.cuLaunchKernel(4660, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
 """
     said = run(program, PYMPSD_EXPLAIN="1").stderr.splitlines()
-    refused = "pympsd: cuArrayGetPlane: CUDA_ERROR_NOT_SUPPORTED: pympsd does not have cuArrayGetPlane yet"
     freed = "pympsd: cuMemFree: CUDA_ERROR_INVALID_VALUE: 0x1234 is not the start of an allocation of this process"
-    assert said[:3] == [refused, freed, freed]  # what is missing is named once
-    assert re.match("pympsd: cuLaunchKernel: CUDA_ERROR_INVALID_HANDLE: 0x1234 is no kernel", said[3])
+    assert said[:4] == [REFUSED, freed, REFUSED, freed]
+    assert re.match("pympsd: cuLaunchKernel: CUDA_ERROR_INVALID_HANDLE: 0x1234 is no kernel", said[4])
 
 
 def test_null_outputs(run: Run) -> None:
@@ -131,6 +165,63 @@ ok(cuda.cuStreamSynchronize(stream))
 print(seen)
 """
     assert run(program).stdout == "[(77, 800)]\n"
+
+
+@pytest.mark.parametrize("module", ["driver", "runtime"])
+def test_a_callback_that_is_null_is_an_error_at_the_call(run: Run, module: str) -> None:
+    null = {
+        "driver": "cuda.cuStreamAddCallback(stream, cuda.CUstreamCallback(0), 0, 0)",
+        "runtime": "runtime.cudaStreamAddCallback(stream, runtime.cudaStreamCallback_t(0), 0, 0)",
+    }
+    program = f"""
+from cuda.bindings import runtime
+context()
+stream = ok(cuda.cuStreamCreate(0))
+print(int({null[module]}[0]))
+seen = []
+kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+function = kind(lambda stream, status, data: seen.append((status, data)))
+ok(cuda.cuStreamAddCallback(stream, cuda.CUstreamCallback(_ptr=ctypes.addressof(function)), 77, 0))
+ok(cuda.cuStreamSynchronize(stream))
+print(seen)
+"""
+    assert run(program).stdout == "1\n[(0, 77)]\n"
+
+
+def test_a_batch_of_copies_from_memory_that_is_not_registered(run: Run) -> None:
+    program = """
+context()
+stream, memory = ok(cuda.cuStreamCreate(1)), ok(cuda.cuMemAlloc(64))
+host, back = (ctypes.c_ubyte * 64)(*range(64)), (ctypes.c_ubyte * 64)()
+def at(array, offset=0):
+    return cuda.CUdeviceptr(ctypes.addressof(array) + offset)
+hints = [cuda.CUmemcpyAttributes()]
+ok(cuda.cuMemcpyBatchAsync([memory], [at(host)], [64], 1, hints, [0], 1, stream))
+ok(cuda.cuMemcpyBatchAsync([at(back), at(back, 8)], [memory, memory], [4, 4], 2, hints, [0], 1, stream))
+ok(cuda.cuStreamSynchronize(stream))
+print(list(back[:12]))
+"""
+    assert run(program).stdout == "[0, 1, 2, 3, 0, 0, 0, 0, 0, 1, 2, 3]\n"
+
+
+def test_after_a_fault_an_upload_returns_its_error(run: Run) -> None:
+    program = """
+made = context()
+image = b'''
+.version 7.0
+.target sm_60
+.address_size 64
+.visible .entry fault() { .reg .b64 %a; mov.u64 %a, 8; st.global.u64 [%a], %a; ret; }
+\\0'''
+function = ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(image)), b"fault"))
+graph, stream = ok(cuda.cuGraphCreate(0)), ok(cuda.cuStreamCreate(1))
+ok(cuda.cuGraphAddEmptyNode(graph, [], 0))
+ready = ok(cuda.cuGraphInstantiate(graph, 0))
+ok(cuda.cuGraphUpload(ready, stream))
+ok(cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0))
+print(int(cuda.cuStreamSynchronize(stream)[0]), int(cuda.cuGraphUpload(ready, stream)[0]))
+"""
+    assert run(program).stdout == "700 700\n"
 
 
 def test_attributes_of_an_address(run: Run) -> None:

@@ -137,6 +137,9 @@ kind = runtime.cudaChannelFormatKind.cudaChannelFormatKindSignedNormalized16X2
 wanted = ok(runtime.cudaCreateChannelDesc(16, 16, 0, 0, kind))
 scaled = ok(runtime.cudaGetChannelDesc(ok(runtime.cudaMallocArray(wanted, 4, 4, 0))))
 print(scaled.x, scaled.y, scaled.z, scaled.f == kind)
+packed = ok(runtime.cudaCreateChannelDesc(10, 10, 10, 2, runtime.cudaChannelFormatKind(31)))
+found = ok(runtime.cudaGetChannelDesc(ok(runtime.cudaMallocArray(packed, 4, 4, 0))))
+print(found.x, found.y, found.z, found.w, int(found.f))
 pyramid = ok(runtime.cudaMallocMipmappedArray(channels, extent, 2, 0))
 level = ok(runtime.cudaGetMipmappedArrayLevel(pyramid, 1))
 print(ok(runtime.cudaArrayGetInfo(level))[1].width)
@@ -148,7 +151,7 @@ print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocAr
     assert run(program, begin=BEGINNING).stdout.splitlines() == [
         "16 16 0 0 5 3 2 0", "2 16", "True",
         f"{[92, 93, 94, 95, 96, 97, 98, 99]} {[96, 97, 98, 99]} {[0, 1, 2, 3, 0, 1, 2, 3, 92, 93, 94, 95]}",
-        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "16 16 0 True", "2", "[400, 20, 1]",
+        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "16 16 0 True", "10 10 10 2 31", "2", "[400, 20, 1]",
     ]  # fmt: skip
 
 
@@ -373,3 +376,37 @@ ok(runtime.cudaDeviceDisablePeerAccess(1))
     alone = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "nobody"), "PYMPSD_EMULATED_DEVICES": "2xH200"}
     ended = run(program, begin=BEGINNING, PYMPSD_BACKEND="emulated", **alone)
     assert ended.stdout.splitlines() == ["1 705", "704 101"], ended.stderr
+
+
+def test_copies_beyond_device_memory_are_refused_before_host_memory_is_read(run: Run) -> None:
+    program = """
+memory, host = ok(runtime.cudaMalloc(1 << 20)), (ctypes.c_ubyte * (1 << 20))()
+freed, at, huge = ok(runtime.cudaMalloc(1 << 20)), ctypes.addressof(host), 1 << 33
+ok(runtime.cudaFree(freed))
+for kind in (Kind.cudaMemcpyHostToDevice, Kind.cudaMemcpyDefault):
+    for to, size in ((memory, huge), (freed, huge)):
+        print(int(runtime.cudaMemcpy(to, at, size, kind)[0]), int(runtime.cudaMemcpyAsync(to, at, size, kind, 0)[0]))
+print(int(runtime.cudaMemcpy2D(memory, 1 << 20, at, 1 << 20, 1 << 20, 1 << 13, Kind.cudaMemcpyHostToDevice)[0]))
+print(int(runtime.cudaDeviceSynchronize()[0]))
+"""
+    assert run(program, begin=BEGINNING).stdout.split() == ["1"] * 9 + ["0"]
+
+
+def test_attributes_and_occupancy_of_a_librarys_kernel(run: Run) -> None:
+    program = """
+image = b'''
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry kernel() { .shared .b8 room[128]; ret; }
+\\0'''
+kernel = ok(runtime.cudaLibraryGetKernel(ok(runtime.cudaLibraryLoadData(image, [], [], 0, [], [], 0)), b"kernel"))
+Attribute = runtime.cudaFuncAttribute
+ok(runtime.cudaFuncSetAttribute(kernel, Attribute.cudaFuncAttributeMaxDynamicSharedMemorySize, 1 << 16))
+found = ok(runtime.cudaFuncGetAttributes(kernel))
+print(found.sharedSizeBytes, found.maxThreadsPerBlock, found.maxDynamicSharedSizeBytes)
+print(ok(runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessor(kernel, 1024, 0)))
+print(ok(runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(kernel, 1024, 0, 0)))
+print(ok(runtime.cudaOccupancyAvailableDynamicSMemPerBlock(kernel, 2, 1024)) > 0)
+"""
+    assert run(program, begin=BEGINNING).stdout.split() == ["128", "1024", "65536", "2", "2", "True"]

@@ -15,35 +15,42 @@ from pympsd_client._objects import copies
 from pympsd_client._objects import memory as device_memory
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import context_of
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.pinned_memory import is_memory, pinned
 from pympsd_client._objects.stream import resolve
+from pympsd_client._objects.virtual import addresses
 
 
 def between_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy between addresses of devices and of page-locked host memory; INVALID_VALUE for any other.
+    """Copy between addresses of devices and of host memory: what is no address of a device is the host's.
 
-    The asynchronous form keeps stream order.
+    The asynchronous form keeps stream order. INVALID_VALUE for what is no memory of this process.
     """
-    to_host, from_host = (pinned.region_at(one) is not None for one in (destination, source))
+    to_host, from_host = (count and is_hosts(one) for one in (destination, source))
+    for address, is_host in ((destination, to_host), (source, from_host)):
+        if is_host:
+            _check_host(address, count)
     if to_host and from_host:
         # In stream order: after the earlier work, and complete on return.
         streams.synchronize(stream)
-        _within(destination, count)
-        _within(source, count)
         ctypes.memmove(destination, source, count)
     elif to_host:
-        _within(destination, count)
         device_to_host(HostMemory(destination), source, count, stream, wait)
     elif from_host:
-        _within(source, count)
         host_to_device(destination, HostMemory(source), count, stream, wait)
     else:
         device_to_device(destination, source, count, stream, wait)
 
 
-def _within(address: int, count: int) -> None:
+def is_hosts(address: int) -> bool:
+    """Return whether an address is the host's: of page-locked memory, or of no visible device."""
+    return pinned.region_at(address) is not None or not device_memory.is_on_a_device(address)
+
+
+def _check_host(address: int, count: int) -> None:
     region = pinned.region_at(address)
-    if region is None or count > region.address + region.size - address:
+    if region is None and not is_memory(address, count):
+        raise invalid_value(f"{count} bytes from {address:#x} are neither all this process's nor a visible device's")
+    if region is not None and count > region.address + region.size - address:
         raise invalid_value(f"{count} bytes from {address:#x} are not all within page-locked memory")
 
 
@@ -71,7 +78,7 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
         context.usable()
         return
     host.check(count, to_be_written=False)
-    device_memory.owner(destination)
+    addresses.check(destination, count)
     wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
@@ -96,7 +103,7 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
         context.usable()
         return
     host.check(count, to_be_written=True)
-    device_memory.owner(source)
+    addresses.check(source, count)
     at, at_stream = device_memory.place(source, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
         operation, waits = operations.COPY_FROM_DEVICE_PINNED, wait or at is not context
@@ -114,8 +121,8 @@ def device_to_device(destination: int, source: int, count: int, stream: int, wai
     if count == 0:
         context.usable()
         return
-    device_memory.owner(destination)
-    device_memory.owner(source)
+    addresses.check(destination, count)
+    addresses.check(source, count)
     reading = device_memory.place(source, context, its_stream, stream)
     if device_memory.ordinal_at(source) == device_memory.ordinal_at(destination):
         copies.on_device(*reading, destination, source, count)
@@ -152,10 +159,10 @@ def fill(
     if region is not None and region.pages is not None:
         streams.synchronize(stream)
         device_memory.check_fill(destination, width, count, pitch, height)
-        _within(destination, (height - 1) * pitch + width * count)
+        _check_host(destination, (height - 1) * pitch + width * count)
         _fill_host(destination, value, width, count, pitch, height)
         return
-    device_memory.owner(destination)
+    addresses.check(destination, (height - 1) * pitch + width * count)
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
     if device_memory.allocations.is_synchronous(destination) or (wait and _is_the_programs_too(destination)):

@@ -27,7 +27,7 @@ _TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")
 _ACCESSES: Final = members("CUmemAccess_flags", "CU_MEM_ACCESS_FLAGS_")
 _DEVICE, _HOST, _NODE = (_LOCATIONS[name] for name in ("DEVICE", "HOST", "HOST_NUMA"))
 _PINNED: Final = _TYPES["PINNED"]
-_MANAGED: Final = _TYPES["MANAGED"]
+_MANAGED: Final = _TYPES.get("MANAGED", 2)  # cuda-bindings 12 does not name it
 _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
 DESCRIPTOR: Final = members("CUmemAllocationHandleType", "CU_MEM_HANDLE_TYPE_")["POSIX_FILE_DESCRIPTOR"]
 

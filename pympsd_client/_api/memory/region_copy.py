@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from pympsd_client._api.memory.copies import is_hosts
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.structs import Copy3D, CopySide
@@ -12,7 +13,6 @@ from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.memory import ordinal_at
-from pympsd_client._objects.pinned_memory import pinned
 from pympsd_client._objects.region_copy import Extent, Region
 
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
@@ -92,7 +92,7 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
     base = side.host if kind == _TYPES["HOST"] else side.device
     if base == 0:
         raise invalid_value(f"the {name} pointer is NULL; give an address that belongs to {name}MemoryType")
-    is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and pinned.region_at(base) is not None)
+    is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and is_hosts(base))
     region = Region(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
     if region.address + region.span(extent) > _ADDRESS_LIMIT:
         raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")

@@ -14,6 +14,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
+from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.memory import Allocation, allocations
 from pympsd_client._objects.pools.arena import rounded
 from pympsd_client._objects.pools.pool import PoolKind
@@ -70,6 +71,7 @@ class GraphAllocation(Allocation):
             is_last = not (self.holders or self._is_freed)
             self._is_freed |= is_last
         if is_last:
+            graph_allocations.remove(self.handle)
             usage_of(self.context.device.number).change(-rounded(self.size))
             if self.pages is not None:
                 self.pages.close()
@@ -100,6 +102,10 @@ class GraphAllocation(Allocation):
         self.end()
 
 
+graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "given back, or never made")
+"""The memory of all nodes by address, whether the program has it now or not."""
+
+
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
     """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
@@ -115,7 +121,7 @@ def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
         (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
         made = GraphAllocation(int(address), context, size)
     usage_of(context.device.number).change(rounded(size))
-    return made
+    return graph_allocations.add(made)
 
 
 def live_at(address: int) -> GraphAllocation | None:

@@ -43,6 +43,10 @@ typedef struct {
     uint16_t bytes;
 } Parameter;
 
+/* At the interpreter's end all is freed. So functions that free succeed, and those by which destructors make a context
+ * current before; what these return is NULL. */
+typedef enum { FAILS, SUCCEEDS, RETURNS_NULL } End;
+
 typedef struct {
     Function original;
     char *name, *signature;
@@ -51,6 +55,7 @@ typedef struct {
     int count, outputs;
     char is_launch_by_config;
     char always_passes; /* at the interpreter's end, too, the original is called */
+    char at_end;        /* what it does at the interpreter's end, if it does not pass: an End */
     Parameter parameters[MOST];
 } Slot;
 
@@ -256,6 +261,19 @@ static int resolve(Slot *slot) {
     return done;
 }
 
+/* Say once why not even the reason of a failed call can be told: a module of pympsd cannot be imported. */
+static void say_broken(const Slot *slot, PyObject *type, PyObject *value) {
+    static int said;
+    PyObject *name = type == NULL || said ? NULL : PyObject_GetAttrString(type, "__name__");
+    if (name != NULL) {
+        said = 1;
+        PySys_FormatStderr("pympsd: %s: CUDA_ERROR_UNKNOWN: pympsd itself does not work here: %U: %S\n", slot->name, name,
+                           value ? value : Py_None);
+    }
+    Py_XDECREF(name);
+    PyErr_Clear();
+}
+
 /* The result for the exception that is set; it is cleared. */
 static int result_of_error(Slot *slot) {
     PyObject *type, *value, *trace;
@@ -269,6 +287,7 @@ static int result_of_error(Slot *slot) {
     int result = code == NULL ? UNKNOWN : (int)PyLong_AsLong(code);
     if (PyErr_Occurred()) {
         PyErr_Clear();
+        say_broken(slot, type, value);
         result = UNKNOWN;
     }
     Py_XDECREF(code);
@@ -303,10 +322,18 @@ static Slot *launch_without_attributes(const uint64_t *words, uint64_t *others) 
 /* Whether the call is to be passed on, now that cuInit may have found that the program runs natively. */
 enum { PASS_ON = -2 };
 
+static int result_at_end(const Slot *slot, const uint64_t *words) {
+    if (slot->always_passes)
+        return PASS_ON;
+    if (slot->at_end == RETURNS_NULL && words[0] != 0)
+        *(void **)(uintptr_t)words[0] = NULL;
+    return slot->at_end == FAILS ? DEINITIALIZED : 0;
+}
+
 static int enter(Slot *slot, const uint64_t *words) {
     PyObject *type, *value, *trace;
     if (atomic_load_explicit(&has_ended, memory_order_acquire) || is_finalizing())
-        return slot->always_passes ? PASS_ON : DEINITIALIZED;
+        return result_at_end(slot, words);
     PyGILState_STATE state = PyGILState_Ensure();
     int result, had_error = PyErr_Occurred() != NULL; /* a destructor may run while an exception is on its way */
     if (had_error)
@@ -354,9 +381,9 @@ static const Function entries[ENTRIES] = {EACH(LISTED)};
 static PyObject *route(PyObject *module, PyObject *arguments) {
     const char *name, *signature;
     PyObject *capsule, *resolve, *failed;
-    int always_passes = 0;
+    int always_passes = 0, at_end = FAILS;
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "sOOO|p:route", &name, &capsule, &resolve, &failed, &always_passes))
+    if (!PyArg_ParseTuple(arguments, "sOOO|pi:route", &name, &capsule, &resolve, &failed, &always_passes, &at_end))
         return NULL;
     if ((signature = PyCapsule_GetName(capsule)) == NULL)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%s has no signature", name);
@@ -376,7 +403,8 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
     if (made == NULL)
         return NULL;
     *slot = (Slot){.original = (Function)original, .name = its_name, .signature = its_signature,
-                   .is_launch_by_config = strcmp(its_name, "cuLaunchKernelEx") == 0, .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes};
+                   .is_launch_by_config = strcmp(its_name, "cuLaunchKernelEx") == 0, .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes,
+                   .at_end = (char)at_end};
     if (strcmp(its_name, "cuLaunchKernel") == 0)
         launch = slot;
     used++;
@@ -418,10 +446,11 @@ static PyObject *end(PyObject *module, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"route", route, METH_VARARGS,
-     PyDoc_STR("route(name, capsule, resolve, failed, always_passes=False): return a capsule of a C function that takes\n"
-               "the place of a capsule's. ``resolve(name, signature)`` returns the Python function, the format of its\n"
+     PyDoc_STR("route(name, capsule, resolve, failed, always_passes=False, at_end=0): return a capsule of a C\n"
+               "function that takes the place of a capsule's. ``resolve(name, signature)`` returns the Python function, the format of its\n"
                "parameters, and perhaps the core that it calls after its checks, at the first call; ``failed(name, exception)`` the result for what it raises. Once the\n"
-               "interpreter ends it returns 4 (DEINITIALIZED), or calls the original if ``always_passes``.")},
+               "interpreter ends it calls the original if ``always_passes``, else by ``at_end``: 0 returns 4 (DEINITIALIZED),\n"
+               "1 returns 0, 2 returns 0 and NULL for its first parameter.")},
     {"address", address, METH_O, PyDoc_STR("address(capsule): return the address of a capsule's function.")},
     {"signature", signature, METH_O, PyDoc_STR("signature(capsule): return the C signature of a capsule's function.")},
     {"pass_on", pass_on, METH_NOARGS, PyDoc_STR("From now on all calls go to the original functions.")},

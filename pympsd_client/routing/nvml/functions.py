@@ -215,9 +215,9 @@ def failed(name: str, error: BaseException | None) -> int:
         code = nvml.UNSUPPORTED
     elif isinstance(error, CudaError):
         code = nvml.LOST if error.code == Result.ERROR_MPS_CONNECTION_FAILED else nvml.UNKNOWN
-    if explain.is_on():
-        reason = error.reason if isinstance(error, CudaError) else str(error)
-        explain.say(name, code, reason, isinstance(error, explain.Missing), _RESULTS[code][0])
+    reason = error.reason if isinstance(error, CudaError) else str(error)
+    is_lacking = isinstance(error, explain.Missing)
+    explain.say(name, code, reason, is_lacking=is_lacking, result=_RESULTS[code][0])
     return code
 
 

@@ -6,13 +6,16 @@ from typing import Any, Final
 
 from pympsd_client.routing import driver
 from pympsd_client.routing.pointers import signatures
+from pympsd_client.routing.versions import newest
+from pympsd_client.signatures import SIGNATURES
 
 
 class _Calls:
     """The driver's functions by name; each raises CudaError."""
 
     def __getattr__(self, name: str) -> Any:
-        function, *_ = driver.resolve(name, signatures[name])
+        installed = newest(name, SIGNATURES[name], signatures)
+        function, *_ = driver.resolve(installed, signatures[installed])
         setattr(self, name, function)
         return function
 

@@ -13,19 +13,30 @@ from pympsd_client.routing.runtime.devices import ready
 from pympsd_client.routing.runtime.equal import EQUAL
 from pympsd_client.routing.runtime.errors import keep
 from pympsd_client.routing.runtime.rows import ROWS
-from pympsd_client.signatures import Calling, Signature
+from pympsd_client.routing.versions import adapted, arranged, row_of
+from pympsd_client.signatures import Calling, Parameter
 
 
 def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     """Return the function behind an entry point, and the format of its parameters."""
-    if name in EQUAL:
-        function, format, *_ = driver.resolve(EQUAL[name], signatures[EQUAL[name]])
+    if equal := _equal(name):
+        function, format, *_ = driver.resolve(equal, signatures[equal])
         return _ready(function), format
-    row = ROWS.get(name)
+    types = c_types.parameters(signature)
+    row = row_of(name, types, ROWS)
     if row is None:
         return refusing(name), ""
+    parameters = arranged(row, types)
     core = getattr(import_module(f"pympsd_client.{row.module}"), row.core)
-    return core if row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT) else _ready(core), _format(row, signature)
+    core = adapted(core, row.inputs, tuple(one for one in parameters if one.is_input))
+    is_early = row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT)
+    return core if is_early else _ready(core), "".join(map(_code, parameters, types))
+
+
+def _equal(name: str) -> str:
+    """Return the driver's function with the same parameters, before CUDA 13 of the same version; "" if none."""
+    base = EQUAL.get(name) or EQUAL.get(name[:-3], "") + name[-3:]
+    return base if base in signatures else ""
 
 
 def failed(name: str, error: BaseException | None) -> int:
@@ -41,15 +52,11 @@ def _ready(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _format(row: Signature, signature: str) -> str:
-    codes = []
-    for parameter, type in zip(row.parameters, c_types.parameters(signature), strict=True):
-        pointee = type.removesuffix("*").strip()
-        if not parameter.is_output:
-            size = c_types.BY_VALUE.get(type)
-            codes.append(c_types.code(type) if size is None else f"v{size}")
-        elif pointee in c_types.BY_VALUE or pointee in c_types.STRUCTURES:
-            codes.append(">b")
-        else:
-            codes.append(f">{c_types.code(pointee)}")
-    return "".join(codes)
+def _code(parameter: Parameter, type: str) -> str:
+    pointee = type.removesuffix("*").strip()
+    if not parameter.is_output:
+        size = c_types.BY_VALUE.get(type)
+        return c_types.code(type) if size is None else f"v{size}"
+    if pointee in c_types.BY_VALUE or pointee in c_types.STRUCTURES:
+        return ">b"
+    return f">{c_types.code(pointee)}"

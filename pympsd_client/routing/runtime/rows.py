@@ -107,6 +107,10 @@ cudaStreamGetDevice(cudaStream_t hStream, out int device) = device
 cudaEventCreate(out cudaEvent_t event) = create_event
 """
 
+_KERNELS: Final = """
+cudaFuncGetAttributes(cudaFuncAttributes *attr, void *func) = attributes
+"""
+
 _DEPENDENCIES: Final = "out cudaGraphNode_t pGraphNode, cudaGraph_t graph, cudaGraphNode_t *pDependencies"
 _GRAPHS: Final = f"""
 cudaGraphAddKernelNode({_DEPENDENCIES}, size_t numDependencies, cudaKernelNodeParams *pNodeParams) = add_kernel
@@ -153,6 +157,7 @@ ROWS: Final = {
         *chapter(f"{_FOLDER}.copies", _ARRAY_COPIES),
         *chapter(f"{_FOLDER}.textures", _TEXTURES),
         *chapter(f"{_FOLDER}.streams", _STREAMS),
+        *chapter(f"{_FOLDER}.kernels", _KERNELS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
         *chapter(f"{_FOLDER}.execution_contexts", _EXECUTION_CONTEXTS),
     )

@@ -1,0 +1,79 @@
+"""What versions of cuda.bindings differ in: the parameters of functions, and names that end with a version.
+
+A row says what a function takes in CUDA 13. Before, functions of graphs had no data of edges, and beside them were
+those with it, whose names end with ``_v2`` or ``_v3``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from pympsd_client._arguments.bindings import bindings
+from pympsd_client.routing import c_types
+from pympsd_client.signatures import Parameter, Signature
+
+_SUFFIX: Final = re.compile(r"_v\d$")
+_IS_BEFORE_13: Final = bindings.CUDA_VERSION < 13000
+
+
+def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> Signature | None:
+    """Return a function's row, before CUDA 13 that of the name without a version, if the parameters are the same."""
+    row = rows.get(name)
+    if row is None and _IS_BEFORE_13:
+        row = rows.get(_SUFFIX.sub("", name))
+        return row if row is not None and _is_of(row, types) else None
+    return row
+
+
+def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
+    """Return the name of the installed function that has the parameters of a row, which is ``name`` in CUDA 13."""
+    names = (name, *(f"{name}_v{number}" for number in range(2, 5)))
+    found = (one for one in names if one in signatures and _is_of(row, c_types.parameters(signatures[one])))
+    return next(found, name)
+
+
+def arranged(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """Return the parameters of an installed function with these types: the row's, and as inputs those it has besides.
+
+    TypeError if it has other parameters, neither only more nor only fewer.
+    """
+    if len(types) == len(row.parameters):
+        return row.parameters
+    is_shorter = len(types) < len(row.parameters)
+    rest = list(row.parameters)
+    found: list[Parameter] = []
+    for number, type in enumerate(types):
+        at = next((at for at, one in enumerate(rest if is_shorter else rest[:1]) if _fits(one, type)), None)
+        found.append(Parameter(type, f"_{number}", False, True) if at is None else rest[at])
+        del rest[: 0 if at is None else at + 1]
+    kept = sum(one in found for one in row.parameters)
+    if kept != min(len(types), len(row.parameters)):
+        raise TypeError(f"cuda.bindings has {row.name}({', '.join(types)}) here, which pympsd does not know")
+    return tuple(found)
+
+
+def adapted(
+    function: Callable[..., Any], takes: Sequence[Parameter], given: Sequence[Parameter]
+) -> Callable[..., Any]:
+    """Return a function of other parameters: what is not given is 0, what it does not take is dropped."""
+    if takes == given:
+        return function
+    places = [given.index(one) if one in given else None for one in takes]
+
+    def call(*values: Any) -> Any:
+        return function(*(0 if place is None else values[place] for place in places))
+
+    return call
+
+
+def _is_of(row: Signature, types: tuple[str, ...]) -> bool:
+    return len(types) == len(row.parameters) and all(map(_fits, row.parameters, types))
+
+
+def _fits(parameter: Parameter, type: str) -> bool:
+    """Return whether a C type is that of a row's parameter; rows name what an output's pointer points to."""
+    if parameter.is_output:
+        return parameter.type.rstrip(" *") == type.rstrip(" *")
+    return c_types.plain(parameter.type) == type
