@@ -298,14 +298,6 @@ class Dispatcher:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
         self.save()
 
-    async def hand_over(self) -> None:
-        """End, and leave the servers to another daemon; a trace ends with this one."""
-        if self.tracing.path:
-            self.log.warning("trace_ends", file=self.tracing.path)
-            await self.tracing.stop(self.state, tuple(self.servers.values()))
-        self.handed_over = True
-        self.done.set()
-
     def _reply(self, session: int, answer: Answer) -> None:
         for instruction in do.reply(session, answer):
             self._carry_out(instruction)

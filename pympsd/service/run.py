@@ -326,7 +326,11 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
             notify(READY)
         elif number == HAND_OVER:
             dispatcher.log.info("daemon_hands_over")
-            await dispatcher.hand_over()
+            if dispatcher.tracing.path:
+                dispatcher.log.warning("trace_ends", file=dispatcher.tracing.path)
+                await dispatcher.tracing.stop(dispatcher.state, tuple(dispatcher.servers.values()))
+            dispatcher.handed_over = True
+            dispatcher.done.set()
         else:
             dispatcher.feed(StopSignal())
 

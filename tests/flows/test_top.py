@@ -100,7 +100,7 @@ def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) 
     daemon.kill()
     assert daemon.start().returncode == 0
     assert memory() >= 64 * MIB, "the next daemon is told too"
-    assert daemon.run(["top", "--once"]).stdout == done.stdout
+    assert daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()[:6] == client.split()[:6]
 
 
 def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> None:
