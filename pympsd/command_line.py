@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 _DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
 """What the daemon imports that is not its own."""
+_HELP_SECONDS = 1.0
+"""How long help may wait for a daemon."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -120,10 +122,14 @@ def _install(options: Options) -> int:
         if options.install == "--link-nvidia-names":
             extras.link_nvidia_names(folder, launchers)
             return 0
-        text = "".join(f"{file}\n" for file in extras.install(folder, launchers))
+        installed = extras.install(folder, launchers)
     except extras.CannotInstall as error:
         sys.stderr.write(f"{options.install}: {error}\n")
         return 1
+    text = "".join(
+        f"{file}\n" if aside is None else f"{file} (what was there before is now {aside})\n"
+        for file, aside in installed
+    )
     return control_client.print_text(text)
 
 
@@ -161,5 +167,5 @@ def _help(name: str, protocol: str = "2") -> str:
     from pympsd.commands.manual import usage
     from pympsd.found_daemon import found_daemon
 
-    found = f"daemon {found_daemon()}" if name == OWN_NAME else ""
+    found = f"daemon {found_daemon(_HELP_SECONDS)[0]}" if name == OWN_NAME else ""
     return f"{TITLE}\n{usage(name, int(protocol or 2))}{found}"

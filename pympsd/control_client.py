@@ -69,9 +69,8 @@ def give_commands(
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
-        owner = daemon.owner()
-        if owner not in (0, posix.geteuid(), UNMAPPED_UID):
-            _complain(STRANGER % (path, owner))
+        if stranger := daemon.stranger(path):
+            _complain(stranger)
         typed = not words and posix.isatty(0) and posix.isatty(1)
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
         protocol = daemon.protocol() if if_protocol or typed else b""
@@ -81,6 +80,7 @@ def give_commands(
             from pympsd.channel import attached_file
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
+            words = [*words[:2], *attached_file.with_full_path(words[2:])]
         refused = _give(daemon, words, timeout, protocol)
     except TimeoutError:
         _complain(SILENCE % timeout)
@@ -215,12 +215,17 @@ class Daemon:
 
     def has_ended(self) -> bool:
         """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
-        pid = _peer_pid(self.socket)
+        pid = self.pid()
         return pid > 0 and _is_dead(pid)
 
-    def owner(self) -> int:
-        """Return the user of the process that listens."""
-        return int.from_bytes(_credentials(self.socket)[4:8], "little")
+    def pid(self) -> int:
+        """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
+        return _peer_pid(self.socket)
+
+    def stranger(self, path: bytes) -> bytes:
+        """Return a line that says whose daemon is at the path; nothing if it is root's or this user's."""
+        owner = int.from_bytes(_credentials(self.socket)[4:8], "little")
+        return b"" if owner in (0, posix.geteuid(), UNMAPPED_UID) else STRANGER % (path, owner)
 
     def protocol(self) -> bytes:
         """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""

@@ -106,7 +106,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
             return _complain(_would_lose(lost, settings), 1)
         if trace:
             _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
-        metrics = _metrics(options) if options.metrics else None
+        metrics = _metrics(options, settings.pipe_directory) if options.metrics else None
     except AlreadyRunning as error:
         print("An instance of this daemon is already running")
         return _complain(str(error), 1) if str(error) else 1
@@ -162,10 +162,10 @@ def _policies(machine: Machine) -> TurnPolicy:
     return chosen
 
 
-def _metrics(options: Options) -> socket.socket | None:
+def _metrics(options: Options, pipe_directory: str) -> socket.socket | None:
     """Return the socket of --metrics; None if it cannot be, and a daemon was replaced that cannot come back."""
     try:
-        return listen(options.metrics)
+        return listen(options.metrics, pipe_directory)
     except OSError as error:
         reason = f"--metrics {options.metrics}: {error.strerror or error}"
         if not options.replace:

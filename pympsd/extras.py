@@ -5,12 +5,14 @@ A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a check
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Final
 
 from pympsd.build import EXTRAS
+from pympsd.whole_file import write_whole
 
 FOLDER: Final = Path(__file__).parent / EXTRAS
 CHECKOUT: Final = Path(__file__).parents[1]
@@ -22,7 +24,8 @@ PLACES: Final = (
     ("docs/systemd/*.service", "lib/systemd/system"),
     ("docs/systemd/user/*.service", "lib/systemd/user"),
     ("docs/examples/*.*", "share/pympsd/examples"),
-    ("docs/samples/*.*", "share/pympsd/samples"),
+    ("docs/samples/*", "share/pympsd/samples"),
+    ("docs/grafana/*.json", "share/pympsd/grafana"),
     ("scripts/pbs/*", "share/pympsd/pbs"),
     ("scripts/slurm/*", "share/pympsd/slurm"),
 )
@@ -41,40 +44,62 @@ class CannotInstall(Exception):
 
 
 def link_nvidia_names(folder: Path, launchers: Path) -> None:
-    """Link the vendor's names in a folder to the launchers; replace links, and nothing else. Raise CannotInstall."""
+    """Link the vendor's names in a folder to the launchers; replace links to launchers only. Raise CannotInstall."""
     if not folder.is_dir():
         raise CannotInstall(f"{folder} is no folder; make it, and put it first in PATH")
     for name, launcher in LINKS.items():
+        _check_free(folder / name, launcher)
+    for name, launcher in LINKS.items():
         link = folder / name
         try:
-            if link.is_symlink():
-                link.unlink()
+            link.unlink(missing_ok=True)
             link.symlink_to(launchers / launcher)
-        except FileExistsError:
-            raise CannotInstall(f"{link} is there, and no link: move it away, or choose another folder") from None
         except OSError as error:
             raise CannotInstall(f"{link}: {error.strerror}") from None
 
 
-def install(prefix: Path, launchers: Path | None = None) -> list[Path]:
-    """Copy everything below a prefix and return the new files; raise CannotInstall.
+def _check_free(link: Path, launcher: str) -> None:
+    """Raise CannotInstall if something else is there than a link to a launcher, of whichever installation."""
+    if link.is_symlink():
+        if (target := link.readlink()).name == launcher:
+            return
+        found = f"is there, and leads to {target}, not to {launcher}"
+    elif link.exists():
+        found = "is there, and no link"
+    else:
+        return
+    raise CannotInstall(f"{link} {found}: move it away, or choose another folder")
 
-    Units and scripts name the folder of the launchers, if it is given.
+
+def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:
+    """Copy everything below a prefix; return the new files, and where what was there before is. Raise CannotInstall.
+
+    Units and scripts name the folder of the launchers, if it is given. A link is not followed: it is put aside, and
+    so is a file that differs.
     """
     installed = []
     for source, place in _files():
         target = prefix / place
         try:
+            content = source.read_bytes()
+            if launchers is not None:
+                content = content.replace(_WRITTEN_BIN.encode(), f"{launchers}/".encode())
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(source, target)  # with its permissions, for some are programs
-            if launchers is not None and (written := target.read_bytes()) != (
-                adapted := written.replace(_WRITTEN_BIN.encode(), f"{launchers}/".encode())
-            ):
-                target.write_bytes(adapted)
+            aside = None
+            if target.is_symlink() or (target.exists() and target.read_bytes() != content):
+                aside = _free_name(target)
+                target.rename(aside)
+            write_whole(str(target), content, source.stat().st_mode & 0o777)  # some are programs
         except OSError as error:
             raise CannotInstall(f"{target}: {error.strerror}") from None
-        installed.append(target)
+        installed.append((target, aside))
     return installed
+
+
+def _free_name(file: Path) -> Path:
+    """Return a name as cp --backup=numbered gives it: shells, man and systemd take no notice of such a file."""
+    names = (file.with_name(f"{file.name}.~{number}~") for number in count(1))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _files() -> Iterator[tuple[Path, Path]]:

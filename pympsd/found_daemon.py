@@ -1,26 +1,46 @@
-"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it. And its protocol."""
+"""Which daemon there is, in a line for ``--help``. And its protocol.
+
+``python -m pympsd.found_daemon`` prints it; status 1: none, 2: one that does not answer.
+"""
+
+import sys
 
 from pympsd import pipe_sockets
-from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon, DaemonGone
+from pympsd.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
 from pympsd.wire import frames
 
 
-def found_daemon() -> str:
-    """Return a line that says which daemon there is."""
+def found_daemon(timeout: float) -> tuple[str, int]:
+    """Return a line that says which daemon there is, and the status; one may be silent for so many seconds."""
     daemon = Daemon()
-    path = pipe_sockets.control()
+    path, status = pipe_sockets.control(), 0
     try:
-        reason = daemon.connect(path, TIMEOUT)
+        reason = daemon.connect(path, timeout)
+        kind = "pympsd, with servers of its own"
         if reason == OTHER_KIND:
-            is_vendor = daemon.connect(pipe_sockets.own(), TIMEOUT)
-            kind = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server"
-        else:
-            kind = f"no daemon ({reason})" if reason else "pympsd, with servers of its own"
+            is_vendor = daemon.connect(pipe_sockets.own(), timeout)
+            kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
+        elif not reason and daemon.has_ended():
+            reason = "it has ended; the next one goes on with its servers"
+        if reason:
+            kind, status = f"no daemon ({reason})", UNREACHABLE
+        elif not kind.startswith("NVIDIA"):
+            _asked_protocol(daemon)
     except TimeoutError:
-        kind = "a daemon that does not answer"
+        remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
+        kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
     finally:
         daemon.close()
-    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n"
+    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status
+
+
+def _asked_protocol(daemon: Daemon) -> bytes:
+    """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
+    try:
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
+        return daemon.protocol()
+    except (DaemonGone, ConnectionError):
+        return b""
 
 
 def found_protocol() -> bytes:
@@ -32,13 +52,14 @@ def found_protocol() -> bytes:
             reason = daemon.connect(pipe_sockets.own(), TIMEOUT)
         if reason or daemon.has_ended():
             return b""
-        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
-        return daemon.protocol()
-    except (DaemonGone, OSError):  # TimeoutError and ConnectionError are some
+        return _asked_protocol(daemon)
+    except OSError:  # TimeoutError is one
         return b""
     finally:
         daemon.close()
 
 
 if __name__ == "__main__":
-    print(found_daemon(), end="")
+    line, status = found_daemon(TIMEOUT)
+    print(line, end="")
+    sys.exit(status)

@@ -6,11 +6,13 @@ the environment chooses: a daemon that was started in another one may have anoth
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -21,24 +23,32 @@ from pympsd_client import driver, last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.process import process
 
+SILENT = 2
+"""The status of pympsd.found_daemon."""
 PACKAGES = ("cuda-bindings", "numpy", "trio")
 COMPILED = {
-    "_launches": "repeated launches go through the interpreter, slower",
-    "_entry_points": "pympsd-run cannot route programs",
-    "_libcuda_name": "numba-cuda does not find its library under pympsd-run",
+    "pympsd_client.native._launches": "repeated launches go through the interpreter, slower",
+    "pympsd_client.native._entry_points": "pympsd-run cannot route programs",
+    "pympsd_client.native._libcuda_name": "numba-cuda does not find its library under pympsd-run",
+    "pympsd_client.native._pages": "kernels do not reach memory that a program registers",
+    "pympsd_server.native._worker": "launches on a GPU go through the interpreter of an executor, slower",
 }
 """The modules in C, and what is so without each."""
 NO_OUTPUT = 74
 SECONDS = 60.0
+INIT_SECONDS = 30.0
+"""How long cuInit may take; after 10 s it warns of what it waits for."""
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
 
 
 def main() -> int:
     """Print the report; return the exit status."""
+    description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
+    argparse.ArgumentParser(prog="python -m pympsd_client", description=description).parse_args()
     wrong: list[str] = []
     for name, value in _seen(wrong):
         print(f"{name + ':':<15}{value}")
-    for problem in wrong:
+    for problem in dict.fromkeys(wrong):
         print(f"wrong: {problem}")
     return 1 if wrong else 0
 
@@ -48,13 +58,22 @@ def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
     yield "pympsd", f"{VERSION}, Python {platform.python_version()} ({sys.executable})"
     for package in PACKAGES:
         yield package, _version(package, wrong)
-    missing = [name for name in COMPILED if find_spec(f"pympsd_client.native.{name}") is None]
-    wrong += [f"{name} was not compiled: {COMPILED[name]}; install pympsd with a C compiler" for name in missing]
-    yield "compiled", ", ".join(sorted(set(COMPILED) - set(missing))) or "nothing"
-    yield "daemon", _asked("pympsd.found_daemon")
-    machine = json.loads(_asked("pympsd.devices"))
-    yield "backend", machine.get("backend") or f"none: {machine.get('error')}"
-    yield from _devices(wrong)
+    names = {module: module.rpartition(".")[2] for module in COMPILED}
+    missing = [module for module in COMPILED if find_spec(module) is None]
+    wrong += [f"{names[one]} was not compiled: {COMPILED[one]}; install pympsd with a C compiler" for one in missing]
+    yield "compiled", ", ".join(sorted(names[one] for one in COMPILED if one not in missing)) or "nothing"
+    daemon, status = _asked("pympsd.found_daemon")
+    yield "daemon", daemon
+    answer = json.loads(_asked("pympsd.devices", "--daemon")[0])
+    yield "backend", answer.get("backend") or f"none: {answer.get('error')}"
+    if "error" in answer:
+        wrong.append(answer["error"])
+    variables = sorted(name for name in os.environ if name.startswith(("CUDA_", "PYMPSD_")))
+    yield "environment", " ".join(f"{name}={os.environ[name]}" for name in variables) or "nothing of CUDA or pympsd"
+    if status == SILENT:
+        wrong.append(f"the daemon does not answer: {daemon}")
+        return
+    yield from _limited_devices(wrong)
 
 
 def _version(package: str, wrong: list[str]) -> str:
@@ -65,16 +84,30 @@ def _version(package: str, wrong: list[str]) -> str:
         return "missing"
 
 
-def _asked(module: str) -> str:
-    """Return what a module of the daemon prints, which the client does not import."""
-    done = subprocess.run([sys.executable, "-m", module], capture_output=True, text=True, timeout=SECONDS)
-    return (done.stdout or done.stderr).strip().rpartition("\n")[2]
+def _asked(module: str, *arguments: str) -> tuple[str, int]:
+    """Return what a module of the daemon prints, which the client does not import, and its status."""
+    command = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    return (done.stdout or done.stderr).strip().rpartition("\n")[2], done.returncode
 
 
-def _devices(wrong: list[str]) -> Iterator[tuple[str, str]]:
+def _limited_devices(wrong: list[str]) -> list[tuple[str, str]]:
+    """Return what _devices yields within INIT_SECONDS."""
+    seen: list[tuple[str, str]] = []
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        result = driver.cuInit(0)[0]
+        # A daemon thread: the end of the process does not wait for it.
+        asking = threading.Thread(target=lambda: seen.extend(_devices(wrong, warned)), daemon=True)
+        asking.start()
+        asking.join(INIT_SECONDS)
+    if asking.is_alive():
+        said = "; ".join(str(each.message) for each in warned)
+        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {said or 'both logs may say why'}")
+    return seen
+
+
+def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterator[tuple[str, str]]:
+    result = driver.cuInit(0)[0]
     if result != driver.CUresult.CUDA_SUCCESS:
         yield "cuInit", result.name
         wrong.append(last_error() or f"cuInit returns {result.name}")
@@ -91,8 +124,6 @@ def _devices(wrong: list[str]) -> Iterator[tuple[str, str]]:
         name = driver.cuDeviceGetName(256, number)[1].rstrip(b"\0").decode(errors="replace")
         mebibytes = driver.cuDeviceTotalMem(number)[1] >> 20
         yield f"device {number}", f"{name}, {mebibytes} MiB"
-    variables = sorted(name for name in os.environ if name.startswith(("CUDA_", "PYMPSD_")))
-    yield "environment", " ".join(f"{name}={os.environ[name]}" for name in variables) or "nothing of CUDA or pympsd"
 
 
 def _printed(status: int) -> int:

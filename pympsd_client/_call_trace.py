@@ -5,11 +5,13 @@ Without the variable nothing is added to a call. Several programs may write to o
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, wraps
 from typing import Any, Final
 
@@ -71,8 +73,21 @@ def _trace() -> TraceFile | None:
         return TraceFile.open(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", "") or error
-        sys.stderr.write(f"{VARIABLE}={path}: {reason}; the program goes on without a trace\n")
+        _complain(f"{VARIABLE}={path}: {reason}; the program goes on without a trace\n")
         return None
 
 
+def _report_loss() -> None:
+    """Say at the program's end that not all could be written."""
+    if (trace := _trace()) is not None and trace.error:
+        path = os.environ.get(VARIABLE, "")
+        _complain(f"{VARIABLE}={path}: {trace.error}; the trace lacks the calls from then on\n")
+
+
+def _complain(sentence: str) -> None:
+    with suppress(AttributeError, OSError, ValueError):  # no standard error, or a closed one
+        sys.stderr.write(sentence)
+
+
+atexit.register(_report_loss)
 os.register_at_fork(after_in_child=_forget_in_child)

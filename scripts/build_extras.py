@@ -1,5 +1,6 @@
 """A build command that also puts into a wheel what comes with the packages (pympsd/extras.py)."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -18,4 +19,6 @@ class BuildExtras(build_py):
             sys.path.insert(0, str(ROOT))
             from pympsd import extras
 
-            extras.install(Path(self.build_lib) / "pympsd" / extras.FOLDER.name)
+            folder = Path(self.build_lib) / "pympsd" / extras.FOLDER.name
+            shutil.rmtree(folder, ignore_errors=True)  # of an earlier build
+            extras.install(folder)

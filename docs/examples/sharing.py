@@ -1,8 +1,8 @@
 """Two clients share an emulated GPU under a scheduling policy: sharing.py POLICY TRACE
 
 Starts a daemon with the policy ("fair", "memory", "deadline:20" or a plug-in) and two clients that launch kernels for
-a while: one holds 24 GiB, one 8 GiB and launches in a stream of high priority. Writes a trace, and prints how the
-device's time was divided. docs/research.md explains it.
+a while: one holds 24 GiB, one 8 GiB and launches in a stream of high priority. Writes a trace to a new file, and
+prints how the device's time was divided. docs/research.md explains it.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from pympsd.control import Daemon
+from pympsd.control import CannotAsk, CannotStart, Daemon
 from pympsd.plot.tracks import read_tracks
 
 GIB = 1 << 30
@@ -93,7 +93,14 @@ def run_client(size, priority):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--client":
+    if sys.argv[1:2] == ["--client"]:
         run_client(*map(int, sys.argv[2:]))
+    elif len(sys.argv) != 3:
+        sys.exit(__doc__)
+    elif Path(sys.argv[2]).exists():
+        sys.exit(f"{sys.argv[2]} exists: remove it, or name another file")
     else:
-        main(*sys.argv[1:])
+        try:
+            main(*sys.argv[1:])
+        except (CannotStart, CannotAsk) as error:
+            sys.exit(str(error))

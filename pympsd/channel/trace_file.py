@@ -7,14 +7,18 @@ too; a thread need not be one of the system's.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
+import stat
 from contextlib import suppress
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Final
 
 BEGIN: Final = b"[\n"
+ALLOWED: Final = "give the path of a new or empty file, or of a trace"
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -43,11 +47,28 @@ class TraceFile:
 
     @classmethod
     def open(cls, path: str) -> TraceFile:
-        """Make a file, or append to one that another process writes; OSError."""
+        """Make a file, or append to an empty one or a trace that is there; OSError. No link is followed."""
         try:
-            return cls.make(path)
-        except FileExistsError:
-            return cls(os.open(path, _FLAGS))
+            # O_NONBLOCK: opening a FIFO or a device must not wait.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o644)
+        except OSError as error:
+            if error.errno == errno.ELOOP and os.path.islink(path):
+                raise OSError(errno.ELOOP, f"it is a symbolic link; {ALLOWED}") from None
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, f"it is no regular file; {ALLOWED}")
+            if (begin := os.pread(fd, len(BEGIN), 0)) not in (b"", BEGIN):
+                raise OSError(errno.EEXIST, f"it is another file than a trace; {ALLOWED}")
+            if not begin:
+                # At its place rather than appended: another process may do the same at this moment.
+                os.pwrite(fd, BEGIN, 0)
+            fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd)
 
     def duplicate(self) -> int:
         """Return another descriptor of the file, for another process; OSError without room for one."""

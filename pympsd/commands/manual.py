@@ -137,7 +137,10 @@ FILES: Final = (
         "fair, memory, deadline:MILLISECONDS or a plug-in: whose work an emulated GPU runs next; default fair",
     ),
     ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
-    ("PYMPSD_STATE_DIRECTORY", "where compute modes and users of machines in short form are kept; default /tmp"),
+    (
+        "PYMPSD_STATE_DIRECTORY",
+        "where the state of machines in short form, or described in /etc, is; default /run/pympsd, else /tmp",
+    ),
 )
 
 CLIENT_VARIABLES: Final = (

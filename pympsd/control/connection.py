@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 from pympsd import control_client, pipe_sockets
-from pympsd.channel.attached_file import text_of
+from pympsd.channel.attached_file import text_of, with_full_path
 from pympsd.wire import frames
 
 
@@ -19,10 +21,22 @@ class Silent(CannotAsk):
     """The daemon does not answer within the timeout."""
 
 
-class Control:
-    """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY."""
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def __init__(self, pipe_directory: str = "", timeout: float = control_client.TIMEOUT) -> None:
+
+class Control:
+    """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
+
+    ``warn`` is called with a sentence if the daemon is another user's; by default it is a RuntimeWarning.
+    """
+
+    def __init__(
+        self,
+        pipe_directory: str = "",
+        timeout: float = control_client.TIMEOUT,
+        warn: Callable[[str], None] = _warn,
+    ) -> None:
         folder = pipe_directory.encode()
         self._timeout = timeout
         self._daemon = control_client.Daemon()
@@ -37,6 +51,10 @@ class Control:
                 reason = "its daemon has ended"
             if reason:
                 raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
+            self.stranger = self._daemon.stranger(path).decode(errors="replace").rstrip()
+            """A sentence that names the daemon's user, if that is neither root nor this one."""
+            if self.stranger:
+                warn(self.stranger)
             self._daemon.send(frames.encode(frames.OPERATOR_HELLO))
         except (CannotAsk, TimeoutError, OSError) as error:
             self.close()
@@ -65,12 +83,14 @@ class Control:
 
     def command(self, line: str) -> str:
         """Give a command; return what it prints. Raise CannotAsk if it is refused; of config apply the file, too."""
-        if line.split()[:2] == ["config", "apply"]:
+        words = line.split()
+        if words[:2] == ["config", "apply"]:
             try:
-                text = text_of(line.split()[2:])
+                text = text_of(words[2:])
             except LookupError as error:
                 raise CannotAsk(f"{line}: {error.args[0]}") from None
             self._daemon.send(frames.encode(frames.OPERATOR_FILE, text))
+            line = " ".join((*words[:2], *with_full_path(words[2:])))
         return self._ask([line])[0]
 
     def _ask(self, lines: list[str]) -> list[str]:

@@ -1,4 +1,7 @@
-"""Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1."""
+"""Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1.
+
+They are those of a program by itself, or with ``--daemon`` those of a daemon.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import msgspec
 from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
-from pympsd.devices.driver_probe import ask_driver
+from pympsd.devices.driver_probe import ask_driver, find_vendor_server
 from pympsd.devices.state_folder import with_current_modes, with_machine_file
 from pympsd.vocabulary.settings import Settings
 
@@ -21,10 +24,12 @@ def main() -> int:
     """Print the devices that the environment describes."""
     try:
         settings = Settings.from_environment(with_machine_file(os.environ))
-        if settings.backend == "vendor":
+        is_daemons = sys.argv[1:] == ["--daemon"]
+        if settings.backend == "vendor" and not is_daemons:
             # The driver's server is the daemon's: for a program by itself it makes no difference.
             settings = evolve(settings, backend="auto")
-        machine = visible_machine(settings, ask_driver, find_server=str)
+        server = find_vendor_server(settings.vendor_server, os.environ) if is_daemons else ""
+        machine = visible_machine(settings, ask_driver, lambda: server)
         devices = machine.devices
         if machine.backend == "emulated":
             devices = with_current_modes(devices, settings.emulated_devices)

@@ -66,7 +66,7 @@ def describe(text: str) -> tuple[DeviceFacts, ...]:
         try:
             return from_toml(_read(text))
         except BadMachine as error:
-            raise BadMachine(f"PYMPSD_EMULATED_DEVICES={text}: {error}") from None
+            raise BadMachine(f"the machine file {text}: {error}; mend it, or name another in {VARIABLE}") from None
     return _checked([facts for part in text.split(",") for facts in _short(part.strip(), text)])
 
 
@@ -107,7 +107,9 @@ def from_toml(text: str) -> tuple[DeviceFacts, ...]:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text()
-    except (OSError, ValueError) as error:  # ValueError: an invalid path, or a file that is not text
+    except OSError as error:
+        raise BadMachine(error.strerror or str(error)) from None
+    except ValueError as error:  # an invalid path, or a file that is not text
         raise BadMachine(str(error)) from None
 
 

@@ -3,7 +3,9 @@
 The description itself is never written. Servers of every user register in the folder (``registrations``), so it has
 the permissions of /tmp: every user may create files there, and remove only their own. Modes count only if root, or
 the owner of the description, wrote them; any other file in their place is ignored, replaced at root's next change.
-Machines in short form share one folder, whose modes only root sets: devices of the same UUID are the same device.
+Machines in short form share one folder, whose modes only root sets: devices of the same UUID are the same device. It
+is in /run/pympsd, which root makes, and where no other user can take its name; without that in /tmp. So is the state
+of a machine that a file in /etc describes, where nothing is to be written.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ LOCK_SECONDS: Final = 5.0
 """Seconds to wait for the lock, which is usually held for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
 DIRECTORY: Final = "PYMPSD_STATE_DIRECTORY"
-"""The variable that names the folder below which the state of machines in short form is."""
+"""The variable that names the folder below which the state of machines in short form, or described in /etc, is."""
+SYSTEM_DIRECTORY, TEMPORARY_DIRECTORY = "/run/pympsd", "/tmp"
+"""That folder without the variable: the first if root has made it."""
+CONFIGURATION: Final = "/etc/"
 _FOLDER_MODE: Final = 0o1777
 _REMOVALS: Final = 16
 """How often a directory in the way of a file is moved away before that counts as an error."""
@@ -37,21 +42,25 @@ _REMOVALS: Final = 16
 
 @frozen
 class StateFolder:
-    """The folder of one machine; ``description`` is the real path of its file.
-
-    ``is_short``: of machines in short form, without such a file.
-    """
+    """The folder of one machine; ``description`` is the real path of its file, empty for machines in short form."""
 
     description: str
-    is_short: bool = False
 
     @property
     def path(self) -> str:
         """The path of the folder, whether or not it exists."""
+        if not self.description:
+            return os.path.join(_directory(), "pympsd-devices.state")
+        if self.description.startswith(CONFIGURATION):
+            return os.path.join(_directory(), f"{self.description.strip('/').replace('/', '-')}.state")
         return f"{self.description}.state"
 
     def make(self) -> None:
         """Create the folder for all users unless it exists; raise OSError. Changes the umask for a moment."""
+        if os.geteuid() == 0 and not os.environ.get(DIRECTORY):
+            with contextlib.suppress(OSError):  # without it the other folder is taken
+                os.mkdir(SYSTEM_DIRECTORY)
+                os.chmod(SYSTEM_DIRECTORY, 0o755)
         before = os.umask(0)
         try:
             with contextlib.suppress(FileExistsError):
@@ -89,6 +98,9 @@ class StateFolder:
         if isinstance(error, IsADirectoryError):
             remedy = "End the process that creates it and remove it."
             return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
+        if (owner := self._strangers_uid()) is not None:
+            found = f"{error.strerror}: it is user {owner}'s, and not for everybody"
+            return f"{self.path}: {found}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
 
     def modes(self) -> dict[str, str]:
@@ -99,7 +111,21 @@ class StateFolder:
         except FileNotFoundError:
             return {}
         except OSError as error:
+            if self._strangers_uid() is not None:
+                return {}  # what is in it does not count
             raise BadMachine(self.explain(error)) from None
+
+    def _strangers_uid(self) -> int | None:
+        """Return whose the folder is, or what is in its place, if its user is not trusted with it."""
+        try:
+            owner = os.lstat(self.path).st_uid
+            return None if owner in (os.geteuid(), *self._trusted()) else owner
+        except OSError:
+            return None
+
+    def _trusted(self) -> tuple[int, ...]:
+        """Return the users whose modes count; raise OSError."""
+        return (0, os.stat(self.description).st_uid) if self.description else (0,)
 
     def change_modes(self, changes: Mapping[str, str]) -> None:
         """Set compute modes by UUID; those of other devices stay. Raise OSError or BadMachine."""
@@ -110,7 +136,7 @@ class StateFolder:
             os.fsync(folder)
 
     def _read_modes(self, folder: int) -> dict[str, str]:
-        trusted = (0,) if self.is_short else (0, os.stat(self.description).st_uid)
+        trusted = self._trusted()
         try:
             # Checked before it is opened: opening a file that another user put there may fail.
             found = os.stat(MODES, dir_fd=folder, follow_symlinks=False)
@@ -135,9 +161,19 @@ class StateFolder:
 
 def state_folder_of(machine: str) -> StateFolder:
     """Return the folder of a machine as PYMPSD_EMULATED_DEVICES describes it."""
-    if is_file(machine):
-        return StateFolder(os.path.realpath(machine))
-    return StateFolder(os.path.join(os.environ.get(DIRECTORY) or "/tmp", "pympsd-devices"), is_short=True)
+    return StateFolder(os.path.realpath(machine) if is_file(machine) else "")
+
+
+def _directory() -> str:
+    """Return the folder of the state that is beside no file."""
+    if named := os.environ.get(DIRECTORY):
+        return named
+    try:
+        system = os.lstat(SYSTEM_DIRECTORY)
+    except OSError:
+        return TEMPORARY_DIRECTORY
+    is_roots = stat.S_ISDIR(system.st_mode) and system.st_uid == 0 and not system.st_mode & 0o022
+    return SYSTEM_DIRECTORY if is_roots else TEMPORARY_DIRECTORY
 
 
 def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:

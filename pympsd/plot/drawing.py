@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
+from io import BytesIO
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pympsd.plot.tracks import Track
+from pympsd.whole_file import write_whole
 
 ROW_INCHES = 0.32
 WIDTH_INCHES = 11.0
@@ -21,7 +24,13 @@ _CLIENT = re.compile(r"(client \d+): (?:\S*/)?(\S*).*", re.DOTALL)
 
 
 def draw(tracks: Sequence[Track], path: str) -> None:
-    """Write a picture; its format is that of the file's suffix. OSError, ValueError for an unknown suffix."""
+    """Write a picture; its format is that of the file's suffix. OSError, ValueError for an unknown suffix.
+
+    A picture that was there is replaced when the new one is complete.
+    """
+    kind = os.path.splitext(path)[1].removeprefix(".").lower()
+    if not kind:
+        raise ValueError("the suffix of a picture says its format: .svg, .png or .pdf")
     mpl.rcParams["svg.hashsalt"] = "pympsd"  # the same trace is the same file
     mpl.rcParams["svg.fonttype"] = "none"
     figure = Figure(figsize=(WIDTH_INCHES, 1.2 + ROW_INCHES * len(tracks)), layout="constrained")
@@ -50,7 +59,9 @@ def draw(tracks: Sequence[Track], path: str) -> None:
     handles = [Patch(color=colour, label=f"client {client}") for client, colour in colours.items()]
     if handles:
         axes.legend(handles=handles[:20], fontsize=7, loc="upper right")
-    figure.savefig(path, metadata={"Date": None} if path.endswith(".svg") else None)
+    picture = BytesIO()
+    figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    write_whole(os.path.realpath(path), picture.getvalue())
 
 
 def _title(track: Track) -> str:

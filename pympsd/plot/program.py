@@ -52,7 +52,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--since", metavar="MS", type=float, default=0.0, help="from this time on, in milliseconds")
     parser.add_argument("--until", metavar="MS", type=float, default=float("inf"), help="up to this time")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if not options.since < options.until:
+        parser.error(f"--since {options.since:g} is not before --until {options.until:g}: nothing is between them")
+    return options
 
 
 def _text(path: str) -> str:

@@ -20,7 +20,7 @@ from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
-from pympsd.service.rate_limit import UserRateLimits
+from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -29,8 +29,10 @@ from pympsd.state_machine.events import (
     ClientConnected,
     ClientGonePushed,
     Event,
+    NamespaceLost,
     NamespaceOpened,
     OperatorLine,
+    ServerExited,
     TimerEnded,
 )
 from pympsd.state_machine.server_lifecycle import IllegalMove
@@ -45,12 +47,8 @@ from pympsd.wire.keeper_packets import NOTE_BYTES
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-COMMAND_LINES: Final = frozenset({"command", "answer"})
-"""Log lines that any user may cause with a command."""
-CONNECT_LINES: Final = frozenset(
-    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
-)
-"""Log lines that any user may cause by connecting as a client."""
+OCCASIONS: Final = (OperatorLine, ClientConnected, ServerExited)
+"""Events before which sockets are looked after: not those of which there are many."""
 
 
 class RunningServer(Protocol):
@@ -120,6 +118,8 @@ class Dispatcher:
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
+    _opened: list[NamespaceOpened] = field(factory=list, init=False)
+    """Sockets that the state machine has to hear of when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -173,6 +173,9 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
+        if self.sockets is not None and isinstance(event, OCCASIONS):
+            for lost in self.sockets.lost():
+                self.feed(NamespaceLost(*lost))
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -183,6 +186,8 @@ class Dispatcher:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
+            while self._opened:
+                self.feed(self._opened.pop(0))
             self.tracing.observe(self.state)
             self.changed.set()
             if self.state.queue:
@@ -222,12 +227,7 @@ class Dispatcher:
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""
-        if isinstance(event, OperatorLine):
-            uid, lines = event.uid, COMMAND_LINES
-        elif isinstance(event, ClientConnected):
-            uid, lines = event.peer.uid, CONNECT_LINES
-        else:
-            return frozenset()
+        uid, lines = limited_lines(event, self.state)
         logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
         texts = [" ".join(map(str, log.fields.values())) for log in logs]
         return frozenset() if not texts or self.may_log(uid, *texts) else lines
@@ -268,7 +268,7 @@ class Dispatcher:
                     self.servers[server].kill()
             case do.OpenNamespace(server, namespace, uid):
                 problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
-                self.feed(NamespaceOpened(server, namespace, problem))
+                self._opened.append(NamespaceOpened(server, namespace, problem))
             case do.CloseNamespace(server, namespace):
                 if self.sockets:
                     self.sockets.close(server, namespace)
@@ -278,6 +278,8 @@ class Dispatcher:
                 self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
+            case do.ReopenLogs():
+                self.journal.reopen()
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
 import stat
+from collections import Counter
 from typing import Final
 
 import trio
@@ -16,12 +18,16 @@ from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.listeners import OUT_OF_FDS
 from pympsd.service.metrics_text import CONTENT_TYPE, metrics_text
+from pympsd.service.sessions.peers import user_of
+from pympsd.vocabulary import files
 
 LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
-CONNECTIONS: Final = 8
-"""Connections that are answered at a time; others wait in the backlog."""
+CONNECTIONS: Final = 16
+"""Connections that are open at a time: for a further one another is closed."""
+REQUEST_SECONDS: Final = 1.0
+"""What a request may take to arrive; then its connection is closed."""
 SECONDS: Final = 5.0
-"""What a connection may take; then it is closed."""
+"""What a connection may take in all."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
 """For so long a text is given again: any user of the machine may ask as often as they like."""
@@ -29,12 +35,15 @@ PAUSE_SECONDS: Final = 1.0
 """The pause when no descriptor is left for a connection."""
 
 
-def listen(address: str) -> socket.socket:
+def listen(address: str, pipe_directory: str) -> socket.socket:
     """Return a listening socket: of a path that begins with /, or of a port of the loopback; raise OSError.
 
     A path is for the daemon's user and root; what a port serves every user of the machine may read.
     """
     if address.startswith("/"):
+        folder, name = os.path.split(address)
+        if name in files.OF_THE_DAEMON and os.path.realpath(folder) == os.path.realpath(pipe_directory):
+            raise OSError("the daemon itself has a file of that name in its pipe directory; choose another name")
         return _listen_at(address)
     found = LOOPBACK.fullmatch(address)
     if found is None or not 0 < int(found[2]) < 1 << 16:
@@ -56,7 +65,9 @@ def _listen_at(path: str) -> socket.socket:
     before = os.umask(0o177)
     try:
         with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISSOCK(os.lstat(path).st_mode) and _is_left(path):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise FileExistsError(errno.EEXIST, "it is there, and no socket: remove it, or choose another path")
+            if _is_left(path):
                 os.unlink(path)
         sock.bind(path)
         sock.listen()
@@ -90,13 +101,25 @@ def _is_left(path: str) -> bool:
     return False
 
 
+@define(eq=False)
+class _Scraper:
+    """A connection."""
+
+    user: int | None
+    """None or a number that is no user's, of a port."""
+    scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    is_mute: bool = field(default=True, init=False)
+    """Its request has not arrived."""
+
+
 @define
 class MetricsServer:
     """Answers scrapers; the socket stays its maker's."""
 
     dispatcher: Dispatcher
     listening: socket.socket
-    _room: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(CONNECTIONS), init=False)
+    _open: list[_Scraper] = field(factory=list, init=False)
+    """The oldest first."""
     _text: bytes = field(default=b"", init=False)
     _made_at: float = field(default=float("-inf"), init=False)
 
@@ -105,24 +128,39 @@ class MetricsServer:
         sock = trio.socket.from_stdlib_socket(self.listening)
         async with trio.open_nursery() as nursery:
             while True:
-                await self._room.acquire_on_behalf_of(ticket := object())
                 try:
                     peer, _ = await sock.accept()
                 except OSError as error:
-                    self._room.release_on_behalf_of(ticket)
                     if error.errno in OUT_OF_FDS:
                         self.dispatcher.log.error("connection_refused", reason=explain(error))
                         await trio.sleep(PAUSE_SECONDS)
                     continue
-                nursery.start_soon(self._serve, trio.SocketStream(peer), ticket)
+                self._make_room()
+                self._open.append(scraper := _Scraper(user_of(peer)))
+                nursery.start_soon(self._serve, trio.SocketStream(peer), scraper)
 
-    async def _serve(self, peer: trio.SocketStream, ticket: object) -> None:
+    def _make_room(self) -> None:
+        """Close a connection if there are enough: the oldest mute one of the user who has most of them."""
+        if len(self._open) < CONNECTIONS:
+            return
+        ((user, _),) = Counter(each.user for each in self._open).most_common(1)
+        theirs = [each for each in self._open if each.user == user]
+        closed = next((each for each in theirs if each.is_mute), theirs[0])
+        self._open.remove(closed)
+        closed.scope.cancel()
+
+    async def _serve(self, peer: trio.SocketStream, scraper: _Scraper) -> None:
         try:
-            with contextlib.suppress(trio.BrokenResourceError), trio.move_on_after(SECONDS):
-                await peer.send_all(await self._answer(await _request(peer)))
-                await peer.send_eof()
+            with contextlib.suppress(trio.BrokenResourceError), scraper.scope, trio.move_on_after(SECONDS):
+                with trio.move_on_after(REQUEST_SECONDS) as waiting:
+                    request = await _request(peer)
+                if not waiting.cancelled_caught:
+                    scraper.is_mute = False
+                    await peer.send_all(await self._answer(request))
+                    await peer.send_eof()
         finally:
-            self._room.release_on_behalf_of(ticket)
+            with contextlib.suppress(ValueError):  # room was made
+                self._open.remove(scraper)
             peer.socket.close()
 
     async def _answer(self, request: bytes) -> bytes:

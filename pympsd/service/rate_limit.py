@@ -8,10 +8,34 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.events import ClientConnected, Event, NamespaceLost, NamespaceOpened, OperatorLine
+
 LINES_PER_SECOND: Final = 1000
 """Log lines a second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
 """A longer line counts as several."""
+_COMMAND_LINES: Final = frozenset({"command", "answer"})
+"""Log lines that any user may cause with a command."""
+CONNECT_LINES: Final = frozenset(
+    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
+)
+"""Log lines that any user may cause by connecting as a client."""
+_SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
+"""Log lines that a server's user may cause by removing what is in its directories."""
+
+
+def limited_lines(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
+    """Return the user who causes an event, and the log lines of it that are limited."""
+    match event:
+        case OperatorLine():
+            return event.uid, _COMMAND_LINES
+        case ClientConnected():
+            return event.peer.uid, CONNECT_LINES
+        case NamespaceLost(server) | NamespaceOpened(server) if server in state.named_servers:
+            return state.named_servers[server].uid, _SOCKET_LINES
+        case _:
+            return 0, frozenset()
 
 
 def cost_of(texts: Sequence[str]) -> int:

@@ -36,11 +36,12 @@ from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Configuration, Daemon
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
@@ -146,8 +147,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
-        sockets = NamespaceSockets(dispatcher, left)
-        dispatcher.sockets = sockets
+        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):

@@ -6,6 +6,8 @@ The words are those of nvidia-smi's memory-limits, whose *namespace* is a cgroup
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from pympsd.control.connection import CannotAsk, Control
@@ -43,7 +45,7 @@ def answer(arguments: list[str], name: str) -> tuple[str, int]:
     if any(each.isspace() for each in (*given.namespace, *given.id)):
         raise Refused("names of cgroups and devices have no spaces\n", INVALID)
     try:
-        with Control() as daemon:
+        with Control(warn=partial(print, file=sys.stderr)) as daemon:
             if given.get:
                 return _shown(daemon, given.namespace, given.id), 0
             if soft == "max" and hard is None:

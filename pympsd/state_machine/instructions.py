@@ -164,7 +164,7 @@ class CancelTimer:
 class OpenNamespace:
     """Make the directory and the socket of a namespace, or (``namespace`` empty) of a server.
 
-    Existing directories are used again. NamespaceOpened follows.
+    Existing directories are used again, and so is a socket that is open. NamespaceOpened follows.
     """
 
     server: str
@@ -185,6 +185,11 @@ class StopTrace:
     """Complete the trace, and answer the session that asked for that."""
 
     session: int
+
+
+@frozen
+class ReopenLogs:
+    """Open the log files again by their names."""
 
 
 @frozen
@@ -226,6 +231,7 @@ Instruction = (
     | CloseNamespace
     | StartTrace
     | StopTrace
+    | ReopenLogs
     | Exit
     | ChangeBackend
 )

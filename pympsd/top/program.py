@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from pympsd.control import CannotAsk, Control, Silent
 from pympsd.control_client import NO_OUTPUT, SILENT, print_text
@@ -18,7 +19,7 @@ def main(arguments: Sequence[str], timeout: float) -> int:
     """Show the table until q is pressed, or once; return the exit status."""
     options = _options(arguments)
     try:
-        with Control(timeout=timeout) as daemon:
+        with Control(timeout=timeout, warn=partial(print, file=sys.stderr)) as daemon:
             if options.json:
                 answers = dict(zip(("servers", "waiting", "machine"), daemon.query(*QUERIES), strict=True))
                 return print_text(f"{json.dumps(answers)}\n")
@@ -59,7 +60,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"0.1 to 3600 seconds, not {text}")
+        raise argparse.ArgumentTypeError(f"0.1 to 3600 seconds, not {text!r}")
     return seconds

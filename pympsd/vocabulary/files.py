@@ -19,6 +19,9 @@ STATE = "pympsd.state"
 NEW_STATE = f"{STATE}.new"
 """Becomes the state file when it is complete."""
 
+OF_THE_DAEMON = (CONTROL, CONTROL_PRIVILEGED, OWN_CONTROL, LOCK, KEEPER, LOG_FIFO, PID, STATE, NEW_STATE)
+"""The names in the pipe directory that nothing else may have."""
+
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 

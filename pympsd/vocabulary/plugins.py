@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, Final
 
-from pympsd.vocabulary.settings import BadSetting
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, TURN_POLICIES, BadSetting
+
+METHODS: Final = {
+    SCHEDULING_POLICIES: ("add", "remove", "drop", "next", "charge"),
+    TURN_POLICIES: ("__call__",),
+}
+"""What a policy of each group is asked."""
 
 
 def named_policy(group: str, variable: str, text: str) -> Any:
@@ -16,9 +22,14 @@ def named_policy(group: str, variable: str, text: str) -> Any:
         names = ", ".join(sorted(known))
         raise BadSetting(f"{variable} is one of {names}, or an entry point of the group {group}; not {name!r}")
     try:
-        return known[name].load()(argument)
+        policy = known[name].load()(argument)
     except ValueError as error:
         raise BadSetting(f"{variable}={text}: {error}") from None
     except Exception as error:  # whatever a plug-in may raise, or its modules when they are imported
         where = f"{known[name].value} cannot be used: {type(error).__name__}: {error}"
         raise BadSetting(f"{variable}={text}: {where}") from error
+    missing = [method for method in METHODS[group] if not callable(getattr(policy, method, None))]
+    if missing:
+        has = f"it has to return a policy, and {type(policy).__name__} has no {', '.join(missing)}"
+        raise BadSetting(f"{variable}={text}: {known[name].value} cannot be used: {has}")
+    return policy

@@ -367,7 +367,7 @@ def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
         assert cuda.cuGraphAddMemsetNode(graph, None, 0, fill, bench.context)[0] == R.CUDA_ERROR_INVALID_VALUE
     assert cuda.cuGraphAddMemsetNode(graph, None, 0, bench.fill(1), 99)[0] == R.CUDA_ERROR_INVALID_CONTEXT
     given = cuda.CUgraphNodeParams()
-    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
     assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     with pytest.raises(TypeError):
         cuda.cuGraphAddKernelNode(graph, None, 0, bench.fill(1))

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from processes import SECONDS
+from processes import SECONDS, suspend
 
+import pympsd_client
+import pympsd_server
+from pympsd.control import Daemon
 from pympsd.version import VERSION
 
 
-def report(tmp_path: Path, **settings: str) -> tuple[int, str, str]:
+def report(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, str, str]:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_EMULATED_DEVICES": "2xA100", **settings}
-    command = [sys.executable, "-m", "pympsd_client"]
+    command = [sys.executable, "-m", "pympsd_client", *arguments]
     # Elsewhere than in a checkout, whose sources Python would find first: nothing is compiled there.
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
     return done.returncode, done.stdout, done.stderr
@@ -47,3 +52,40 @@ def test_a_report_that_cannot_be_printed(tmp_path: Path) -> None:
         )  # fmt: skip
     said = "standard output: No space left on device: not all could be printed\n"
     assert (done.returncode, done.stderr) == (74, said)
+
+
+def test_what_is_compiled_is_listed(tmp_path: Path) -> None:
+    said = report(tmp_path)[1]
+    (compiled,) = [line for line in said.splitlines() if line.startswith("compiled:")]
+    built = [path.name.partition(".")[0] for path in Path(pympsd_client.__path__[0]).glob("native/*.so")]
+    built += [path.name.partition(".")[0] for path in Path(pympsd_server.__path__[0]).glob("native/*.so")]
+    assert compiled.split()[1:] == [f"{name}," for name in sorted(built)][:-1] + sorted(built)[-1:]
+
+
+def test_arguments(tmp_path: Path) -> None:
+    status, said, errors = report(tmp_path, "--help")
+    assert (status, errors) == (0, "")
+    assert said.startswith("usage: python -m pympsd_client")
+    status, said, errors = report(tmp_path, "nonsense")
+    assert (status, said) == (2, "")
+    assert "unrecognized arguments: nonsense" in errors
+
+
+def test_a_vendors_server_that_is_not_there_is_said(tmp_path: Path) -> None:
+    status, said, _ = report(tmp_path, PYMPSD_BACKEND="vendor", PATH=str(tmp_path))
+    assert status == 1
+    assert "wrong: PYMPSD_BACKEND=vendor: no nvidia-cuda-mps-server is in PATH; name the driver's in" in said
+
+
+def test_a_stopped_daemon_is_said(tmp_path: Path) -> None:
+    with Daemon(machine="H200") as daemon:
+        suspend(daemon.pid)
+        try:
+            status, said, errors = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
+            assert (status, errors) == (1, "")
+            assert f"if it is stopped, continue it: kill -CONT {daemon.pid}" in said.splitlines()[-1]
+            assert said.splitlines()[-1].startswith("wrong: the daemon does not answer")
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        status, said, _ = report(tmp_path, CUDA_MPS_PIPE_DIRECTORY=daemon.pipe_directory)
+        assert status == 0, said

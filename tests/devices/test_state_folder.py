@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pympsd.devices import state_folder
 from pympsd.devices.machine import COMPUTE_MODES, BadMachine, describe
+from pympsd.devices.registrations import registered
 from pympsd.devices.state_folder import (
     MODES,
     StateFolder,
@@ -205,6 +206,56 @@ def test_machines_in_short_form_share_a_folder(tmp_path: Path, monkeypatch: pyte
     assert with_current_modes(devices, "2xH200") == devices
     state_folder_of("2xH200").change_modes({devices[1].uuid: "PROHIBITED"})
     assert [each.attributes["COMPUTE_MODE"] for each in with_current_modes(devices, "2xH200")] == [0, 2]
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return folders that stand for / with its run, tmp and etc, where a stranger has taken a name in tmp."""
+    with tempfile.TemporaryDirectory(prefix="pympsd-test-") as path:
+        root = Path(path)
+        root.chmod(0o755)
+        for name in ("run", "tmp", "etc"):
+            (root / name).mkdir()
+        monkeypatch.delenv("PYMPSD_STATE_DIRECTORY", raising=False)
+        monkeypatch.setattr(state_folder, "SYSTEM_DIRECTORY", f"{root}/run/pympsd")
+        monkeypatch.setattr(state_folder, "TEMPORARY_DIRECTORY", f"{root}/tmp")
+        monkeypatch.setattr(state_folder, "CONFIGURATION", f"{root}/etc/")
+        taken = root / "tmp" / "pympsd-devices.state"
+        taken.mkdir(mode=0o700)
+        os.chown(taken, 1234, 1234)
+        yield root
+
+
+def current_modes(machine: str) -> list[int]:
+    return [each.attributes["COMPUTE_MODE"] for each in with_current_modes(describe(machine), machine)]
+
+
+def test_a_name_that_a_stranger_takes_in_tmp_stops_no_server_and_not_root(system: Path) -> None:
+    assert as_user(lambda: current_modes("H200")) == "[0]", "a server can start"
+    said = as_user(lambda: registered(state_folder_of("H200"), "GPU-x"))
+    taken = f"{system}/tmp/pympsd-devices.state"
+    assert f"{taken}: Permission denied: it is user 1234's, and not for everybody" in said
+    assert "name another in PYMPSD_STATE_DIRECTORY" in said
+    (device,) = describe("H200")
+    state_folder_of("H200").change_modes({device.uuid: "PROHIBITED"})
+    assert os.listdir(taken) == []
+    assert as_user(lambda: current_modes("H200")) == "[2]"
+
+
+def test_a_system_folder_that_others_may_write_to_is_not_taken(system: Path) -> None:
+    (system / "run/pympsd").mkdir()
+    (system / "run/pympsd").chmod(0o777)
+    assert state_folder_of("H200").path == f"{system}/tmp/pympsd-devices.state"
+
+
+def test_nothing_is_written_beside_a_machine_file_in_etc(system: Path) -> None:
+    machine = system / "etc" / "machine.toml"
+    machine.write_text(TOML)
+    first, _ = describe(str(machine))
+    state_folder_of(str(machine)).change_modes({first.uuid: "PROHIBITED"})
+    assert os.listdir(system / "etc") == ["machine.toml"]
+    assert as_user(lambda: current_modes(str(machine))) == "[2, 0]"
+    assert state_folder_of(str(machine)).path.startswith(f"{system}/run/pympsd/")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from attrs import evolve
 
 from pympsd.wire.tensor_map import DataType, TensorMap, pack
 from tests.emulated.harness import HEADER, Device
@@ -103,18 +104,34 @@ class Machine:
         return self.device.get(self.tensor, memory), self.device.get(self.image, image)
 
 
+def plain(machine: Machine, dtype: str = "u4", swizzle: int = 0, **more: Any) -> TensorMap:
+    """A tensor of 16 rows of 256 bytes, of which 8 rows of 128, 64 or 32 bytes are copied."""
+    size = np.dtype(dtype).itemsize
+    inner = (128, 32, 64, 128)[swizzle] // size
+    made = TensorMap(NAMES[np.dtype(dtype)], machine.tensor, (256 // size, 16), (256,), (inner, 8), (1, 1))
+    return evolve(made, swizzle=swizzle, **more)
+
+
+def pattern(count: int, seed: int) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, count, np.uint8)
+
+
 # --- the model: one element after the other
 
 
-def places(of: TensorMap, start: Any) -> Any:
-    """Yield of each element of a tile its offset in global memory, None outside of the tensor, and the shared one."""
+def places(of: TensorMap, start: Any, written: bool = False) -> Any:
+    """Yield of each element of a tile its offset in global memory, None outside of the tensor, and the shared one.
+
+    What is written reaches to the end of a row's last 16 bytes.
+    """
     size = of.element_bytes
+    width = math.ceil(of.dimensions[0] * size / 16) * 16 // size if written else of.dimensions[0]
     steps = (1, *of.element_strides[1:])
     ranges = [range(0, box, step) for box, step in zip(of.box, steps, strict=True)]
     pitch = of.box[0] * size if not of.swizzle else 16 << of.swizzle
     for index, deltas in enumerate(product(*reversed(ranges))):
         point = [first + delta for first, delta in zip(start, reversed(deltas), strict=True)]
-        inside = all(0 <= each < most for each, most in zip(point, of.dimensions, strict=True))
+        inside = all(0 <= each < most for each, most in zip(point, (width, *of.dimensions[1:]), strict=True))
         offset = point[0] * size + sum(p * s for p, s in zip(point[1:], of.strides, strict=True))
         row, column = divmod(index, of.box[0])
         yield (offset if inside else None), swizzled(row * pitch + column * size, of.swizzle)

@@ -16,6 +16,7 @@ from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, chil
 
 MakeDaemon = Callable[..., DaemonProcess]
 MakeClient = Callable[..., ClientProcess]
+SAMPLE = Path(__file__).parents[2] / "docs/samples/pympsd.logrotate"
 TEXT_LINE = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (Control|Server|Other|Client) [ \d]{5,7}\] .*")
 
 
@@ -81,6 +82,23 @@ def test_sighup_without_the_directory_keeps_the_old_files(daemon: DaemonProcess)
     text = (daemon.directory / "elsewhere" / "control.log").read_text()
     assert "Cmd:frobnicate" in text
     log.mkdir()
+
+
+def test_logrotates_sample_does_not_signal_whom_the_pid_file_names(daemon: DaemonProcess) -> None:
+    pipe, log = daemon.directory / "pipe", daemon.directory / "log" / "control.log"
+    script = SAMPLE.read_text().partition("postrotate")[2].partition("endscript")[0]
+    script = script.replace("/run/nvidia-mps", str(pipe)).replace("/usr/local/bin/", f"{PYMPSD.rpartition('/')[0]}/")
+    with killed_after(subprocess.Popen(["sleep", "60"])) as victim:
+        (pipe / "nvidia-cuda-mps-control.pid").write_text(str(victim.pid))  # as anybody may, under the vendor's names
+        log.rename(log.with_suffix(".1"))
+        subprocess.run(["sh", "-ec", script], check=True, timeout=SECONDS)
+        assert log.exists()
+        assert victim.poll() is None
+
+
+def test_another_user_has_no_logs_reopened(daemon: DaemonProcess) -> None:
+    done = daemon.run(["log", "reopen"], uid=10001)
+    assert (done.returncode, "'LOG REOPEN' requires daemon owner" in done.stdout) == (1, True)
 
 
 # --- dialects

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, killed_after, wait_until
 
 from pympsd.devices.machine import from_toml
-from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES
+from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES, REQUEST_SECONDS
 from pympsd.service.metrics_text import metrics_text
 from pympsd.state_machine.clients import Client, Context
 from pympsd.state_machine.daemon_state import Count, Daemon, QueueEntry, Server
@@ -22,6 +26,17 @@ from pympsd.vocabulary.limits import ThreadPercentage
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"
 MIB = 1 << 20
+USER = 10001
+MUTE = """
+import socket, sys
+mute = [socket.socket(socket.AF_UNIX) for _ in range(int(sys.argv[2]))]
+print("ready", flush=True)
+sys.stdin.readline()
+for each in mute:
+    each.connect(sys.argv[1])
+print("connected", flush=True)
+sys.stdin.read()
+"""
 SAMPLE = re.compile(r'(\w+)\{((?:[a-z_]+="(?:[^"\\]|\\[\\"n])*",?)*)\} (-?[0-9.e+-]+)')
 
 
@@ -92,8 +107,8 @@ def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:
 
 def connect(address: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX if address.startswith("/") else socket.AF_INET)
-    sock.settimeout(SECONDS)
     sock.connect(address if address.startswith("/") else ("127.0.0.1", int(address)))
+    sock.settimeout(SECONDS)  # before, a full backlog would be an error
     return sock
 
 
@@ -155,12 +170,63 @@ def test_a_scraper_is_answered(
     assert Path(address).stat().st_mode & 0o777 == 0o600
 
 
-def test_slow_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> None:
+def test_mute_scrapers_hurt_nobody(serving: DaemonProcess, address: str) -> None:
     with ExitStack() as held:
-        for _ in range(CONNECTIONS + 4):
-            held.enter_context(connect(address)).send(b"GET ")
+        mute = [held.enter_context(connect(address)) for _ in range(CONNECTIONS * 16)]
+        for each in mute[:-2]:
+            with suppress(OSError):  # closed already
+                each.send(b"GET ")
         assert serving.say("get_default_active_thread_percentage") == "100.0\n"
-    assert samples(asked(address)[1])
+        began = time.monotonic()
+        assert samples(asked(address)[1])
+        assert time.monotonic() - began < 8 * REQUEST_SECONDS, "it does not wait for the end of the others"
+        with suppress(ConnectionResetError):
+            assert mute[0].recv(1) == b"", "the oldest made room"
+        with suppress(ConnectionResetError):
+            assert mute[-1].recv(1) == b"", "a request is not waited for"
+
+
+def test_a_users_mute_scrapers_make_room_among_themselves(directory: Path) -> None:
+    os.chown(directory / "pipe", USER, USER)
+    os.chown(directory / "log", USER, USER)
+    daemon = DaemonProcess(directory, uid=USER)
+    address = str(directory / "pipe" / "metrics")
+    assert daemon.start("-d", "--metrics", address).returncode == 0
+    try:
+        program = [sys.executable, "-c", MUTE, address, str(CONNECTIONS * 4)]
+        with killed_after(
+            subprocess.Popen(program, user=USER, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+        ) as mute:
+            assert mute.stdout is not None
+            assert mute.stdin is not None
+            assert mute.stdout.readline() == "ready\n"
+            with connect(address) as roots:
+                print("go", file=mute.stdin, flush=True)
+                assert mute.stdout.readline() == "connected\n"
+                roots.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+                assert roots.recv(12) == b"HTTP/1.1 200"
+    finally:
+        daemon.stop()
+
+
+@pytest.mark.parametrize("name", ["control", "log", "pympsd.keeper", "pympsd.state", "nvidia-cuda-mps-control.pid"])
+def test_a_name_of_the_daemons_own_is_refused(make_daemon: Callable[..., DaemonProcess], name: str) -> None:
+    daemon = make_daemon()
+    path = f"{daemon.directory}/pipe/./{name}"
+    done = daemon.start("-d", "--metrics", path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"--metrics {path}: the daemon itself has a file of that name in its pipe directory; choose another name\n"
+    )
+
+
+def test_a_file_at_the_address_stays(make_daemon: Callable[..., DaemonProcess], directory: Path) -> None:
+    file = directory / "metrics"
+    file.write_text("mine")
+    done = make_daemon().start("-d", "--metrics", str(file))
+    assert done.returncode == 1
+    assert done.stderr == f"--metrics {file}: it is there, and no socket: remove it, or choose another path\n"
+    assert file.read_text() == "mine"
 
 
 def test_the_next_daemon_takes_the_address_and_the_last_one_removes_it(serving: DaemonProcess, address: str) -> None:

@@ -110,6 +110,28 @@ def test_memory_of_a_device_and_of_a_cgroup_is_one_for_all_servers(
         cgroups.remove()
 
 
+def test_which_configuration_is_in_force_outlives_the_daemon(
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(daemon.directory)
+    file = daemon.directory / "mps.toml"
+    file.write_text('schema_version = "1.0"\n[servers.a.namespaces.lo]\n')
+    assert ctl(daemon, "config apply mps.toml") == "created namespace 'a/lo'"
+    in_force = ctl(daemon, "config status")
+    assert in_force.startswith(f"generation=1 source={file} applied=20")
+    assert in_force.endswith(" pending=0 failed=0")
+    daemon.kill()
+    start(daemon)
+    assert ctl(daemon, "config status") == in_force
+    file.write_text(f'schema_version = "1.0"\n[servers.a]\nuid = {OTHER}\n')
+    ctl(daemon, "config apply mps.toml", 1)
+    daemon.kill()
+    start(daemon)
+    status = ctl(daemon, "config status", 1)
+    assert status.startswith("generation=2 ")
+    assert status.endswith(" pending=0 failed=1")
+
+
 def test_a_fault_stays_in_a_partition_that_has_an_executor(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:

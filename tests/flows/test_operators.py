@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from processes import BIN, PYMPSD, SECONDS, DaemonProcess, alive, children_of, wait_until
 
+from pympsd.control import RunningDaemon
 from pympsd.wire import frames
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
@@ -160,6 +161,10 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
             f"The MPS control daemon at {directory}/pipe/control is run by user {OTHER}, neither root nor you"
         )
         assert f"run by user {OTHER} and can serve only that user" in reason
+        with pytest.warns(RuntimeWarning, match=f"^{stranger}$"):
+            assert RunningDaemon(f"{directory}/pipe").servers() == ()
+        for option in ("--once", "--json"):
+            assert daemon.run(["top", option], uid=0).stderr == f"{stranger}\n"
         assert daemon.run([], "get_server_list\n").stderr == "", "it is that user's own"
         daemon.say(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER

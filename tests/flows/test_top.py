@@ -145,6 +145,7 @@ def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]
     daemon = make_daemon()
     for arguments, status, said in (
         (["--interval", "0"], 2, "0.1 to 3600 seconds"),
+        (["--interval", "x"], 2, "0.1 to 3600 seconds, not 'x'"),
         (["--sort", "x"], 2, "invalid choice: 'x'"),
         (["--once"], 1, "check CUDA_MPS_PIPE_DIRECTORY"),
     ):

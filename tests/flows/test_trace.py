@@ -6,6 +6,8 @@ import json
 import os
 import pwd
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -282,6 +284,58 @@ def test_a_trace_that_cannot_be_is_said_once(daemon: DaemonProcess, client: Make
     assert said.startswith(f"PYMPSD_TRACE={trace}/no: ")
     assert said.endswith("; the program goes on without a trace\n")
     assert said.count("\n") == 1
+
+
+CALL = """
+import resource
+from pympsd_client import driver
+driver.cuDriverGetVersion()
+resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))  # as a full disk
+for _ in range(9):
+    driver.cuDriverGetVersion()
+"""
+
+
+def traced_program(path: Path) -> str:
+    """Run a program whose disk is full after the first call; return what it says on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", CALL],
+        env={**os.environ, "PYMPSD_TRACE": str(path)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    return done.stderr
+
+
+def test_a_full_disk_is_said_at_the_programs_end(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.touch()  # an empty file is as good as none
+    assert traced_program(path) == (f"PYMPSD_TRACE={path}: File too large; the trace lacks the calls from then on\n")
+    assert path.read_bytes().startswith(b"[\n{")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("file", "another file than a trace"), ("link", "a symbolic link"), ("fifo", "no regular file")],
+)
+def test_a_programs_trace_replaces_and_follows_nothing(tmp_path: Path, kind: str, reason: str) -> None:
+    path, other = tmp_path / "trace.json", tmp_path / "other"
+    other.write_text("[\n")
+    if kind == "file":
+        path.write_text("mine")
+    elif kind == "link":
+        path.symlink_to(other)
+    else:
+        os.mkfifo(path)
+    said = traced_program(path)
+    assert said.startswith(
+        f"PYMPSD_TRACE={path}: it is {reason}; give the path of a new or empty file, or of a trace;"
+    )
+    assert said.count("\n") == 1
+    assert other.read_text() == "[\n"
+    assert kind != "file" or path.read_text() == "mine"
 
 
 def test_without_emulated_devices_the_answer_says_what_is_missing(

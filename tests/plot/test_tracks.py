@@ -114,12 +114,43 @@ def test_a_full_disk_ends_the_writing() -> None:
     trace.end()
 
 
+PLOT_ON_A_FULL_DISK = """
+import resource, sys
+from pympsd.plot.drawing import draw  # fonts may be cached before
+from pympsd.plot.program import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def plot(*arguments: str) -> str:
     """Run the command, in a process of its own: matplotlib keeps fonts open."""
     command = [sys.executable, "-P", "-m", "pympsd", "plot", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
+
+
+def refused(*arguments: str) -> str:
+    """Run the command, which is refused; return what it says."""
+    command = [sys.executable, "-P", "-c", PLOT_ON_A_FULL_DISK, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode != 0, done.stdout) == (True, "")
+    return done.stderr
+
+
+def test_a_full_disk_leaves_the_picture_that_was_there(tmp_path: Path) -> None:
+    written(tmp_path / "t", [Written(1, 0, "kernel", 10**9, 10**9)])
+    picture = tmp_path / "old.svg"
+    picture.write_text("the old one")
+    assert refused(str(tmp_path / "t"), "-o", str(picture)) == f"{picture}: File too large\n"
+    assert picture.read_text() == "the old one"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old.svg", "t"]
+
+
+def test_a_time_that_ends_before_it_begins_is_refused(tmp_path: Path) -> None:
+    said = refused(str(tmp_path / "t"), "--since", "100", "--until", "50")
+    assert "--since 100 is not before --until 50" in said
 
 
 def test_two_traces_make_one_picture(tmp_path: Path) -> None:

@@ -18,3 +18,17 @@ def test_provisioning_shows_what_its_page_says() -> None:
     assert re.findall(r"ran on SMs (\S+)\.", said) in (["0-65", "66-131"], ["66-131", "0-65"])
     assert "Client N of user 10002 waits for its turn after user 10001" in said
     assert said.endswith("All was as it should be.\n")
+
+
+def test_sharing_says_what_it_needs(tmp_path: Path) -> None:
+    def refused(*arguments: object) -> str:
+        command = [sys.executable, EXAMPLES / "sharing.py", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (1, "")
+        return done.stderr
+
+    trace = tmp_path / "trace.json"
+    assert "sharing.py POLICY TRACE" in refused()
+    assert refused("nonsense", trace).startswith("PYMPSD_SCHEDULING_POLICY is one of ")
+    trace.write_text("mine")
+    assert refused("fair", trace) == f"{trace} exists: remove it, or name another file\n"

@@ -31,6 +31,8 @@ EXPECTED = (
     "share/pympsd/examples/two_processes.py",
     "share/pympsd/samples/pympsd.logrotate",
     "share/pympsd/samples/machine.toml",
+    "share/pympsd/samples/Containerfile",
+    "share/pympsd/grafana/pympsd.json",
     "share/pympsd/pbs/prologue",
     "share/pympsd/slurm/prolog",
 )
@@ -107,6 +109,44 @@ def test_the_vendors_names_are_links_and_replace_nothing_else(tmp_path: Path) ->
     done = pympsd("--link-nvidia-names", tmp_path)
     assert (done.returncode, "nvidia-smi is there, and no link" in done.stderr) == (1, True)
     assert (tmp_path / "nvidia-smi").read_text() == "the vendor's"
+
+
+def test_links_to_other_programs_stay(tmp_path: Path) -> None:
+    (tmp_path / "nvidia-cuda-mps-control").symlink_to("/gone/bin/pympsd")
+    (tmp_path / "nvidia-smi").symlink_to("/usr/lib/nvidia/nvidia-smi")
+    done = pympsd("--link-nvidia-names", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert (
+        f"{tmp_path}/nvidia-smi is there, and leads to /usr/lib/nvidia/nvidia-smi, not to pympsd-smi" in done.stderr
+    )
+    assert sorted(os.listdir(tmp_path)) == ["nvidia-cuda-mps-control", "nvidia-smi"], "nothing is done by half"
+    (tmp_path / "nvidia-smi").unlink()
+    assert pympsd("--link-nvidia-names", tmp_path).returncode == 0
+    assert (tmp_path / "nvidia-cuda-mps-control").readlink() == BIN / "pympsd", "of an installation that is gone"
+
+
+def test_what_differs_is_put_aside_and_links_are_not_followed(prefix: Path, tmp_path: Path) -> None:
+    shutil.copytree(prefix, tmp_path / "p")
+    unit = tmp_path / "p/lib/systemd/system/pympsd.service"
+    page = tmp_path / "p/share/man/man1/pympsd.1"
+    unit.write_text("edited")
+    other = tmp_path / "other"
+    page.unlink()
+    page.symlink_to(other)
+    other.write_text("somebody's")
+    done = pympsd("--install-extras", tmp_path / "p")
+    assert done.returncode == 0
+    said = [line for line in done.stdout.splitlines() if "(" in line]
+    assert sorted(said) == [f"{file} (what was there before is now {file}.~1~)" for file in (unit, page)]
+    assert unit.with_name("pympsd.service.~1~").read_text() == "edited"
+    assert (other.read_text(), page.is_symlink()) == ("somebody's", False)
+    assert {unit.read_bytes(), page.read_bytes()} == {
+        (prefix / file.relative_to(tmp_path / "p")).read_bytes() for file in (unit, page)
+    }
+    unit.write_text("again")
+    assert "is now" in pympsd("--install-extras", tmp_path / "p").stdout
+    assert unit.with_name("pympsd.service.~1~").read_text() == "edited"
+    assert "is now" not in pympsd("--install-extras", tmp_path / "p").stdout
 
 
 @pytest.mark.parametrize(

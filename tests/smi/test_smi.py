@@ -316,6 +316,13 @@ def test_the_machine_file_is_found_without_a_variable(tmp_path: Path) -> None:
     file.write_text("[[device]]\nprofile = 7\n")
     done = smi("", "-L", XDG_CONFIG_HOME=str(tmp_path / "config"))
     assert (done.returncode, str(file) in done.stderr) == (9, True)
+    file.unlink()
+    file.mkdir()
+    done = smi("", "-L", XDG_CONFIG_HOME=str(tmp_path / "config"))
+    assert (done.returncode, done.stdout) == (9, "")
+    assert done.stderr == (
+        f"pympsd-smi: the machine file {file}: Is a directory; mend it, or name another in PYMPSD_EMULATED_DEVICES\n"
+    )
 
 
 def test_the_short_forms() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.commands import rules, trace  # noqa: F401 - register their commands
+from pympsd.commands import logs, rules, trace  # noqa: F401 - register their commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
 from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands register them
     clients,

@@ -156,6 +156,7 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
         ),
         {
             "clients_only": namespace.clients_only,
+            "reason": namespace.unopened or None,
             "sm_partition": namespace.limits.sm_partition or None,
             "total_memory_limit": view.memory_cell(daemon, server, namespace.total_memory).value,
         },

@@ -121,9 +121,9 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     change = view.limits_given(daemon, named.namespaces[DEFAULT], **given)
     kept = view.keeps_limits(len(clients(daemon, name, None if most else DEFAULT))) if given or most else ""
     missing = view.no_partition_yet(named, DEFAULT, change.sm_partition)
-    begun = tuple(set_user(daemon, name, uid)) if uid != named.uid else ()
+    anew = tuple(set_user(daemon, name, uid, caller.session)) if uid != named.uid else ()
     limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, ceiling, contains)
-    return Decision(done(kept, missing), (*begun, *limits_set))
+    return Decision(None if anew else done(kept, missing), (*limits_set, *anew))
 
 
 def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
@@ -162,7 +162,7 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         "max_pinned_memory_limit": view.memory_cell(daemon, named, named.ceiling.pinned_memory or {}).value,
         "contain": CONTAINMENTS[named.contains_partitions],
         "clients": len(present),
-        "reason": named.failed or None,
+        "reason": named.unreachable or named.failed or None,
         "locality_domains": False,
         "created": moment(named.created),
         "source": str(named.source),

@@ -11,7 +11,8 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.settings import BadSetting
+from pympsd.vocabulary.plugins import METHODS, named_policy
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, TURN_POLICIES, BadSetting
 from pympsd_server.backends.emulated.scheduling.deadlines import Deadlines
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.memory_share import MemoryShare
@@ -225,16 +226,30 @@ def test_a_plug_in_of_another_package(tmp_path: Path, monkeypatch: pytest.Monkey
         "    pass\n"
         "def broken(argument):\n"
         "    return {}[argument]\n"
+        "def number(argument):\n"
+        "    return 5\n"
     )
     folder = tmp_path / "newest_first-1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Name: newest-first\nVersion: 1\n")
     (folder / "entry_points.txt").write_text(
         "[pympsd.scheduling_policies]\nnewest = newest_first:NewestFirst\n"
-        "broken = newest_first:broken\nmissing = not_there:Policy\n"
+        "broken = newest_first:broken\nmissing = not_there:Policy\nnumber = newest_first:number\n"
+        "[pympsd.turn_policies]\nnumber = newest_first:number\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(policy_of({"PYMPSD_SCHEDULING_POLICY": "newest"})).__name__ == "NewestFirst"
-    for name, said in (("broken", "KeyError: ''"), ("missing", "ModuleNotFoundError: No module named 'not_there'")):
+    for name, said in (
+        ("broken", "KeyError: ''"),
+        ("missing", "ModuleNotFoundError: No module named 'not_there'"),
+        ("number", "it has to return a policy, and int has no add, remove, drop, next, charge$"),
+    ):
         with pytest.raises(BadSetting, match=f"PYMPSD_SCHEDULING_POLICY={name}: .* cannot be used: {said}"):
             policy_of({"PYMPSD_SCHEDULING_POLICY": name})
+    with pytest.raises(BadSetting, match=r"^PYMPSD_TURN_POLICY=number: .* int has no __call__$"):
+        named_policy(TURN_POLICIES, "PYMPSD_TURN_POLICY", "number")
+
+
+def test_a_plug_in_is_asked_for_all_that_a_policy_is_asked() -> None:
+    public = {name for name in vars(Policy) if not name.startswith("_")}
+    assert set(METHODS[SCHEDULING_POLICIES]) == public

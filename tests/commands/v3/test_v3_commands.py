@@ -13,7 +13,7 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Configuration, Daemon, Server
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -24,6 +24,7 @@ from pympsd.state_machine.events import (
     StatusPushed,
 )
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
@@ -297,6 +298,31 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
     assert _printed(daemon, "server get c status") == "Starting\n"
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
     assert _printed(daemon, "server get c uid") == "7\n"
+
+
+def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon) -> None:
+    begun = _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9 --client-priority=1"))
+    assert _answers(begun) == []
+    assert do.Working(1) in begun
+    assert do.OpenNamespace("b", "default", 9) in begun
+    spawned = [each for each in _handle(daemon, NamespaceOpened("b", "default")) if isinstance(each, do.SpawnServer)]
+    assert [each.uid for each in spawned] == [9]
+    _handle(daemon, ServerSpawned(spawned[0].server, 900))
+    assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
+    assert _printed(daemon, "namespace get default b client-priority") == "1\n"
+
+
+def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon: Daemon) -> None:
+    _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9"))
+    _handle(daemon, NamespaceOpened("b", "", "no room"))
+    failed = _handle(daemon, NamespaceOpened("b", "default", "no room"))
+    (answer,) = _answers(failed)
+    assert (answer.refused, answer.printed) == (True, "Server 'b' stays that of user 8: no room\n")
+    assert do.OpenNamespace("b", "default", 8) in failed
+    assert _printed(daemon, "server get b uid") == "8\n"
+    assert _printed(daemon, "server get b status") == "Failed\n"
+    _opened(daemon, "b", "", "default")
+    assert _printed(daemon, "server get b status") == "Starting\n"
 
 
 def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:

@@ -51,6 +51,11 @@ Tiled and im2col maps of all types but the packed ones, with swizzles of 32, 64 
 `cuTensorMapEncodeTiled` refuses interleaved layouts. As on an H100 a box begins at a multiple of 16 bytes along the
 first dimension; in shared memory it lies at a multiple of 128, and rows that are narrower than the swizzle lie as far
 apart as it is wide. Loads round to TF32, which makes one NaN of all, and flush nothing, of the types `_FTZ` neither.
+
+Stores and reductions, as on an H100 too, begin at no negative coordinate, and write units of 16 bytes whole: the last
+of a row may reach past the end of the tensor. Reductions add TF32 as FLOAT32, flush subnormal numbers of the types
+`_FTZ`, and make one NaN of all of 16 and 32 bits; of INT64 there are `.min` and `.max` only.
+
 Other copies, and those by what is no map, are faults.
 """
 

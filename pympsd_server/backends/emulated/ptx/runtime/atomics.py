@@ -11,6 +11,7 @@ from pympsd_server.backends.emulated.ptx.asynchronous.mbarrier import advanced
 from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
+from pympsd_server.backends.emulated.ptx.math.rounding import flush
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 
@@ -191,6 +192,27 @@ def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
 
 
+def _flushed_sum(old: Value, value: Value) -> Value:
+    """Add as .ftz says. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
+    return flush(flush(old) + flush(value))
+
+
+def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
+
+    Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
+    asks for it. Those of bfloat16 make it anyway.
+    """
+
+    def one(old: Value, value: Value) -> Value:
+        result = step(old, value)
+        bits = np.dtype(f"i{old.dtype.itemsize}")
+        nan = bits.type(np.iinfo(bits).max).view(old.dtype)
+        return np.where(np.isnan(result), nan, result)
+
+    return one
+
+
 def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[Value, Value], Value]:
     """Return a step for both halves of packed 32-bit values."""
 
@@ -216,3 +238,5 @@ for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
     _STEPS[f"{_name}_f16x2"] = _of_pairs(_step, np.float16)
     _STEPS[f"{_name}_bf16"] = _of_bfloats(_step)
     _STEPS[f"{_name}_bf16x2"] = _of_pairs(_of_bfloats(_step), np.uint16)
+    _STEPS[f"{_name}_one_nan"] = _of_one_nan(_step)
+_STEPS["add_ftz_one_nan"] = _of_one_nan(_flushed_sum)

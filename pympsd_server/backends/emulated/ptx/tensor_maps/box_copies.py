@@ -34,7 +34,7 @@ from pympsd_server.backends.emulated.ptx.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
-from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch
+from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch, written_at
 from pympsd_server.backends.emulated.ptx.tensor_maps.descriptors import map_at
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def store_box(
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
         of = map_at(state, lane, where)
         reduction = _reduction(of, function) if function else ""
-        box = box_at(of, start, () if is_im2col else None, state.frame_size("shared"), bool(reduction))
+        box = written_at(of, start, is_im2col, state.frame_size("shared"), bool(reduction))
         dtype, threads = _DTYPES[of.data_type] if reduction else _bits(box), repeated(lane, len(box.inside))
         elements = load(state, threads, "shared", _shared_places(of, box, place), dtype, box.unit, None)
         values, inside = (elements,), box.inside
@@ -162,24 +162,32 @@ def _rounded(bits: Array) -> Array:
 
 # --- reductions
 
-_WHOLE: Final = (DataType.UINT32, DataType.INT32, DataType.UINT64, DataType.INT64)
+_WHOLE: Final = (DataType.UINT32, DataType.INT32, DataType.UINT64)
 _HALVES: Final = (DataType.FLOAT16, DataType.BFLOAT16)
-_SINGLES: Final = (DataType.FLOAT32, DataType.FLOAT32_FTZ, DataType.FLOAT64)
+_FLUSHED: Final = (DataType.FLOAT32_FTZ, DataType.TFLOAT32_FTZ)
+_SINGLES: Final = (DataType.FLOAT32, DataType.TFLOAT32, *_FLUSHED)
+"""As recorded on an H100, TF32 is added as FLOAT32 is, without rounding, and subnormal numbers are flushed of
+FLOAT32_FTZ alone. TFLOAT32_FTZ is not recorded: it is taken to be the same as FLOAT32_FTZ."""
 REDUCTIONS: Final[dict[str, Sequence[int]]] = {
-    "add": (*_WHOLE, *_HALVES, *_SINGLES),
-    "min": (*_WHOLE, *_HALVES),
-    "max": (*_WHOLE, *_HALVES),
+    "add": (*_WHOLE, *_HALVES, *_SINGLES, DataType.FLOAT64),
+    "min": (*_WHOLE, DataType.INT64, *_HALVES),
+    "max": (*_WHOLE, DataType.INT64, *_HALVES),
     "inc": (DataType.UINT32,),
     "dec": (DataType.UINT32,),
     "and": _WHOLE,
     "or": _WHOLE,
     "xor": _WHOLE,
 }
-"""The data types of each function of cp.reduce.async.bulk.tensor."""
+"""The data types of each function of cp.reduce.async.bulk.tensor, as recorded on an H100: INT64 has a minimum and a
+maximum only (that there is no .xor of it either is not recorded)."""
 
 
 def _reduction(of: TensorMap, function: str) -> str:
     """Return the atomic operation of a function on a map's elements; raise IllegalInstruction if there is none."""
     if of.data_type not in REDUCTIONS[function]:
         raise IllegalInstruction(f"no reduction .{function} of {DataType(of.data_type).name}")
-    return f"{function}_bf16" if of.data_type == DataType.BFLOAT16 else function
+    if of.data_type == DataType.BFLOAT16:
+        return f"{function}_bf16"
+    if of.data_type in _FLUSHED:
+        return f"{function}_ftz_one_nan"
+    return f"{function}_one_nan" if of.data_type in (DataType.FLOAT16, *_SINGLES) else function

@@ -52,6 +52,21 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
     return _tile(of, start)
 
 
+def written_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int, by_element: bool) -> Box:
+    """Return the elements that a store or reduction from some coordinates on writes, as `box_at` does of a load.
+
+    As recorded on an H100: no coordinate may be negative, and units of 16 bytes are written whole. The last unit of a
+    row may so reach past the end of the tensor, into the padding; the store checks every address as always.
+    Not recorded: pixels before the image that an im2col column comes to on its way. They are not written.
+    """
+    if min(start) < 0:
+        raise IllegalInstruction(f"a store or reduction that begins before the tensor, at {tuple(start)}")
+    size = of.element_bytes
+    whole = -(-of.dimensions[0] * size // _UNIT) * _UNIT // size
+    padded = evolve(of, dimensions=(whole, *of.dimensions[1:]))
+    return box_at(padded, start, () if is_im2col else None, limit, by_element)
+
+
 def _widened(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
     """Return a map, and coordinates, of the same bytes in larger elements: boxes and tensor have whole ones."""
     ratio = _WIDE // of.element_bytes
