@@ -10,6 +10,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.descriptors import explain
+from pympsd.journal.setup import Journal
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files import namespace_directory
 from pympsd.service.files.log_fifo import read_fifo
@@ -39,7 +40,7 @@ class NamespaceSockets:
             with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 listening = self._listening(folder, server, namespace)
                 if not namespace:
-                    self._read_log(server, namespace_directory.open_fifo(folder))
+                    self._read_log(server, uid, namespace_directory.open_fifo(folder))
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file, path = self._file(server, namespace), self._path(server, namespace)
@@ -93,14 +94,15 @@ class NamespaceSockets:
         file, path = self._file(server, namespace), self._path(server, namespace)
         return self.left.take_listener(file, path, kind) or namespace_directory.listen(folder, kind)
 
-    def _read_log(self, server: str, fifo: int) -> None:
+    def _read_log(self, server: str, uid: int, fifo: int) -> None:
         scope = self._fifos[server] = trio.CancelScope()
-        self.dispatcher.nursery.start_soon(self._read, server, fifo, scope)
+        journal = self.dispatcher.journal.of_server(server, uid)
+        self.dispatcher.nursery.start_soon(self._read, journal, fifo, scope)
 
-    async def _read(self, server: str, fifo: int, scope: trio.CancelScope) -> None:
+    async def _read(self, journal: Journal, fifo: int, scope: trio.CancelScope) -> None:
         try:
             with scope:
-                await read_fifo(self.dispatcher.journal.of_server(server), fifo)
+                await read_fifo(journal, fifo)
         finally:
             os.close(fifo)
 

@@ -38,6 +38,7 @@ KEYS = {
     "rmdir": set(),
     "hold": set(),
     "rows": {"count"},
+    "owner": {"is"},
     "log": {"lines_like", "lacks_like"},
     "write": {"text"},
     "inode": set(),
@@ -154,6 +155,8 @@ class Replay:
             self.held = os.open(self.text(step["hold"]), os.O_PATH | os.O_DIRECTORY)
         elif "rows" in step:
             self._count(step["rows"], step["count"])
+        elif "owner" in step:
+            assert os.stat(self.text(step["owner"])).st_uid == step["is"], step
         elif "rmdir" in step:
             self.cgroups.remove_one(step["rmdir"])
         elif "write" in step:
