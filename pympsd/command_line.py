@@ -26,7 +26,7 @@ def main(arguments: "Sequence[str]") -> int:
         protocol = _protocol(options)
     except BadOption as error:
         sys.stderr.write(f"{error}\n")
-        if not error.unknown:
+        if error.unknown is None or _is_of_protocol_3(error.unknown):
             return BAD_USAGE
         return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
     if options.text == "h":
@@ -50,8 +50,14 @@ def main(arguments: "Sequence[str]") -> int:
         if_protocol = b"" if options.quit == "--quit" else b"3"
         return control_client.give_commands(_quit(options), options.strict, options.timeout, if_protocol)
     words = ["config", "apply", options.apply] if options.apply else options.words
-    if words[:2] == ["trace", "start"] and len(words) == 3 and not words[2].startswith(("/", "-")):
-        words = [*words[:2], f"{posix.getcwd()}/{words[2]}"]  # the daemon has another working directory
+    if "--help" in words[1:]:
+        from pympsd.commands.manual import help_of
+
+        if text := help_of(words):
+            return control_client.print_text(text)
+    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith(("/", "-")):
+        # The daemon has another working directory.
+        words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
     return control_client.give_commands(words, options.strict, options.timeout)
 
 
@@ -76,6 +82,16 @@ def _protocol(options: Options) -> str:
     if options.start and not options.text:
         options.check_start(protocol)
     return protocol
+
+
+def _is_of_protocol_3(options: Options) -> bool:
+    """Return whether protocol 3 is asked for, or spoken by the daemon that a command is for."""
+    asked = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
+    if asked == "3" or options.start:
+        return asked == "3"
+    from pympsd.found_daemon import found_protocol
+
+    return found_protocol() == b"3"
 
 
 def _start(options: Options, protocol: str) -> int:

@@ -26,6 +26,8 @@ REAP_SECONDS = 0.1
 shows the rest of the daemon under another name meanwhile (daemonize.py)."""
 LINE_LIMIT = 1 << 17
 """Longer lines are cut here; the daemon's own limit is lower."""
+LINE_SHOWN = 200
+"""The most bytes of a line that a message repeats."""
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 """The most lines, and bytes of lines, that are sent before the first of them is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
@@ -35,10 +37,11 @@ STRANGER = b"The MPS control daemon at %s is run by user %d, neither root nor yo
 UNMAPPED_UID = 65534
 """What the kernel reports, in a container, for a user outside it: whose daemon it is cannot be told."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
+UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
 
 class DaemonGone(Exception):
-    """The daemon closed the connection: the answer to a quit that it was working on."""
+    """The daemon closed the connection; the argument, if there is one, is the line that it was working on."""
 
 
 class _NoOutput(Exception):
@@ -78,11 +81,15 @@ def give_commands(
             from pympsd.channel import attached_file
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
+            words = [*words[:2], *attached_file.with_full_path(words[2:])]
         refused = _give(daemon, words, timeout, protocol)
     except TimeoutError:
         _complain(SILENCE % timeout)
         return SILENT
-    except (DaemonGone, BrokenPipeError, ConnectionResetError):
+    except DaemonGone as error:
+        _complain(UNFINISHED % error.args[0] if error.args else CLOSED)
+        return UNREACHABLE
+    except (BrokenPipeError, ConnectionResetError):
         _complain(CLOSED)
         return UNREACHABLE
     except ConnectionError as error:  # the vendor's daemon
@@ -112,8 +119,8 @@ def _give(daemon: "Daemon", words: "Sequence[str]", timeout: float, protocol: by
     refused = False
     for lines in _source(words, protocol):
         daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
-        for _ in lines:
-            answer = _answer(daemon, timeout)
+        for line in lines:
+            answer = _answer(daemon, line, timeout)
             if answer is None:
                 return refused
             refused = answer or refused
@@ -159,8 +166,8 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
         yield [rest]
 
 
-def _answer(daemon: "Daemon", timeout: float) -> "bool | None":
-    """Print the answer to one line; return whether it was refused, None if it ended the daemon."""
+def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
+    """Print the answer to a line; return whether it was refused, None if it was a quit that ended the daemon."""
     watched = None
     while True:
         try:
@@ -168,12 +175,14 @@ def _answer(daemon: "Daemon", timeout: float) -> "bool | None":
         except (DaemonGone, ConnectionResetError):
             if watched is None:
                 raise
-            _await_end(watched)
-            return None
+            if line.split()[:1] == [b"quit"]:
+                _await_end(watched)
+                return None
+            _close(watched)
+            raise DaemonGone(line[:LINE_SHOWN]) from None
         if kind == frames.OPERATOR_DONE:
             if watched is not None:
-                if watched[1] >= 0:
-                    posix.close(watched[1])
+                _close(watched)
                 daemon.wait_at_most(timeout)
             return body != b"\0"
         if kind == frames.OPERATOR_WORKING:
@@ -291,6 +300,11 @@ def _await_end(watched: "tuple[int, int]") -> None:
     give_up = time.monotonic() + REAP_SECONDS
     while _is_listed(pid) and time.monotonic() < give_up:
         time.sleep(0.001)
+
+
+def _close(watched: "tuple[int, int]") -> None:
+    if watched[1] >= 0:
+        posix.close(watched[1])
 
 
 def _is_dead(pid: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import stat
 import sys
 from collections.abc import Callable, Sequence
 
@@ -24,7 +23,7 @@ from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
-from pympsd.service.files.state_file import named_servers_left
+from pympsd.service.files.state_file import named_servers_left, trace_left
 from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
@@ -100,10 +99,13 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
+        trace = trace_left(settings.pipe_directory)
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
         if lost:
             return _complain(_would_lose(lost, settings), 1)
+        if trace:
+            _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
         metrics = _metrics(options) if options.metrics else None
     except AlreadyRunning as error:
         print("An instance of this daemon is already running")
@@ -177,8 +179,6 @@ def _configuration(
 ) -> tuple[tuple[str, bytes], Plan]:
     """Return the path and the text of the configuration file, and its plan; raise BadFile or LookupError."""
     text = text_of([options.apply])
-    if os.geteuid() == 0 and os.stat(options.apply).st_mode & stat.S_IWOTH:
-        raise LookupError(f"{options.apply}: everybody can write to it, so root's daemon does not read it")
     surroundings = Surroundings(
         machine.devices,
         os.geteuid(),

@@ -1,7 +1,8 @@
-"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it."""
+"""Which daemon there is, in a line for ``--help``; ``python -m pympsd.found_daemon`` prints it. And its protocol."""
 
 from pympsd import pipe_sockets
-from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon
+from pympsd.control_client import OTHER_KIND, TIMEOUT, Daemon, DaemonGone
+from pympsd.wire import frames
 
 
 def found_daemon() -> str:
@@ -20,6 +21,23 @@ def found_daemon() -> str:
     finally:
         daemon.close()
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n"
+
+
+def found_protocol() -> bytes:
+    """Return the protocol of the daemon that runs; nothing if there is none, or it does not say."""
+    daemon = Daemon()
+    try:
+        reason = daemon.connect(pipe_sockets.control(), TIMEOUT)
+        if reason == OTHER_KIND:
+            reason = daemon.connect(pipe_sockets.own(), TIMEOUT)
+        if reason or daemon.has_ended():
+            return b""
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
+        return daemon.protocol()
+    except (DaemonGone, OSError):  # TimeoutError and ConnectionError are some
+        return b""
+    finally:
+        daemon.close()
 
 
 if __name__ == "__main__":

@@ -43,9 +43,9 @@ DIALECTS = ("documented", "r580", "json")
 
 
 class BadOption(Exception):
-    """An option is invalid; ``unknown``: there is none of that name."""
+    """An option is invalid; ``unknown``: there is none of that name, and these are the other ones."""
 
-    def __init__(self, reason: str, unknown: bool = False) -> None:
+    def __init__(self, reason: str, unknown: "Options | None" = None) -> None:
         super().__init__(reason)
         self.unknown = unknown
 
@@ -90,6 +90,8 @@ class Options:
         self.words: list[str] = []
         self.shown: list[str] = []
         self.overlooked: list[str] = []
+        self.unknown = ""
+        """The first option of which there is none."""
         rest = list(arguments)
         if rest and rest[0].startswith("--argv0="):
             self.launcher = rest.pop(0).partition("=")[2]
@@ -99,12 +101,17 @@ class Options:
         while rest and (rest[0].startswith("-") or self.start):
             self._take(rest.pop(0), rest)
         self.words = rest
+        if self.unknown:
+            raise BadOption(
+                f"there is no option {self.unknown}; --help lists them, and those of a command stand after it",
+                unknown=self,
+            )
         if not self.text:
             self._check_combinations()
 
     def _check_combinations(self) -> None:
         if self.static and not self.start:
-            raise BadOption(f"there is no option {self.static} without -d or -f", unknown=True)
+            raise BadOption(f"there is no option {self.static} without -d or -f", unknown=self)
         if self.metrics and not self.start:
             raise BadOption("--metrics goes with -d or -f: it is the daemon that serves them")
         if self.replace and not self.start:
@@ -141,7 +148,7 @@ class Options:
         if protocol == "2" and needing:
             raise BadOption(f"{needing[0]} needs protocol 3")
         if protocol == "2" and self.static:
-            raise BadOption(f"there is no option {self.static}", unknown=True)
+            raise BadOption(f"there is no option {self.static}", unknown=self)
         if protocol == "3" and self.quit:
             raise BadOption("-q quits a daemon in protocol 3; it does not go with -d or -f")
 
@@ -176,7 +183,7 @@ class Options:
         elif not word.startswith("-"):
             self.overlooked.append(word)
         elif word != READY:
-            raise BadOption(f"there is no option {word}", unknown=True)
+            self.unknown = self.unknown or option
 
     def _set(self, option: str, value: str) -> None:
         if option == "--log-dialect":

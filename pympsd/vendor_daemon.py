@@ -62,6 +62,8 @@ def _give(path: bytes, lines: Sequence[bytes], timeout: float) -> None:
         while (packet := _received(daemon)) not in (b"", END_OF_ANSWERS):
             sys.stdout.buffer.write(printed_of(packet) + b"\n")
         sys.stdout.flush()
+        if not packet and not any(line.split()[:1] == [b"quit"] for line in lines):
+            raise RemoteError("it closed the connection before it had answered")
 
 
 def _received(daemon: socket.socket) -> bytes:

@@ -28,6 +28,7 @@ COMPILED = {
     "_libcuda_name": "numba-cuda does not find its library under pympsd-run",
 }
 """The modules in C, and what is so without each."""
+NO_OUTPUT = 74
 SECONDS = 60.0
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
 
@@ -94,5 +95,16 @@ def _devices(wrong: list[str]) -> Iterator[tuple[str, str]]:
     yield "environment", " ".join(f"{name}={os.environ[name]}" for name in variables) or "nothing of CUDA or pympsd"
 
 
+def _printed(status: int) -> int:
+    """Return the exit status; 74, as pympsd has it, if not all of the report could be printed."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"standard output: {error.strerror}: not all could be printed", file=sys.stderr)
+        return NO_OUTPUT
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_printed(main()))

@@ -16,6 +16,8 @@ from typing import Any, Final
 from pympsd.channel.trace_file import TraceFile
 
 VARIABLE: Final = "PYMPSD_TRACE"
+_named: Final[set[tuple[int, int]]] = set()
+"""The processes and threads that have names in the trace."""
 
 
 def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,10 +44,16 @@ def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _write(process: int, thread: int, name: str, began: int, ended: int, result: str) -> None:
-    if (trace := _trace()) is not None:
+    if (trace := _trace()) is None:
+        return
+    if (process, thread) not in _named:
+        _named.add((process, thread))
         trace.name(process, f"client {process}: {' '.join(sys.orig_argv)}"[:200])
         trace.name(process, f"calls of thread {thread}", thread)
-        trace.slice(process, thread, name, began, ended, **({"result": result} if result else {}))
+    if result:
+        trace.slice(process, thread, name, began, ended, result=result)
+    else:
+        trace.slice(process, thread, name, began, ended)
 
 
 def _forget_in_child() -> None:

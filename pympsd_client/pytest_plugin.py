@@ -25,7 +25,7 @@ def call(result, *values):
     assert result == 0, (result, cuda.last_error() if hasattr(cuda, "last_error") else "")
     return values[0] if values else None
 
-PTX = b".version 7.0 .target sm_70 .address_size 64 .visible .entry fault() { trap; }"
+PTX = b".version 7.0 .target sm_60 .address_size 64 .visible .entry fault() { trap; }"
 call(*cuda.cuInit(0))
 context = call(*cuda.cuDevicePrimaryCtxRetain(0))
 call(*cuda.cuCtxSetCurrent(context))

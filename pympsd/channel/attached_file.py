@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
+from typing import Final
 
 from pympsd.wire import frames
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def text_of(words: Sequence[str]) -> bytes:
     """Return the text of the first file that words name; raise LookupError with the reason why it cannot be read."""
-    path = next((word for word in words if not word.startswith("-")), "")
+    path = _named(words)
     if not path:
         return b""  # the daemon says what is missing
     if len(path.split()) > 1:
@@ -17,10 +27,46 @@ def text_of(words: Sequence[str]) -> bytes:
             f"{path}: the path of a configuration file has no blanks, for the daemon splits lines there"
         )
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open) as file:
+            if problem := _problem(os.fstat(file.fileno()), path):
+                raise LookupError(f"{path}: {problem}")
             text = file.read(frames.BODY_LIMIT + 1)
     except (OSError, ValueError) as error:
         raise LookupError(f"{path}: {getattr(error, 'strerror', '') or error}") from None
     if len(text) > frames.BODY_LIMIT:
         raise LookupError(f"{path}: a configuration file has at most {frames.BODY_LIMIT} bytes")
     return text
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file; do not wait for the writer of a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _problem(status: os.stat_result, path: str) -> str:
+    """Return why a file is not read; nothing if it is."""
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        return f"a configuration file is a regular file, not {kind}; write it to one first"
+    if os.geteuid() != 0:
+        return ""
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody can write to it, so root does not read it; chmod o-w helps"
+    folder = os.path.dirname(os.path.realpath(path))
+    if status.st_uid != 0 and os.stat(folder).st_mode & stat.S_IWOTH:
+        return (
+            f"it is user {status.st_uid}'s, in a directory where everybody can put files, so root does not read it; "
+            "copy it to a directory of root's"
+        )
+    return ""
+
+
+def with_full_path(words: Sequence[str]) -> list[str]:
+    """Return words that name a file by its full path, which the daemon shows later, if that has no blanks."""
+    path = _named(words)
+    full = os.path.abspath(path)
+    return [full if word == path and len(full.split()) == 1 else word for word in words]
+
+
+def _named(words: Sequence[str]) -> str:
+    return next((word for word in words if not word.startswith("-")), "")

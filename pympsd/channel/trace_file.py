@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
+from functools import lru_cache
 from threading import Lock
 from typing import Any, Final
 
 BEGIN: Final = b"[\n"
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+@lru_cache(1024)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 class TraceFile:
@@ -57,8 +64,11 @@ class TraceFile:
 
     def slice(self, process: int, thread: int, name: str, began: int, ended: int, **details: Any) -> None:
         """Write what lasted from one time to another, in nanoseconds."""
-        times = {"ts": began / 1000, "dur": (ended - began) / 1000}
-        self._event({"ph": "X", "name": name, "pid": process, "tid": thread, **times, "args": details})
+        # Put together by hand: a program writes one for each of its calls.
+        self._write(
+            f'{{"ph":"X","name":{_quoted(name)},"pid":{process},"tid":{thread},"ts":{began / 1000},'
+            f'"dur":{(ended - began) / 1000},"args":{json.dumps(details) if details else "{}"}}},\n'.encode()
+        )
 
     def instant(self, process: int, thread: int, name: str, at: int, **details: Any) -> None:
         """Write what happened at a time, in nanoseconds."""
@@ -79,6 +89,12 @@ class TraceFile:
             except OSError as error:
                 self.error = error.strerror or str(error)
         self.close()
+
+    def is_at(self, path: str) -> bool:
+        """Whether the file is still what the path names: it may have been removed or moved meanwhile."""
+        with self._lock, suppress(OSError):
+            return self._fd < 0 or os.path.samestat(os.stat(path), os.fstat(self._fd))
+        return False
 
     def end(self) -> None:
         """Complete the JSON, when no other process writes any more, and close the file."""

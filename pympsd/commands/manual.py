@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from inspect import cleandoc
 from textwrap import indent, wrap
 from typing import Final
 
-import pympsd.commands.v2
-import pympsd.commands.v3.line  # noqa: F401 - both register commands
+import pympsd.commands.v2  # noqa: F401 - registers commands
 from pympsd.commands.registry import REGISTRY, Command
 from pympsd.commands.v3 import help as v3_help
+from pympsd.commands.v3 import line as v3
+from pympsd.commands.v3 import registry as v3_registry
 from pympsd.commands.v3.registry import COMMANDS
 from pympsd.state_machine.daemon_state import MOST_SERVERS
 from pympsd.version import VERSION
@@ -137,6 +140,32 @@ FILES: Final = (
     ("PYMPSD_STATE_DIRECTORY", "where compute modes and users of machines in short form are kept; default /tmp"),
 )
 
+CLIENT_VARIABLES: Final = (
+    (
+        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
+        "1: each context of the client has the active thread percentage that its environment says when it is made",
+    ),
+    ("CUDA_DEVICE_MAX_CONNECTIONS", "above 2, the client's contexts take more of a device's 48 connections"),
+    ("PYMPSD_REQUIRE_MPS", "1: the client fails without a daemon; 0 (default): it runs on without"),
+    ("PYMPSD_LENIENT_LIMITS", "1: invalid entries of its memory limits are ignored and logged; 0: cuInit fails"),
+    ("PYMPSD_LAUNCHES", "auto, native (or no client) or python: whether repeated launches skip the interpreter"),
+    ("PYMPSD_TRACE", "a file to which every driver call of the program is written, with its time"),
+    ("PYMPSD_EXPLAIN", "1: under pympsd-run each call that fails is explained on standard error"),
+)
+"""Variables of programs, not of the daemon; CUDA_VISIBLE_DEVICES and the limits are a client's, too."""
+
+TOOLS: Final = (
+    (
+        "pympsd top [--once | --json] [--sort ORDER] [--filter TEXT] [--interval SECONDS]",
+        "show servers, their clients and who waits, kept up to date; once without a terminal",
+    ),
+    (
+        "pympsd plot [--since MS] [--until MS] [-o FILE] FILE ...",
+        "draw traces (trace start, PYMPSD_TRACE) as .svg, .png or .pdf; needs matplotlib",
+    ),
+)
+"""Commands that are answered without a daemon's grammar."""
+
 EXITS: Final = (
     "0 when the daemon was reached, whatever it answered; 1 when there is none, or a command given as arguments (or "
     "with --strict any command) was refused; 2 when the daemon did not answer in time; 74 when not all of an answer "
@@ -190,10 +219,25 @@ def summary(command: Command) -> str:
 
 def command_help(name: str) -> str:
     """Return the help of one command, or of all when the name is empty or unknown."""
+    if name in COMMANDS:
+        return f"{v3_help.module_help(name)}\n"
     command = REGISTRY.get(name)
     if command is None:
-        return "".join(f"{synopsis(each)}\n" for _, each in sorted(REGISTRY.items()))
+        usages = (re.sub("<([^>]*)>", lambda found: found[1].upper(), each.syntax.usage) for each in _of_both())
+        return "".join(f"{each}\n" for each in sorted((*map(synopsis, REGISTRY.values()), *usages)))
     return f"{synopsis(command)}\n{indent(summary(command), '    ')}\n"
+
+
+def help_of(words: Sequence[str]) -> str:
+    """Return the help of the command that words begin with; an empty text for a word that is none."""
+    if (known := v3.command_of(words)) is not None:
+        return f"{v3_help.command_help(known)}\n"
+    return command_help(words[0]) if words[0] in REGISTRY or words[0] in COMMANDS else ""
+
+
+def _of_both() -> list[v3_registry.Command]:
+    """Return the commands of modules that both protocols have."""
+    return [each for module in sorted(v3.IN_BOTH) for _, each in sorted(COMMANDS[module].items())]
 
 
 def usage(name: str, protocol: int = 2) -> str:
@@ -201,7 +245,7 @@ def usage(name: str, protocol: int = 2) -> str:
     if protocol == 3:
         commands = "\n".join(v3_help.module_help(module) for module in sorted(COMMANDS)) + "\n"
     else:
-        commands = "".join(command_help(each) for each in sorted(REGISTRY))
+        commands = "".join(command_help(each) for each in (*sorted(REGISTRY), *sorted(v3.IN_BOTH)))
     return f"""
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
@@ -238,14 +282,20 @@ def man_page() -> str:
         *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in OPTIONS),
         ".SH COMMANDS",
         *(f".TP\n.B {_roff(synopsis(each))}\n{_roff(summary(each))}" for _, each in sorted(REGISTRY.items())),
+        *(f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}" for each in _of_both()),
+        ".SH TOOLS",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in TOOLS),
         ".SH COMMANDS OF PROTOCOL 3",
         *(
             f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}"
-            for _, verbs in sorted(COMMANDS.items())
+            for module, verbs in sorted(COMMANDS.items())
             for _, each in sorted(verbs.items())
+            if module not in v3.IN_BOTH
         ),
         ".SH ENVIRONMENT",
         *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in FILES),
+        ".SH ENVIRONMENT OF PROGRAMS",
+        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in CLIENT_VARIABLES),
         ".SH EXIT STATUS",
         _roff(EXITS),
         ".SH SIGNALS",

@@ -78,9 +78,9 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
     """Run the command of a line; ``file``: the text of the file that it names."""
     words = split(line[:LINE_LIMIT])
     is_whole, in_v3 = len(line) <= LINE_LIMIT, v3.command_of(words)
-    if is_whole and (daemon.protocol == 3 or (in_v3 is not None and in_v3.in_both)):
-        return v3.decide(daemon, caller, words, file)
     name = words[0] if words else ""
+    if is_whole and (daemon.protocol == 3 or name in v3.IN_BOTH):
+        return v3.decide(daemon, caller, with_rest(words, line), file)
     known = REGISTRY.get(name) if is_whole else None
     if known is not None:
         return known.run(daemon, caller, words[1:])
@@ -88,12 +88,26 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
         both = " ".join(words[:2])
         hint = f"{both} is a command of protocol 3; start the daemon with -p 3"
         return Decision(refusal(f'Unknown command "{both}"', diagnostic=hint))
-    return Decision(
-        refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {', '.join(sorted(REGISTRY))}")
-    )
+    known_names = ", ".join(sorted({*REGISTRY, *v3.IN_BOTH}))
+    return Decision(refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {known_names}"))
+
+
+def with_rest(words: list[str], line: bytes) -> list[str]:
+    """Return the words of a line; the rest of the line is one word if the command's argument is that (a path)."""
+    known = v3.command_of(words)
+    if known is None or not known.syntax.takes_rest or len(words) < 4:
+        return words
+    text = _text(line).strip(" \t\r\n")
+    for word in words[:2]:
+        text = text.removeprefix(word).lstrip(" \t\r\n")
+    return [*words[:2], text]
+
+
+def _text(line: bytes) -> str:
+    return line.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def split(line: bytes) -> list[str]:
     """Return the words of a line: split on blanks, tabs and line ends, up to a NUL; undecodable bytes survive."""
-    text = line.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    text = _text(line)
     return [word for word in text.replace("\t", " ").replace("\r", " ").replace("\n", " ").split(" ") if word]

@@ -62,6 +62,8 @@ class Command:
     takes: str | None = None
     """Of a query: the pattern of the arguments that it knows; with any others it is refused, unless what it answers
     to them is recorded."""
+    prints_anyway: bool = False
+    """Driver 580 ignores arguments that it does not know (recorded): the answer is printed, though refused."""
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
         """Carry out the words after the name; a query answers with its data if --json is among them."""
@@ -73,8 +75,10 @@ class Command:
             return decision
         if not re.fullmatch(self.takes, given := " ".join(plain)):
             # Recorded, without a server: "ps foo" says "Server not found", others print nothing.
-            answer = decision.answer if decision.answer and decision.answer.refused else Answer(refused=True)
-            return Decision(evolve(answer, diagnostic=f"{self.name}: {given[:80]!r} is not understood; see -h"))
+            stays = decision.answer and (decision.answer.refused or (self.prints_anyway and len(plain) == len(words)))
+            answer = decision.answer if stays and decision.answer else Answer()
+            complaint = f"{self.name}: {given[:80]!r} is not understood; see -h"
+            return Decision(evolve(answer, refused=True, diagnostic=complaint))
         if len(plain) == len(words):
             return decision
         # It is not logged, for monitors ask again and again.
@@ -95,14 +99,19 @@ REGISTRY: Final[dict[str, Command]] = {}
 
 
 def command(
-    name: str, *, asks_servers: bool = False, takes: str | None = None, **readers: Reader
+    name: str,
+    *,
+    asks_servers: bool = False,
+    takes: str | None = None,
+    prints_anyway: bool = False,
+    **readers: Reader,
 ) -> Callable[[Handler], Handler]:
     """Register a handler under a command's name."""
 
     def register(handler: Handler) -> Handler:
         if name in REGISTRY:
             raise ValueError(f"the command {name} is registered twice")
-        REGISTRY[name] = Command(name, handler, readers, asks_servers, takes)
+        REGISTRY[name] = Command(name, handler, readers, asks_servers, takes, prints_anyway)
         return handler
 
     return register

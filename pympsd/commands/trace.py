@@ -10,10 +10,11 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import StartTrace, StopTrace
 
 
-@command(Syntax("trace start", required=("file",)), in_both=True)
+@command(Syntax("trace start", required=("file",), takes_rest=True), in_both=True)
 def start(daemon: Daemon, caller: Caller, file: str) -> Decision:
     """Write a trace to a new file, in the JSON format that Chrome's about:tracing and Perfetto draw: when servers and
-    clients come and go, who waits, and on emulated devices every kernel, copy and fill.
+    clients come and go, who waits, and every kernel, copy and fill of pympsd's own servers. The rest of the
+    line is the file.
     """
     view.check_daemon_owner(daemon, caller, "trace start")
     return Decision(None, (StartTrace(caller.session, file),))

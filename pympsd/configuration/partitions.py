@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pympsd.configuration.plan import PartitionPlan, ServerPlan
@@ -23,34 +24,46 @@ def read_partitions(
         place = (*path, number)
         tables.check_keys(place, table, DEVICE_KEYS, "a server's device")
         tables.needs_own_servers((*place, "sm_partitions"), table)
-        word = table.get("uuid", 0)
-        if not isinstance(word, str):
-            tables.wrong((*place, "uuid"), f"{dotted((*place, 'uuid'))} is the UUID of a device,", word)
-            continue
-        device = tables.device((*place, "uuid"), word)
-        if device >= 0 and allowed is not None and device not in allowed:
-            tables.wrong((*place, "uuid"), f"{dotted((*place, 'uuid'))}: the server's allowed_devices lack it")
+        device = _device(tables, (*place, "uuid"), table.get("uuid"), allowed)
         for which, each in enumerate(tables.tables((*place, "sm_partitions"), table.get("sm_partitions", []))):
-            found += _partition(tables, (*place, "sm_partitions", which), each, device)
-    for index, one in enumerate(found):
-        if any((one.name, one.device) == (other.name, other.device) for other in found[:index]):
-            tables.wrong(path, f"{dotted(path)}: two SM partitions of device {one.device} have the name {one.name}")
-    return tuple(found)
+            found.append(_partition(tables, (*place, "sm_partitions", which), each, device))
+    known = Counter((one.name, one.device) for one in found if one.name and one.device >= 0)
+    for name, device in (each for each, count in known.items() if count > 1):
+        tables.wrong(path, f"{dotted(path)}: two SM partitions of device {device} have the name {name}")
+    # Of a file with an error nothing is used: what is missing of a partition does not matter.
+    return tuple(one for one in found if one.device >= 0)
 
 
-def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -> Iterator[PartitionPlan]:
+def _device(tables: Tables, path: Path, given: Any, allowed: tuple[int, ...] | None) -> int:
+    """Return the ordinal of the device that a table is of; -1 if it names none."""
+    if given is None:
+        tables.wrong(path, f"{dotted(path)} is missing: the UUID of the device")
+        return -1
+    if not isinstance(given, str):
+        tables.wrong(path, f"{dotted(path)} is the UUID of a device, a text,", given)
+        return -1
+    device = tables.device(path, given)
+    if device >= 0 and allowed is not None and device not in allowed:
+        tables.wrong(path, f"{dotted(path)}: the server's allowed_devices lack it")
+    return device
+
+
+def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -> PartitionPlan:
+    """Return an SM partition, without what is wrong with it."""
     tables.check_keys(path, given, PARTITION_KEYS, "an SM partition")
-    name, chunks, remainder = given.get("name"), given.get("chunks", 0), given.get("include_remainder", False)
-    if not isinstance(name, str) or partition_name_problem(name):
-        said = partition_name_problem(name).rstrip(".") if isinstance(name, str) else "a name is needed"
-        tables.wrong((*path, "name"), f"{dotted((*path, 'name'))}: {said}")
+    name, chunks, remainder = given.get("name"), given.get("chunks"), given.get("include_remainder", False)
+    problem = partition_name_problem(name) if isinstance(name, str) else "a name is needed"
+    if problem:
+        tables.wrong((*path, "name"), f"{dotted((*path, 'name'))}: {problem.rstrip('.')}")
+    if chunks is None:
+        tables.wrong((*path, "chunks"), f"{dotted((*path, 'chunks'))} is missing: the number of chunks")
     elif isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-        tables.wrong((*path, "chunks"), f"{dotted((*path, 'chunks'))} is a number from 1 on,", chunks)
-    elif not isinstance(remainder, bool):
-        path = (*path, "include_remainder")
-        tables.wrong(path, f"{dotted(path)} is true or false,", remainder)
-    elif device >= 0:
-        yield PartitionPlan(name, device, chunks, remainder)
+        tables.wrong((*path, "chunks"), f"{dotted((*path, 'chunks'))} is a whole number above 0,", chunks)
+        chunks = None
+    if not isinstance(remainder, bool):
+        where = (*path, "include_remainder")
+        tables.wrong(where, f"{dotted(where)} is true or false,", remainder)
+    return PartitionPlan("" if problem else str(name), device, chunks or 0, remainder is True)
 
 
 def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
+
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -77,6 +79,8 @@ class Surroundings:
     protocol: int = 3
     has_own_servers: bool = True
     """Its servers are pympsd's own, not the driver's."""
+    partitions: Mapping[str, Set[str]] = field(factory=dict)
+    """The names of the SM partitions that its servers have, by server."""
 
 
 @frozen

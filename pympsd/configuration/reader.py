@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, Final
 
 from attrs import evolve, frozen
@@ -19,7 +19,7 @@ from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
-from pympsd.vocabulary.partitions import NO_PARTITION
+from pympsd.vocabulary.partitions import NO_PARTITION, no_partition_note
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.texts import BadText, read_containment, read_memory_by_device, read_percentage, read_priority
 
@@ -51,8 +51,15 @@ class BadFile(Exception):
 def read_plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
     """Return the plan of a file, and warnings; raise BadFile."""
     try:
+        return _plan(text, surroundings)
+    except RecursionError:
+        raise BadFile((Problem(1, "nested too deeply for a configuration file"),)) from None
+
+
+def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+    try:
         parsed = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # tomllib raises other ValueErrors too: for a date, a long number
+    except ValueError as error:  # tomllib raises others than its own too: for a date, a long number
         raise BadFile((_syntax_problem(text, error),)) from None
     reading = _Reading(surroundings, [], [])
     plan = reading.file(parsed)
@@ -150,6 +157,7 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
         devices = self._devices(path, given)
         partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), devices)
+        self._warn_of_missing_partitions(name, path, namespaces, {one.name for one in partitions})
         path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
         percentage, memory, contain = OWN_SERVER_KEYS
@@ -219,6 +227,15 @@ class _Reading(Tables):
             who = f"{dotted(path)}: namespace {DEFAULT} has no limits"
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 
+    def _warn_of_missing_partitions(
+        self, server: str, path: Path, namespaces: Mapping[str, NamespaceLimits], own: Set[str]
+    ) -> None:
+        there = own | self.surroundings.partitions.get(server, set())
+        for name, limits in namespaces.items():
+            if limits.sm_partition and limits.sm_partition not in there:
+                place = (*path, "namespaces", name, "pympsd", "sm_partition")
+                self.warnings.append((place, no_partition_note(server, name, limits.sm_partition).rstrip(".")))
+
     def _uid(self, path: Path, given: Mapping[str, Any]) -> int | None:
         named_after = _NAMED_AFTER_USER.fullmatch(str(path[-1]))
         uid = given.get("uid", int(named_after[1]) if named_after else None)
@@ -242,7 +259,8 @@ class _Reading(Tables):
         if isinstance(words, str):
             words = [word.strip() for word in words.split(",")]
         if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-            self.wrong(path, f'{dotted(path)} is a list such as "0,1",', given["allowed_devices"])
+            allowed = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"],'
+            self.wrong(path, f"{dotted(path)} is {allowed}", given["allowed_devices"])
             return None
         found = [self.device(path, word) for word in words]
         if len(set(found)) < len(found) and -1 not in found:

@@ -38,7 +38,7 @@ def read_condition(kind: str, given: Any) -> Condition:
     """Read a condition: a value or a list of them; raise BadText."""
     each = given if isinstance(given, list) else [given]
     if not each or any(isinstance(one, bool) or not isinstance(one, str | int) for one in each):
-        raise BadText("a text or a number, or a list of them,", str(given))
+        raise BadText("a text or a number, or a list of one or more of them,", str(given))
     return Condition(kind, tuple(dict.fromkeys(_value(kind, str(one)) for one in each)))
 
 

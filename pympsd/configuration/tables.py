@@ -105,6 +105,6 @@ def _shown(value: Any) -> str:
     """Return a value as TOML writes it, if it is a short one."""
     if isinstance(value, dict):
         return "a table"
-    if isinstance(value, list):
-        return "a list"
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        return "a list of lists or tables"
     return dumps(value, ensure_ascii=False, default=str)[:100]

@@ -6,7 +6,7 @@
 ['NVIDIA H200', 'NVIDIA H200']
 """
 
-from pympsd.control.connection import CannotAsk, Control
+from pympsd.control.connection import CannotAsk, Control, Silent
 from pympsd.control.daemon import CannotStart, Daemon, RunningDaemon
 from pympsd.control.records import Client, Context, Device, Server, Waiting
 
@@ -20,5 +20,6 @@ __all__ = [
     "Device",
     "RunningDaemon",
     "Server",
+    "Silent",
     "Waiting",
 ]

@@ -7,12 +7,16 @@ from types import TracebackType
 from typing import Any
 
 from pympsd import control_client, pipe_sockets
-from pympsd.channel.attached_file import text_of
+from pympsd.channel.attached_file import text_of, with_full_path
 from pympsd.wire import frames
 
 
 class CannotAsk(Exception):
     """There is no daemon, or it is silent, or it refused; the message says which."""
+
+
+class Silent(CannotAsk):
+    """The daemon does not answer within the timeout."""
 
 
 class Control:
@@ -61,12 +65,14 @@ class Control:
 
     def command(self, line: str) -> str:
         """Give a command; return what it prints. Raise CannotAsk if it is refused; of config apply the file, too."""
-        if line.split()[:2] == ["config", "apply"]:
+        words = line.split()
+        if words[:2] == ["config", "apply"]:
             try:
-                text = text_of(line.split()[2:])
+                text = text_of(words[2:])
             except LookupError as error:
                 raise CannotAsk(f"{line}: {error.args[0]}") from None
             self._daemon.send(frames.encode(frames.OPERATOR_FILE, text))
+            line = " ".join((*words[:2], *with_full_path(words[2:])))
         return self._ask([line])[0]
 
     def _ask(self, lines: list[str]) -> list[str]:
@@ -97,5 +103,5 @@ class Control:
         if isinstance(error, CannotAsk):
             return error
         if isinstance(error, TimeoutError):
-            return CannotAsk(f"the MPS control daemon said nothing for {self._timeout:g} s")
+            return Silent(f"the MPS control daemon said nothing for {self._timeout:g} s")
         return CannotAsk(f"the MPS control daemon has closed the connection {error}".strip())

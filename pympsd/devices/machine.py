@@ -172,6 +172,7 @@ def _facts(index: int, profile: Profile, table: dict[str, Any]) -> DeviceFacts:
         # What clients map and share needs an address space of their own.
         **dict.fromkeys(_OF_OWN_SPACES, int(capability >= (7, 0))),
         "COOPERATIVE_LAUNCH": int(capability >= (6, 0)),
+        "CLUSTER_LAUNCH": int(capability >= (9, 0)),
         "PCI_BUS_ID": 0,
         "PCI_DEVICE_ID": 6 + index,
     }

@@ -155,6 +155,7 @@ def _architecture(
         "MAX_PERSISTING_L2_CACHE_SIZE": _PERSISTING_CACHE.get(l2, 0),
         "MAX_ACCESS_POLICY_WINDOW_SIZE": _ACCESS_WINDOW_BYTES if l2 in _PERSISTING_CACHE else 0,
         "MEM_SYNC_DOMAIN_COUNT": 4 if shared_per_sm == _HOPPER_SHARED else 1,
+        "TENSOR_MAP_ACCESS_SUPPORTED": int(shared_per_sm == _HOPPER_SHARED),
     }
 
 

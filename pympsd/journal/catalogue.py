@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.journal.dialects import Line, same
+from pympsd.journal.dialects import Line, same, volta
 
 _CLIENT = "{{PID: {pid}, Context ID: {context}}}"
 
@@ -73,7 +73,7 @@ CONTROL_LINES: Final = {
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),
-    "namespace_set": same("Limits of later clients of namespace '{name}': {limits}"),
+    "namespace_set": same("Limits of later clients of namespace '{name}': {before} -> {limits}"),
     "cgroup_limit_set": same("Memory limit of cgroup {path} on device {device}: {limit}"),
     "cgroup_gone": same("Cgroup {path} is gone, and its memory limits with it"),
     "cgroup_limits_set": same("Limits of cgroups: {count}"),
@@ -81,10 +81,13 @@ CONTROL_LINES: Final = {
     "audit_set": same("The memory that clients take and return is {state}"),
     "partition_added": same("Adding SM partition '{name}' on device {device}"),
     "partition_removed": same("Removing SM partition '{name}' of device {device}"),
+    "namespace_lost": same("The socket of '{name}' was removed: making what is missing anew"),
     "namespace_not_opened": same("The sockets of '{name}' cannot be made: {reason}"),
     "state_refused": Line("{path} is left out: {reason}", None),
+    "state_device_gone": Line("{owner} named device {device}, which is gone: that is left out", None),
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
+    "trace_ends": Line("The trace {file} ends with this daemon", None),
     "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),
     "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),
@@ -110,7 +113,7 @@ SERVER_LINES: Final = {
     "server_startup": same("Startup", r580_who="Other"),
     "server_connecting": same("Connecting to control daemon on socket: {socket}", r580_who="Other"),
     "server_initializing": same("Initializing server process", r580_who="Other"),
-    "server_context_creating": Line(
+    "server_context_creating": volta(
         "Volta MPS: Creating server context on device {device}", "Creating server context on device {device} ({name})"
     ),
     "server_memory_shared": same("Created anonymous shared memory region {name}"),
@@ -164,16 +167,16 @@ SERVER_LINES: Final = {
     "connection_limit": same("Failed to accept new client. Maximum number of clients ({most}) reached."),
     "context_connected": Line(None, f"Client {_CLIENT} connected"),
     "context_device": same("Device {name} (uuid {uuid}) is associated"),
-    "context_active": Line(
+    "context_active": volta(
         "Volta MPS: status of client {{{pid}, {context}}} is ACTIVE", f"Status of client {_CLIENT} is ACTIVE"
     ),
-    "context_inactive": Line(
+    "context_inactive": volta(
         "Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", f"Status of client {_CLIENT} is INACTIVE"
     ),
-    "context_exit": Line(
+    "context_exit": volta(
         "Client {{{pid}, {context}}} exit", f"Client {_CLIENT} exiting. Number of active client contexts is {{left}}."
     ),
-    "context_exit_in_reset": Line(
+    "context_exit_in_reset": volta(
         "Client {{{pid}, {context}}} exit",
         f"Client {_CLIENT} exiting. Worker is in reset. Number of active client contexts is {{left}}.",
     ),
@@ -182,35 +185,35 @@ SERVER_LINES: Final = {
     "partition_refused": Line("Client {pid} {reason}", None),
     "context_faulted": same("Client {{PID: {pid}, Context: {context}}} encountered a fatal GPU error."),
     "context_faulted_reason": Line("{reason}", None),
-    "fault_handling": Line(
+    "fault_handling": volta(
         "Volta MPS: Server is handling a fatal GPU error.", "Server is handling a fatal GPU error."
     ),
-    "fault_in_partition": Line(
+    "fault_in_partition": volta(
         "Volta MPS: Server is handling a fatal GPU error in SM partition '{name}'.",
         "Server is handling a fatal GPU error in SM partition '{name}'.",
     ),
     "fault_on_device": Line(None, f"Client {_CLIENT} on device {{device}} to be torn down"),
     "fault_process": Line(None, "All clients belonging to error trigging process {pid} will be torn down"),
     "fault_in_process": Line(None, f"Client {_CLIENT} on the error-trigging process {{pid}} to be torn down"),
-    "fault_devices": Line("Volta MPS: The following devices", "The following devices will be reset:"),
-    "fault_device": same("{device}"),
-    "fault_clients": Line(
+    "fault_devices": volta("Volta MPS: The following devices", "The following devices will be reset:"),
+    "fault_device": volta("{device}", "{device}"),
+    "fault_clients": volta(
         "Volta MPS: The following clients have a sticky error set:",
         "The following client process have a sticky error set:",
     ),
-    "fault_client": same("{pid}"),
+    "fault_client": volta("{pid}", "{pid}"),
     "fault_ends_server": same("A fatal GPU error on a device before Volta ends the server"),
     "client_refused_in_teardown": same(f"Server teardown in progress. Refusing to accept new client {_CLIENT}"),
     # The documents' server recreates a device's context when all clients hit by a fault have gone; driver 580 drops
     # it with the device's last context, and recreates it for the next client.
-    "server_context_destroyed": Line("Volta MPS: Destroy server context on device {device}", None),
-    "server_context_recreating": Line("Volta MPS: Creating server context on device {device}", None),
+    "server_context_destroyed": volta("Volta MPS: Destroy server context on device {device}", None),
+    "server_context_recreating": volta("Volta MPS: Creating server context on device {device}", None),
     "server_context_dropped": Line(None, "Destroy server context on device {device} ({name})"),
     "server_context_remade": Line(None, "Creating server context on device {device} ({name})"),
     "server_context_failed": same("Device {device} could not be made anew: {reason}"),
     "devices_queried": same("Received device query command. There are {count} devices"),
     "termination_requested": same(f"MPS server requesting client {_CLIENT} to exit"),
-    "context_terminated": Line("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
+    "context_terminated": volta("Volta MPS: status of client {{{pid}, {context}}} is INACTIVE", None),
     "termination_succeeded": same("Client termination succeeded."),
     "termination_unknown": same(
         "Client termination request failed: There is no active client context found for process {pid}."

@@ -20,6 +20,8 @@ class LogEntry:
     event: str
     fields: dict[str, Any]
     when: float
+    is_volta: bool = True
+    """Whether its author serves devices of Volta or newer."""
 
 
 def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
@@ -29,13 +31,14 @@ def render(entry: LogEntry, catalogued: Line, dialect: Dialect) -> bytes | None:
     """
     if dialect is Dialect.JSON:
         return _json(entry)
+    if catalogued.is_volta and not entry.is_volta:
+        dialect = Dialect.R580
     text = catalogued.sentence(dialect)
     if text is None:
         return None
-    who, pid = entry.who, entry.pid
-    if dialect is Dialect.R580:
-        who = catalogued.r580_who or who
-        pid = entry.fields[catalogued.r580_pid] if catalogued.r580_pid else pid
+    who, pid = catalogued.who(dialect) or entry.who, entry.pid
+    if dialect is Dialect.R580 and catalogued.r580_pid:
+        pid = entry.fields[catalogued.r580_pid]
     place = f" ({entry.fields['place']})" if "place" in entry.fields else ""
     return line(entry.when, who, pid, text.format(**entry.fields) + place)
 

@@ -39,9 +39,17 @@ class Journal:
         """Write a line of control.log; a newline in an answer is written as it is, as recorded."""
         self._write(self.control, LogEntry("Control", os.getpid(), event, fields, time.time()), CONTROL_LINES)
 
-    def write_server(self, who: str, pid: int, event: str, fields: dict[str, Any], when: float | None = None) -> None:
+    def write_server(
+        self,
+        who: str,
+        pid: int,
+        event: str,
+        fields: dict[str, Any],
+        when: float | None = None,
+        is_volta: bool = True,
+    ) -> None:
         """Write a line of server.log, for a server (``who`` Server) or the FIFO (Other)."""
-        entry = LogEntry(who, pid, event, fields, time.time() if when is None else when)
+        entry = LogEntry(who, pid, event, fields, time.time() if when is None else when, is_volta)
         self._write(self._named.get(self._names.get(pid, ""), self.server), entry, SERVER_LINES)
 
     def write_server_text(self, who: str, pid: int, text: str, when: float | None = None) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from pympsd.control_client import print_text
 from pympsd.plot.tracks import BadTrace, read_tracks
 
 NEEDS = "pympsd plot needs matplotlib: pip install 'pympsd[plot]'"
@@ -33,8 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         draw(tracks, output)
     except (OSError, ValueError) as error:
         return _failed(f"{output}: {getattr(error, 'strerror', '') or error}")
-    print(output)
-    return 0
+    return print_text(f"{output}\n")
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:

@@ -20,7 +20,7 @@ from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
-from pympsd.service.rate_limit import UserRateLimits
+from pympsd.service.rate_limit import COMMAND_LINES, CONNECT_LINES, SOCKET_LINES, UserRateLimits
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import Daemon
@@ -29,8 +29,10 @@ from pympsd.state_machine.events import (
     ClientConnected,
     ClientGonePushed,
     Event,
+    NamespaceLost,
     NamespaceOpened,
     OperatorLine,
+    ServerExited,
     TimerEnded,
 )
 from pympsd.state_machine.server_lifecycle import IllegalMove
@@ -45,12 +47,8 @@ from pympsd.wire.keeper_packets import NOTE_BYTES
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-COMMAND_LINES: Final = frozenset({"command", "answer"})
-"""Log lines that any user may cause with a command."""
-CONNECT_LINES: Final = frozenset(
-    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
-)
-"""Log lines that any user may cause by connecting as a client."""
+OCCASIONS: Final = (OperatorLine, ClientConnected, ServerExited)
+"""Events before which sockets are looked after: not those of which there are many."""
 
 
 class RunningServer(Protocol):
@@ -118,6 +116,10 @@ class Dispatcher:
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
     tracing: Tracing = field(factory=Tracing)
+    changed: trio.Event = field(factory=trio.Event)
+    """Set when the state may have changed."""
+    _opened: list[NamespaceOpened] = field(factory=list, init=False)
+    """Sockets that the state machine has to hear of when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -171,6 +173,9 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
+        if self.sockets is not None and isinstance(event, OCCASIONS):
+            for lost in self.sockets.lost():
+                self.feed(NamespaceLost(*lost))
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -181,7 +186,10 @@ class Dispatcher:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
+            while self._opened:
+                self.feed(self._opened.pop(0))
             self.tracing.observe(self.state)
+            self.changed.set()
             if self.state.queue:
                 for server in self.servers.values():
                     server.somebody_waits()
@@ -223,6 +231,8 @@ class Dispatcher:
             uid, lines = event.uid, COMMAND_LINES
         elif isinstance(event, ClientConnected):
             uid, lines = event.peer.uid, CONNECT_LINES
+        elif isinstance(event, NamespaceLost | NamespaceOpened) and event.server in self.state.named_servers:
+            uid, lines = self.state.named_servers[event.server].uid, SOCKET_LINES
         else:
             return frozenset()
         logs = [one for one in instructions if isinstance(one, do.Log) and one.event in lines]
@@ -265,13 +275,14 @@ class Dispatcher:
                     self.servers[server].kill()
             case do.OpenNamespace(server, namespace, uid):
                 problem = self.sockets.open(server, namespace, uid) if self.sockets else "this daemon ends"
-                self.feed(NamespaceOpened(server, namespace, problem))
+                self._opened.append(NamespaceOpened(server, namespace, problem))
             case do.CloseNamespace(server, namespace):
                 if self.sockets:
                     self.sockets.close(server, namespace)
             case do.StartTrace(session, file):
                 times_devices = self.settings.backend != "vendor"
                 self._reply(session, self.tracing.start(file, self.state, self.servers.values(), times_devices))
+                self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
             case do.SetTimer(timer, seconds):
@@ -290,6 +301,15 @@ class Dispatcher:
 
     async def _stop_trace(self, session: int) -> None:
         self._reply(session, await self.tracing.stop(self.state, tuple(self.servers.values())))
+        self.save()
+
+    async def hand_over(self) -> None:
+        """End, and leave the servers to another daemon; a trace ends with this one."""
+        if self.tracing.path:
+            self.log.warning("trace_ends", file=self.tracing.path)
+            await self.tracing.stop(self.state, tuple(self.servers.values()))
+        self.handed_over = True
+        self.done.set()
 
     def _reply(self, session: int, answer: Answer) -> None:
         for instruction in do.reply(session, answer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 
 import trio
 from attrs import define, field
@@ -23,48 +24,56 @@ from pympsd.wire.vendor.handshake import HELLO
 
 
 @define
+class _Socket:
+    """One that is open, or that could not be opened."""
+
+    path: str
+    listener: Listener | None = None
+    file: tuple[int, int] = (0, 0)
+    """The device and inode of its file."""
+    problem: str = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is open, and its file is still the one that was made."""
+        return self.listener is not None and self.file == _file_at(self.path)
+
+
+@define
 class NamespaceSockets:
-    """Those that are open."""
+    """Those that there should be."""
 
     dispatcher: Dispatcher
     left: Inherited
     """What an earlier daemon left; it is empty once this one has started."""
-    _listeners: dict[tuple[str, str], Listener] = field(factory=dict, init=False)
+    taken_by_another: Callable[[], bool] = lambda: False
+    """Returns whether another daemon has taken the pipe directory."""
+    _sockets: dict[tuple[str, str], _Socket] = field(factory=dict, init=False)
     """By server and namespace; the server's own has no namespace."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
     """The tasks that read the servers' log FIFOs."""
 
     def open(self, server: str, namespace: str, uid: int) -> str:
-        """Open the socket of a namespace, or a server's own with its log FIFO; return why it cannot be."""
-        try:
-            with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
-                listening = self._listening(folder, server, namespace)
-                if not namespace:
-                    self._read_log(server, uid, namespace_directory.open_fifo(folder))
-        except OSError as error:
-            return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
-        file, path = self._file(server, namespace), self._path(server, namespace)
-        self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(path))
-        speaks = VendorConversation if self._is_vendor else Conversation
-        conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
-        listener = Listener(
-            self.dispatcher,
-            file,
-            trio.socket.from_stdlib_socket(listening),
-            conversation.run,
-            self.left.take_connections(file),
-            greeting=HELLO if self._is_vendor else b"",
-        )
-        self._listeners[server, namespace] = listener
-        self.dispatcher.nursery.start_soon(listener.run)
-        return ""
+        """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
+        cannot be. A namespace has none while its server has none.
+        """
+        known = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
+        if not known.is_there:
+            self._stop(known)
+            own = self._sockets.get((server, "")) if namespace else None
+            known.problem = (own.problem if own is not None else "") or self._open(known, server, namespace, uid)
+        return known.problem
+
+    def lost(self) -> list[tuple[str, str]]:
+        """Return the sockets that are not there, for they were removed or could not be made."""
+        lost = [key for key, known in self._sockets.items() if not known.is_there]
+        return [] if lost and self.taken_by_another() else lost
 
     def close(self, server: str, namespace: str) -> None:
         """Close a socket and remove its directory; conversations that have begun go on."""
-        listener = self._listeners.pop((server, namespace), None)
-        if listener is not None:
-            self.dispatcher.drop(listener_name(listener.file))
-            listener.stop()
+        known = self._sockets.pop((server, namespace), None)
+        if known is not None:
+            self._stop(known)
         if not namespace and server in self._fifos:
             self._fifos.pop(server).cancel()
             self.dispatcher.journal.forget_server(server)
@@ -72,8 +81,39 @@ class NamespaceSockets:
 
     def remove_all(self) -> None:
         """Remove all files and directories: the daemon ends in order."""
-        for server, namespace in sorted(self._listeners, reverse=True):
+        for server, namespace in sorted(self._sockets, reverse=True):
             self._remove(server, namespace)
+        self._sockets.clear()
+
+    def _open(self, known: _Socket, server: str, namespace: str, uid: int) -> str:
+        try:
+            with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
+                if not namespace:
+                    self._read_log(server, uid, namespace_directory.open_fifo(folder))
+                listening = self._listening(folder, server, namespace)
+        except OSError as error:
+            return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
+        file = self._file(server, namespace)
+        known.file = _file_at(known.path)
+        self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(known.path))
+        speaks = VendorConversation if self._is_vendor else Conversation
+        conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
+        known.listener = Listener(
+            self.dispatcher,
+            file,
+            trio.socket.from_stdlib_socket(listening),
+            conversation.run,
+            self.left.take_connections(file),
+            greeting=HELLO if self._is_vendor else b"",
+        )
+        self.dispatcher.nursery.start_soon(known.listener.run)
+        return ""
+
+    def _stop(self, known: _Socket) -> None:
+        if known.listener is not None:
+            self.dispatcher.drop(listener_name(known.listener.file))
+            known.listener.stop()
+            known.listener = None
 
     def _remove(self, server: str, namespace: str) -> None:
         parent, name = (server, namespace) if namespace else ("", server)
@@ -95,6 +135,8 @@ class NamespaceSockets:
         return self.left.take_listener(file, path, kind) or namespace_directory.listen(folder, kind)
 
     def _read_log(self, server: str, uid: int, fifo: int) -> None:
+        if server in self._fifos:
+            self._fifos[server].cancel()
         scope = self._fifos[server] = trio.CancelScope()
         journal = self.dispatcher.journal.of_server(server, uid)
         self.dispatcher.nursery.start_soon(self._read, journal, fifo, scope)
@@ -115,3 +157,11 @@ class NamespaceSockets:
 
     def _path(self, server: str, namespace: str) -> str:
         return os.path.join(self.dispatcher.pipe_directory, self._file(server, namespace))
+
+
+def _file_at(path: str) -> tuple[int, int]:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return 0, 0
+    return status.st_dev, status.st_ino

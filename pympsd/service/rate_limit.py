@@ -12,6 +12,14 @@ LINES_PER_SECOND: Final = 1000
 """Log lines a second that one user's connections, clients and commands may cause."""
 LINE_BYTES: Final = 200
 """A longer line counts as several."""
+COMMAND_LINES: Final = frozenset({"command", "answer"})
+"""Log lines that any user may cause with a command."""
+CONNECT_LINES: Final = frozenset(
+    {"client_server_exists", "client_pending", "turn_awaited", "debugger_waits", "debugger_let_go"}
+)
+"""Log lines that any user may cause by connecting as a client."""
+SOCKET_LINES: Final = frozenset({"namespace_lost", "namespace_not_opened"})
+"""Log lines that a server's user may cause by removing what is in its directories."""
 
 
 def cost_of(texts: Sequence[str]) -> int:

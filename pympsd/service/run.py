@@ -24,25 +24,24 @@ from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
+from pympsd.service.memory_sharing import MemorySharing
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
 from pympsd.service.processes.children import spawn_server
-from pympsd.service.processes.status import is_child
-from pympsd.service.processes.vendor_server import NAME, spawn_vendor_server
+from pympsd.service.processes.vendor_server import NAME, is_vendor_server, spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
-from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Configuration, Daemon
+from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
-from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
@@ -148,8 +147,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             keeper.hold(listener_name(file), sock.fileno(), file_note(directory.name(file)))
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
-        sockets = NamespaceSockets(dispatcher, left)
-        dispatcher.sockets = sockets
+        dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
         awaited = _save_and_inherit(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
@@ -157,7 +155,9 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         left.close()
         if setup.metrics is not None:
             nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
-        nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(_is_vendor_server, dispatcher))
+        if dispatcher.state.has_own_servers:
+            nursery.start_soon(MemorySharing(dispatcher).run)
+        nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(is_vendor_server, dispatcher))
         os.chdir("/")
         await all_settled(awaited)
         if setup.configuration is not None:
@@ -241,15 +241,6 @@ def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorCon
     }
 
 
-def _is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
-    servers = dispatcher.servers.values()
-    if any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers):
-        return True
-    # A server may write its first lines before this daemon hears that it was started.
-    is_spawning = any(server.phase is Phase.SPAWNING for server in dispatcher.state.servers.values())
-    return is_spawning and dispatcher.settings.backend == "vendor" and is_child(pid)
-
-
 def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Inherited) -> list[AwaitedServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
@@ -259,6 +250,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
         dispatcher.log,
         directory.taken_by_another,
         dispatcher.settings.backend,
+        lambda: os.fsencode(dispatcher.tracing.path).decode(errors="replace"),
     )
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
@@ -334,8 +326,7 @@ async def _handle_signals(dispatcher: Dispatcher, signals: AsyncIterator[int]) -
             notify(READY)
         elif number == HAND_OVER:
             dispatcher.log.info("daemon_hands_over")
-            dispatcher.handed_over = True
-            dispatcher.done.set()
+            await dispatcher.hand_over()
         else:
             dispatcher.feed(StopSignal())
 

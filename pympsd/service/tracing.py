@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from typing import Final, Protocol
 
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pympsd.channel.trace_file import TraceFile
 from pympsd.state_machine.daemon_state import Daemon
@@ -23,6 +23,10 @@ NO_DEVICES: Final = (
 
 class TracedServer(Protocol):
     """A server's session."""
+
+    @property
+    def pid(self) -> int:
+        """The server's process."""
 
     def start_trace(self, trace: TraceFile) -> None:
         """Have its executors write to a trace."""
@@ -51,9 +55,9 @@ class Tracing:
     """With the time when it began."""
 
     @property
-    def is_on(self) -> bool:
-        """Whether there is a trace."""
-        return self._trace is not None
+    def path(self) -> str:
+        """Where the trace is; empty: there is none."""
+        return self._path
 
     def start(self, path: str, daemon: Daemon, servers: Collection[TracedServer], times_devices: bool) -> Answer:
         """Begin a trace in a new file; return the answer to who asked for it."""
@@ -98,12 +102,23 @@ class Tracing:
         if self._is_ending:
             return refusal(f"The trace {self._path} is being completed already.")
         self._is_ending = True
+        silent = {server.pid for server in servers}
+
+        async def stop_one(server: TracedServer) -> None:
+            await server.stop_trace()
+            silent.discard(server.pid)
+
         with trio.move_on_after(STOP_SECONDS):
             async with trio.open_nursery() as nursery:
                 for server in servers:
-                    nursery.start_soon(server.stop_trace)
+                    nursery.start_soon(stop_one, server)
         self.observe(daemon)
-        return self.end()
+        answer = self.end()
+        if not silent or answer.refused:
+            return answer
+        pids = ", ".join(map(str, sorted(silent)))
+        note = f"server {pids} did not answer within {STOP_SECONDS:.0f} s: kernels and copies of it may be missing"
+        return evolve(answer, diagnostic=f"{note}.")
 
     def end(self) -> Answer:
         """Complete the trace with what the daemon knows, if there is one; return the answer."""
@@ -112,10 +127,13 @@ class Tracing:
         now = time.monotonic_ns()
         for state, began in self._lasting.values():
             self._trace.slice(state.process, state.thread, state.name, began, now)
+        path, is_there = self._path, self._trace.is_at(self._path)
         self._trace.end()
-        error, path = self._trace.error, self._path
+        error = self._trace.error
         self._trace, self._path, self._is_ending = None, "", False
         self._lasting.clear()
+        if not is_there:
+            return refusal(f"{path} was removed or moved while the trace was written: it is not there.")
         return refusal(f"{path} is not complete: {error}.") if error else Answer()
 
 

@@ -15,6 +15,8 @@ from pympsd.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 NO_MACHINE = 9
 NOT_FOUND = 6
 """Exit statuses, as nvidia-smi's manual page lists them."""
+NO_OUTPUT = 74
+"""As that of pympsd."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE)
 """Actions that do not show processes, and so need not wait for the lock of the machine's folder."""
 
@@ -42,8 +44,11 @@ def main(arguments: list[str]) -> int:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # as `nvidia-smi | head -1` ends
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):  # as `nvidia-smi | head -1` ends
+            sys.stderr.write(f"{name}: standard output: {error.strerror}: not all could be printed\n")
+            return NO_OUTPUT
     return status
 
 

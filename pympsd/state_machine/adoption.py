@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from attrs import evolve
+
 from pympsd.state_machine import debuggers, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.clients import Client, Context
@@ -15,6 +17,7 @@ from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
+from pympsd.state_machine.other_devices import moved
 from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import time_leaving
@@ -35,6 +38,10 @@ GENERATION_BITS: Final = 40
 def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
     left = event.state
+    if event.devices is not None:
+        left, lost = moved(left, event.devices)
+        for owner, device in lost:
+            yield Log("state_device_gone", {"owner": owner, "device": device})
     _take_defaults(daemon, left)
     if left.servers:
         daemon.server_is_known = True
@@ -106,6 +113,14 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     daemon.cgroup_limits = limits_of_cgroups(left)
     passing = left.passing_cgroups.items()
     daemon.passing_cgroups = {path: is_seen for path, is_seen in passing if path in daemon.cgroup_limits}
+    if (known := left.configuration) is not None:
+        daemon.configuration = evolve(
+            daemon.configuration,
+            generation=known.generation,
+            source=known.source,
+            applied=known.applied,
+            refused=known.failed,
+        )
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)
 

@@ -12,7 +12,7 @@ from pympsd.state_machine import server_lifecycle
 from pympsd.state_machine.clients import Client
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.turns.policies import TurnPolicy, order
-from pympsd.state_machine.v3.gathering import Gathering, Gatherings
+from pympsd.state_machine.v3.gathering import Configuration, Gatherings
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -182,21 +182,6 @@ class Termination:
     """The client, if the operator is told in words."""
     expelled: tuple[int, ...] = ()
     """Clients whose namespace or SM partition was deleted."""
-
-
-@frozen
-class Configuration:
-    """The configuration that was applied last."""
-
-    generation: int = 0
-    """Counts those of this daemon."""
-    source: str = ""
-    applied: str = ""
-    """When, as ISO 8601 has it."""
-    gathering: Gathering | None = None
-    """Its changes, under way or done."""
-    awaited: bool = False
-    """The daemon starts, and has not come to its file yet."""
 
 
 @define

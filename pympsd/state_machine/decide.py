@@ -12,7 +12,7 @@ from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Re
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.turns import queue
-from pympsd.state_machine.v3 import cgroups, places, servers, starts
+from pympsd.state_machine.v3 import cgroups, places, servers, sockets, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
 
@@ -242,7 +242,12 @@ def _(event: events.ServerUnknown, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.NamespaceOpened, daemon: Daemon) -> Iterator[Instruction]:
-    yield from servers.opened(daemon, event)
+    yield from sockets.opened(daemon, event)
+
+
+@_decide.register
+def _(event: events.NamespaceLost, daemon: Daemon) -> Iterator[Instruction]:
+    yield from sockets.lost(daemon, event)
 
 
 @_decide.register

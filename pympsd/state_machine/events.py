@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from pympsd.state_machine.other_devices import OtherDevices
 from pympsd.state_machine.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -182,6 +183,8 @@ class PredecessorDied:
     """The daemon starts in the pipe directory of another one that did not end in order."""
 
     state: PersistentState
+    devices: OtherDevices | None = None
+    """If its devices were others."""
 
 
 @frozen
@@ -280,6 +283,16 @@ class NamespaceOpened:
 
 
 @frozen
+class NamespaceLost:
+    """The socket of a namespace, or (``namespace`` empty) of a server is not there: it was removed, or could not be
+    made.
+    """
+
+    server: str
+    namespace: str
+
+
+@frozen
 class TimerEnded:
     """A timer that was set has run out."""
 
@@ -315,6 +328,7 @@ Event = (
     | ServerEnds
     | ServerUnknown
     | NamespaceOpened
+    | NamespaceLost
     | TimerEnded
     | StopSignal
 )

@@ -164,7 +164,7 @@ class CancelTimer:
 class OpenNamespace:
     """Make the directory and the socket of a namespace, or (``namespace`` empty) of a server.
 
-    Existing directories are used again. NamespaceOpened follows.
+    Existing directories are used again, and so is a socket that is open. NamespaceOpened follows.
     """
 
     server: str

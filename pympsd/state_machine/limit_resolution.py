@@ -15,7 +15,7 @@ from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, MemoryGroup, PinnedMemory
+from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, MemoryGroup, PinnedMemory, cgroup_group
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 
@@ -122,7 +122,7 @@ def _memory_groups(
             # While they do not hold, what clients take is counted all the same: they may hold again.
             holds = limit if daemon.accounts_cgroups else CgroupLimit()
             most, soft = holds.hard or _NO_LIMIT, holds.soft
-            group = MemoryGroup(f"{OF_CGROUP}{path}", most.value, 0 if soft is None else soft.value)
+            group = MemoryGroup(cgroup_group(path), most.value, 0 if soft is None else soft.value)
             groups[ordinal] = (*groups.get(ordinal, ()), group)
     return groups
 

@@ -9,6 +9,7 @@ from attrs import define, evolve, field, frozen
 
 from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
@@ -93,6 +94,16 @@ class PersistentQuit:
 
 
 @frozen
+class PersistentConfiguration:
+    """As Configuration; ``failed``: the number of its changes that were refused."""
+
+    generation: int
+    source: str
+    applied: str
+    failed: int = 0
+
+
+@frozen
 class PersistentState:
     """What a daemon knew. A default is None if no command has set it: then the next daemon's own applies."""
 
@@ -115,6 +126,7 @@ class PersistentState:
     passing_cgroups: dict[str, bool] = field(factory=dict)
     accounts_cgroups: bool = True
     audits_memory: bool = False
+    configuration: PersistentConfiguration | None = None
 
 
 EMPTY_STATE = PersistentState()
@@ -168,6 +180,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         passing_cgroups=dict(daemon.passing_cgroups),
         accounts_cgroups=daemon.accounts_cgroups,
         audits_memory=daemon.audits_memory,
+        configuration=_persistent_configuration(daemon.configuration),
     )
 
 
@@ -283,11 +296,6 @@ def _persistent_namespace(namespace: Namespace) -> PersistentNamespace:
     )
 
 
-def without_memory(rules: tuple[Rule, ...] | None) -> tuple[Rule, ...] | None:
-    """Return rules without limits of memory, which are by ordinal: they mean nothing for other devices."""
-    return rules and tuple(evolve(rule, limits=evolve(rule.limits, pinned_memory=None)) for rule in rules)
-
-
 def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
     """Return limits that are given in bytes."""
     return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}
@@ -315,6 +323,12 @@ def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
     if quitting is None or not quitting.asked:
         return None
     return PersistentQuit(0.0 if quitting.forced else quitting.timeout)
+
+
+def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:
+    if not known.generation:
+        return None
+    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed)
 
 
 def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:

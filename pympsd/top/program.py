@@ -7,8 +7,9 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pympsd.control import CannotAsk, Control
-from pympsd.top.table import HEADING, QUERIES, SORTS, rows, summary
+from pympsd.control import CannotAsk, Control, Silent
+from pympsd.control_client import NO_OUTPUT, SILENT, print_text
+from pympsd.top.table import QUERIES, SORTS, lines, rows, summary
 
 KEYS = "keys: up, down select; s next order; / filter; t terminate the selected client; q quit"
 
@@ -19,21 +20,29 @@ def main(arguments: Sequence[str], timeout: float) -> int:
     try:
         with Control(timeout=timeout) as daemon:
             if options.json:
-                print(json.dumps(dict(zip(("servers", "waiting", "machine"), daemon.query(*QUERIES), strict=True))))
-            elif options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-                answers = daemon.query(*QUERIES)
-                shown = [row.text for row in rows(answers, options.sort, options.filter)]
-                print("\n".join([summary(answers), HEADING, *shown]))
-            else:
-                from pympsd.top.screen import show
-
-                show(daemon, options.interval, options.sort, options.filter)
-            sys.stdout.flush()
+                answers = dict(zip(("servers", "waiting", "machine"), daemon.query(*QUERIES), strict=True))
+                return print_text(f"{json.dumps(answers)}\n")
+            if options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+                found = daemon.query(*QUERIES)
+                # A rate takes two answers, a second apart.
+                shown = lines(rows(found, options.sort, options.filter), counts_launches=False)
+                return print_text("".join(f"{line}\n" for line in (summary(found), *shown)))
+            return _show(daemon, options)
     except CannotAsk as error:
         print(error, file=sys.stderr)
-        return 1
+        return SILENT if isinstance(error, Silent) else 1
     except KeyboardInterrupt:
         return 0
+
+
+def _show(daemon: Control, options: argparse.Namespace) -> int:
+    from pympsd.top.screen import NoTerminal, show
+
+    try:
+        show(daemon, options.interval, options.sort, options.filter)
+    except NoTerminal as error:
+        print(f"pympsd top: {error}", file=sys.stderr)
+        return NO_OUTPUT
     return 0
 
 

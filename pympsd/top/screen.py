@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import curses
+import os
 import time
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import HEADING, QUERIES, SORTS, Rates, Row, rows, summary
+from pympsd.top.table import QUERIES, SORTS, Rates, Row, lines, rows, summary
 
 ESCAPE = "\x1b"
 
 
 def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
-    """Show the table until q is pressed; ``interval``: seconds between two requests. Raise CannotAsk."""
+    """Show the table until q is pressed; ``interval``: seconds between two requests.
+
+    Raise CannotAsk or NoTerminal.
+    """
+    try:
+        curses.setupterm()
+    except curses.error:
+        name = os.environ.get("TERM", "")
+        raise NoTerminal(f"TERM={name!r} is no terminal that is known here: set TERM, or use --once") from None
     curses.wrapper(lambda window: _Screen(window, daemon, interval, sort, wanted).run())
+
+
+class NoTerminal(Exception):
+    """Nothing can be drawn here; the message says why and what to do."""
 
 
 class _Screen:
@@ -87,11 +100,12 @@ class _Screen:
         curses.update_lines_cols()
         self._window.erase()
         self._line(0, f"{first}; order: {self._sort}" + (f"; filter: {self._wanted}" if self._wanted else ""))
-        self._line(1, HEADING, curses.A_REVERSE)
+        heading, *texts = lines(shown)
+        self._line(1, heading, curses.A_REVERSE)
         room = max(1, curses.LINES - 3)
         start = max(0, self._selected - room + 1)
-        for place, row in enumerate(shown[start : start + room]):
-            self._line(2 + place, row.text, curses.A_BOLD if start + place == self._selected else 0)
+        for place, text in enumerate(texts[start : start + room]):
+            self._line(2 + place, text, curses.A_BOLD if start + place == self._selected else 0)
         self._line(curses.LINES - 1, self._note or "q quit  s order  / filter  t terminate")
 
     def _line(self, at: int, text: str, look: int = 0) -> None:

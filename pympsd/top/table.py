@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -11,10 +11,6 @@ from attrs import define, field
 REPORT_SECONDS: Final = 1.5
 """A server that launches reports it once a second; after this long without a change it launches nothing."""
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
-HEADING: Final = (
-    f"{'PID':>8} {'UID':>6} {'SERVER':>8} {'STATUS':<12} {'SM %':>6} {'CTX':>4} {'MEMORY':>10} "
-    f"{'LAUNCH/S':>9}  COMMAND"
-)
 
 
 class Row(NamedTuple):
@@ -30,17 +26,37 @@ class Row(NamedTuple):
     command: str
     launches: float | None = None
     """Kernels started in a second; of a server."""
+    namespace: str = ""
+    """That of a client, in protocol 3."""
 
-    @property
-    def text(self) -> str:
-        """The line."""
-        share = "-" if self.percentage is None else f"{self.percentage:.1f}"
-        rate = "-" if self.launches is None else f"{self.launches:.0f}"
-        command = "".join(c if c.isprintable() else "?" for c in self.command)
-        return (
-            f"{self.pid:>8} {self.uid:>6} {self.server or '-':>8} {self.status:<12} {share:>6} "
-            f"{self.contexts:>4} {_mebibytes(self.memory):>10} {rate:>9}  {command}"
-        )
+    def text(self, columns: Iterable[str]) -> str:
+        """Return the line with some columns; those are keys of COLUMNS."""
+        return " ".join(COLUMNS[name](self) for name in columns)
+
+
+COLUMNS: Final[dict[str, Callable[[Row], str]]] = {
+    "     PID": lambda row: f"{row.pid:>8}",
+    "   UID": lambda row: f"{row.uid:>6}",
+    "  SERVER": lambda row: f"{row.server or '-':>8}",
+    "NAMESPACE   ": lambda row: f"{row.namespace or '-':<12}",
+    "STATUS      ": lambda row: f"{row.status:<12}",
+    "  SM %": lambda row: f"{'-' if row.percentage is None else format(row.percentage, '.1f'):>6}",
+    " CTX": lambda row: f"{row.contexts:>4}",
+    "    MEMORY": lambda row: f"{_mebibytes(row.memory):>10}",
+    " LAUNCH/S": lambda row: f"{'-' if row.launches is None else format(row.launches, '.0f'):>9}",
+    " COMMAND": lambda row: " " + "".join(c if c.isprintable() else "?" for c in row.command),
+}
+"""What a row says in each column, by the heading."""
+_NAMESPACE, _LAUNCHES = (next(each for each in COLUMNS if name in each) for name in ("NAMESPACE", "LAUNCH/S"))
+
+
+def lines(shown: Iterable[Row], counts_launches: bool = True) -> list[str]:
+    """Return the heading and a line for each row; namespaces are there if a row has one."""
+    shown = list(shown)
+    absent = set() if any(row.namespace for row in shown) else {_NAMESPACE}
+    absent |= set() if counts_launches else {_LAUNCHES}
+    columns = [each for each in COLUMNS if each not in absent]
+    return [" ".join(columns), *(row.text(columns) for row in shown)]
 
 
 SORTS: Final[dict[str, Callable[[Row], Any]]] = {
@@ -91,7 +107,7 @@ def rows(
 
     ``rates``: launches a second, by server.
     """
-    found = [row for row in _rows(answers, rates) if wanted.casefold() in row.text.casefold()]
+    found = [row for row in _rows(answers, rates) if wanted.casefold() in row.text(COLUMNS).casefold()]
     return sorted(found, key=SORTS[sort])
 
 
@@ -105,10 +121,11 @@ def _rows(answers: list[Any], rates: Mapping[int, float]) -> Iterator[Row]:
                 each["uid"],
                 server["pid"],
                 "ACTIVE" if each["contexts"] else "IDLE",
-                share,
+                each["active_thread_percentage"],
                 len(each["contexts"]),
                 sum(each["memory_bytes"].values()) if each["memory_bytes"] else None,
                 each["command"],
+                namespace=each["namespace"] or "",
             )
             for each in server["clients"]
         ]

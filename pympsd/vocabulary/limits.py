@@ -58,6 +58,11 @@ class MemoryGroup:
     """The bytes that they are guaranteed (soft limit): clients of others that hold more than theirs are ended."""
 
 
+def cgroup_group(path: str) -> str:
+    """Return the name of the group that a cgroup's clients are."""
+    return f"cgroup {path}"
+
+
 @frozen
 class LimitsInForce:
     """What holds for a client: the least of what is set for it and of what it sets itself."""

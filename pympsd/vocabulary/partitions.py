@@ -86,6 +86,14 @@ def partition_name_problem(name: str) -> str:
     return name_problem(name)
 
 
+def no_partition_note(server: str, namespace: str, partition: str) -> str:
+    """Return a note on a namespace that is bound to an SM partition that is not there."""
+    return (
+        f"Server '{server}' has no SM partition '{partition}' yet; until it is created, clients of namespace "
+        f"'{namespace}' get no context."
+    )
+
+
 def partition_id(server: str, device: DeviceFacts, name: str) -> str:
     """Return the id of a partition: the same after every restart. Treat it as opaque."""
     digest = sha256("\0".join((server, device.uuid, name)).encode()).digest()

@@ -88,9 +88,9 @@ def read_containment(text: str) -> bool:
 
 
 def read_count(text: str) -> int:
-    """Read a number from 1 on."""
+    """Read a number from 1 to 99999."""
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text)):
-        raise BadText("a number from 1 on,", text)
+        raise BadText("a number from 1 to 99999,", text)
     return int(text)
 
 

@@ -162,6 +162,15 @@ class RoomMade:
     freed: bool
 
 
+@message(84)
+@frozen
+class OthersMemory:
+    """The bytes that clients of other executors hold on the device, in all and by group of clients."""
+
+    count: int
+    groups: dict[str, int]
+
+
 @message(83)
 @frozen
 class MemoryAudited:

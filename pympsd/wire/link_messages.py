@@ -79,7 +79,7 @@ class AdmitClient:
     """When it connected, in seconds since the epoch; reported to the next daemon, as ``namespace``."""
 
 
-@message(61)
+@message(62)
 @frozen
 class ClientJoined:
     """A client has been let in; what holds for it as long as it is there."""
@@ -187,6 +187,16 @@ class MemoryReported:
     clients: dict[int, int]
     launches: int = 0
     """The kernels that this server has started on the device."""
+
+
+@message(61)
+@frozen
+class MemoryElsewhere:
+    """The bytes that clients of other servers hold on a device, in all and by group of clients."""
+
+    device: int
+    count: int
+    groups: dict[str, int]
 
 
 @message(58)

@@ -16,7 +16,9 @@ from attrs import frozen
 NORMALIZED: Final = range(0xC0, 0xCC)
 """The CUarray_formats of integers that are always read as 0 or -1 to 1: of 8 and 16 bits, unsigned, then signed, each
 with 1, 2 and 4 channels."""
-NORMALIZED_CHANNELS: Final = {format: (1, 2, 4)[index % 3] for index, format in enumerate(NORMALIZED)}
+PACKED: Final = 0x50
+"""UNORM_INT_101010_2: a word of 10, 10, 10 and 2 bits, the first channel's the lowest, which are read as 0 to 1."""
+NORMALIZED_CHANNELS: Final = {PACKED: 4, **{format: (1, 2, 4)[index % 3] for index, format in enumerate(NORMALIZED)}}
 CHANNEL_BYTES: Final = {
     0x01: 1,
     0x02: 2,
@@ -26,10 +28,11 @@ CHANNEL_BYTES: Final = {
     0x0A: 4,
     0x10: 2,
     0x20: 4,
+    PACKED: 1,
     **{format: (1, 2)[index // 3 % 2] for index, format in enumerate(NORMALIZED)},
 }
-"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float; and those
-of NORMALIZED."""
+"""Bytes of a channel by CUarray_format: unsigned and signed integers of 8, 16 and 32 bits, half and float; those of
+NORMALIZED; and of PACKED a quarter of an element."""
 LEVELS: Final = 18
 """The most levels of a mipmapped array: its longest side has up to 131072 elements."""
 
@@ -110,7 +113,7 @@ class TextureObject:
     def is_float(self) -> bool:
         """Whether elements are read as floats: they are, or they are small integers read as -1 or 0 to 1."""
         is_small = CHANNEL_BYTES[self.format] < 4
-        always = self.format in _FLOATS or self.format in NORMALIZED
+        always = self.format in (*_FLOATS, PACKED, *NORMALIZED)
         return always or (is_small and not self.sampling.flags & Flag.READ_AS_INTEGER)
 
 

@@ -174,6 +174,34 @@ def flags_of_current() -> int:
     return current().flags
 
 
+def set_flags_of_current(flags: int) -> None:
+    """Set the flags of the current context; they do not affect the executor."""
+    context = current()
+    context.usable()
+    context.flags = _checked_flags(flags)
+
+
+def attach(flags: int) -> int:
+    """Return the current context, which cuCtxDetach then does not destroy for one time more."""
+    if flags:
+        raise invalid_value(f"cuCtxAttach takes no flags: 0, not {flags:#x}")
+    context = current()
+    context.usable()
+    context.attached += 1
+    return context.handle
+
+
+def detach(handle: int) -> None:
+    """Undo cuCtxAttach of the current context, or destroy it as cuCtxDestroy; INVALID_CONTEXT for another one."""
+    context = context_of(handle)
+    if context is not current():
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, "cuCtxDetach is of the context that is current to its thread")
+    if context.attached:
+        context.attached -= 1
+    else:
+        destroy(handle)
+
+
 def api_version(handle: int) -> int:
     """Return the API version of a context (NULL: the current one)."""
     context = context_of(handle) if handle else current()

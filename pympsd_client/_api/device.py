@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 from pympsd.version import API_VERSION
@@ -10,6 +11,7 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.structs import SM_COUNT
 from pympsd_client._connect.connection import Device
+from pympsd_client._objects.arrays.shapes import check_format
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
 
@@ -83,6 +85,27 @@ def attribute(wanted: int, device: int) -> int:
     facts = found.facts.attributes
     names = [name for name, value in _ATTRIBUTES.items() if value == wanted]  # an attribute may have aliases
     return next((facts[name] for name in names if name in facts), 0)
+
+
+_PROPERTIES: Final = (
+    *("MAX_THREADS_PER_BLOCK", "MAX_BLOCK_DIM_X", "MAX_BLOCK_DIM_Y", "MAX_BLOCK_DIM_Z", "MAX_GRID_DIM_X"),
+    *("MAX_GRID_DIM_Y", "MAX_GRID_DIM_Z", "MAX_SHARED_MEMORY_PER_BLOCK", "TOTAL_CONSTANT_MEMORY", "WARP_SIZE"),
+    *("MAX_PITCH", "MAX_REGISTERS_PER_BLOCK", "CLOCK_RATE", "TEXTURE_ALIGNMENT"),
+)
+"""The attributes that the fields of a CUdevprop are, in their order."""
+
+
+def properties(device: int) -> bytes:
+    """Return the device's CUdevprop."""
+    facts = process.device(device).facts.attributes
+    return struct.pack(f"={len(_PROPERTIES)}i", *(facts.get(name, 0) for name in _PROPERTIES))
+
+
+def linear_texture_width(format: int, channels: int, device: int) -> int:
+    """Return the most elements of a texture of linear memory; NOT_SUPPORTED, INVALID_VALUE for other formats."""
+    facts = process.device(device).facts.attributes
+    check_format(format, channels)
+    return facts.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
 
 
 def multiprocessors(device: Device) -> int:

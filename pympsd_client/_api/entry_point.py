@@ -40,6 +40,7 @@ _UNSIGNED: Final = {
 }
 _AS_GIVEN: Final = frozenset(
     {
+        "CUDA_MEMCPY3D_BATCH_OP *",
         "CUctxCreateParams *",
         "CUdevResource *",
         "CU_DEV_SM_RESOURCE_GROUP_PARAMS *",
@@ -59,9 +60,13 @@ _AS_GIVEN: Final = frozenset(
         "CUstreamAttrValue *",
         "CUstreamBatchMemOpParams *",
         "CUstreamCallback",
+        "CUtensorMap *",
         "PyObject *",
         "const CUmemLocation *",
         "const void *",
+        "cuuint32_t *",
+        "cuuint64_t *",
+        "int *",
         "size_t *",
         "void **",
     }
@@ -84,6 +89,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUcontext": bindings.CUcontext,
     "CUdevice": bindings.CUdevice,
     "CUdeviceptr": bindings.CUdeviceptr,
+    "CUdevprop": structs.device_properties,
     "CUevent": bindings.CUevent,
     "CUfunction": bindings.CUfunction,
     "CUfunction *": lambda handles: [bindings.CUfunction(handle) for handle in handles],
@@ -105,6 +111,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUuuid": structs.uuid,
     "CUexecAffinityParam": structs.sm_affinity,
     **array_structs.WRAPPERS,
+    "CUtensorMap": array_structs.wrapper("CUtensorMap"),
     **texture_structs.WRAPPERS,
     **graph_structs.WRAPPERS,
     **shared_handles.WRAPPERS,

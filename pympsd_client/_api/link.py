@@ -22,8 +22,11 @@ def create(count: int, options: Any, values: Any) -> int:
 
 
 def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int, options: Any, values: Any) -> None:
-    """Add PTX of ``size`` bytes. INVALID_PTX, INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol
-    that is defined twice; NOT_SUPPORTED for inputs that are no PTX, JIT_COMPILER_NOT_FOUND for NVVM IR.
+    """Add PTX of ``size`` bytes; as another type than CU_JIT_INPUT_PTX also a fatbin that holds some.
+
+    INVALID_PTX, INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol that is defined twice;
+    NOT_SUPPORTED for other inputs, NO_BINARY_FOR_GPU for fatbins without PTX for the device, JIT_COMPILER_NOT_FOUND
+    for NVVM IR.
     """
     found = link_of(link)
     data.check(size, to_be_written=False)

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 from typing import Any, Final
+
+from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory.copies import fill
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import InMemory
-from pympsd_client._objects.code.library import Library, libraries, new_library
+from pympsd_client._objects.code.library import Kernel, Library, libraries, new_library
 from pympsd_client._objects.launch import launch
 from pympsd_client._objects.process import process
 
+_KINDS: Final = {1: (True, 4), 2: (False, 4), 4: (True, 8), 5: (False, 8)}
+"""CUstreamBatchMemOpType: whether it waits, and the bytes of its word."""
 _NO_BARRIER: Final = 1
 _FLUSH: Final = 1 << 30
 _CONDITIONS: Final = range(4)
@@ -26,7 +29,7 @@ _MOST_OPERATIONS: Final = 256
 """In one batch, as documented for cuStreamBatchMemOp."""
 _OPERATION: Final = struct.Struct("=I4xQQI20x")
 """CUstreamBatchMemOpParams: operation, address, value, flags."""
-_ONE: Final = (1, 1, 1, 1, 1, 1, 0)
+ONE_THREAD: Final = (1, 1, 1, 1, 1, 1, 0)
 _TYPES: Final = (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_uint)
 _PTX: Final = "".join(
     (
@@ -58,6 +61,17 @@ NOR:
 )
 
 
+@frozen
+class Operation:
+    """A wait for a word of so many bytes, or its write."""
+
+    waits: bool
+    size: int
+    address: int
+    value: int
+    flags: int
+
+
 def write_value32(stream: int, address: int, value: int, flags: int) -> None:
     """Write a word of 32 bits once the stream's work so far is done; INVALID_VALUE if misaligned."""
     _write(stream, address, value & 0xFFFFFFFF, 4, flags)
@@ -69,11 +83,16 @@ def write_value64(stream: int, address: int, value: int, flags: int) -> None:
 
 
 def _write(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    for place, word in words(address, value, size, flags):
+        fill(place, word, 4, 1, stream)
+
+
+def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, int]]:
+    """Return the addresses and values of the words of 4 bytes that an operation writes; raise CudaError."""
     if flags & ~_NO_BARRIER:
         raise invalid_value(f"the flags are 0 or CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER, not {flags:#x}")
     _check_address(address, size)
-    for place in range(0, size, 4):
-        fill(address + place, value >> 8 * place & 0xFFFFFFFF, 4, 1, stream)
+    return [(address + place, value >> 8 * place & 0xFFFFFFFF) for place in range(0, size, 4)]
 
 
 def wait_value32(stream: int, address: int, value: int, flags: int) -> None:
@@ -87,14 +106,19 @@ def wait_value64(stream: int, address: int, value: int, flags: int) -> None:
 
 
 def _wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
+    kernel, values = waiting(address, value, size, flags)
+    launch(kernel.handle, ONE_THREAD, stream, values, 0)
+
+
+def waiting(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tuple[Any, Any]]:
+    """Return the kernel that waits for a word, and its parameters; raise CudaError."""
     if flags & _FLUSH:
         reason = "CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here"
         raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     if flags not in _CONDITIONS:
         raise invalid_value(f"the flags are a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     _check_address(address, size)
-    kernel = _library().kernel(f"wait{8 * size}")
-    launch(kernel.handle, _ONE, stream, ((address, value, flags), _TYPES), 0)
+    return _library().kernel(f"wait{8 * size}"), ((address, value, flags), _TYPES)
 
 
 def _check_address(address: int, size: int) -> None:
@@ -119,11 +143,12 @@ def batch(stream: int, count: int, operations: Any, flags: int) -> None:
     """Put several of these operations in a stream, in order; INVALID_VALUE, NOT_SUPPORTED before any of them."""
     if flags:
         raise invalid_value(f"cuStreamBatchMemOp takes no flags: 0, not {flags:#x}")
-    for execute, *arguments in [_read(one) for one in _operations(count, operations)]:
-        execute(stream, *arguments)
+    for one in [read(each) for each in operations_at(count, operations)]:
+        (_wait if one.waits else _write)(stream, one.address, one.value, one.size, one.flags)
 
 
-def _operations(count: int, given: Any) -> list[bytes]:
+def operations_at(count: int, given: Any) -> list[bytes]:
+    """Return the first CUstreamBatchMemOpParams of a list, or of an array in memory; INVALID_VALUE for fewer."""
     if count > _MOST_OPERATIONS:
         raise invalid_value(f"a batch has at most {_MOST_OPERATIONS} operations, not {count}")
     if isinstance(given, InMemory):
@@ -133,10 +158,11 @@ def _operations(count: int, given: Any) -> list[bytes]:
     return [ctypes.string_at(int(one.getPtr()), _OPERATION.size) for one in (given or ())[:count]]
 
 
-def _read(operation: bytes) -> tuple[Callable[..., None], int, int, int]:
+def read(operation: bytes) -> Operation:
+    """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for others than waits and writes."""
     kind, address, value, flags = _OPERATION.unpack(operation)
-    execute = {1: wait_value32, 2: write_value32, 4: wait_value64, 5: write_value64}.get(kind)
-    if execute is None:
+    if kind not in _KINDS:
         reason = f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
         raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
-    return execute, address, value, flags
+    waits, size = _KINDS[kind]
+    return Operation(waits, size, address, value & (1 << 8 * size) - 1, flags)

@@ -25,6 +25,7 @@ _GRID: Final = "gridDimX. gridDimY. gridDimZ. blockDimX. blockDimY. blockDimZ. s
 KernelParameters: Final[Any] = _layout("KernelParameters", f"func {_GRID} kernelParams extra kern ctx")
 FillParameters: Final[Any] = _layout("FillParameters", "dst pitch value. elementSize. width height")
 FillParametersWithContext: Final[Any] = _layout("_", "dst pitch value. elementSize. width height ctx")
+BatchParameters: Final[Any] = _layout("BatchParameters", "ctx count. paramArray flags.")
 HostParameters: Final[Any] = _layout("HostParameters", "fn userData")
 CopyParameters: Final[Any] = type(
     "CopyParameters",
@@ -54,6 +55,7 @@ EdgeData: Final[Any] = type(
     "EdgeData", (ctypes.Structure,), {"_fields_": [(n, ctypes.c_ubyte) for n in ("from_port", "to_port", "type")]}
 )
 NAMES: Final = (
+    "CUDA_BATCH_MEM_OP_NODE_PARAMS",
     "CUDA_CONDITIONAL_NODE_PARAMS",
     "CUDA_MEM_ALLOC_NODE_PARAMS",
     "CUDA_GRAPH_INSTANTIATE_PARAMS",
@@ -208,6 +210,7 @@ WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     **{
         name: _struct(name)
         for name in (
+            "CUDA_BATCH_MEM_OP_NODE_PARAMS",
             "CUDA_HOST_NODE_PARAMS",
             "CUDA_KERNEL_NODE_PARAMS",
             "CUDA_MEM_ALLOC_NODE_PARAMS",

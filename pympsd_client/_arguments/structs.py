@@ -66,6 +66,13 @@ def stream_attribute(value: bytes) -> Any:
     return made
 
 
+def device_properties(value: bytes) -> Any:
+    """Return a CUdevprop."""
+    made = bindings.CUdevprop()
+    ctypes.memmove(made.getPtr(), value, len(value))
+    return made
+
+
 def sm_affinity(count: int) -> Any:
     """Return a CUexecAffinityParam of type SM_COUNT."""
     made = CUexecAffinityParam()

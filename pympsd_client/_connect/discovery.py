@@ -33,6 +33,8 @@ class NoDaemon:
     reason: str
     drivers: bool = False
     """A daemon leads the driver's own server, to which only the native driver connects."""
+    limited: bool = False
+    """The pipe directory is, or may be, that of a server or a namespace: whoever names it wants its limits."""
 
 
 def control_socket(environment: Mapping[str, str]) -> str:
@@ -51,7 +53,8 @@ def without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver:
     """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises."""
     if why.drivers:
         return Way.NATIVE if native_driver() else Way.REFUSE
-    if environment.get(REQUIRE) == "1":
+    required = environment.get(REQUIRE)
+    if required == "1" or (why.limited and required != "0"):
         return Way.REFUSE
     return Way.NATIVE if native_driver() else Way.PRIVATE
 
@@ -60,6 +63,8 @@ def refusal(why: NoDaemon) -> str:
     """Return the message of Way.REFUSE."""
     if why.drivers:
         return f"{why.reason}, and this machine's driver is not usable: libcuda does not load, or cuInit fails"
+    if why.limited:
+        return f"{why.reason}; without MPS this program would have no limits ({REQUIRE}=0 lets it run so)"
     return f"{why.reason}, and {REQUIRE}=1 asks for one"
 
 

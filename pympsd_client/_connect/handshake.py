@@ -29,18 +29,22 @@ from pympsd_client._connect.discovery import (
     hello_environment,
     is_traced,
 )
-from pympsd_client._connect.pipe_directories import misspelt
+from pympsd_client._connect.pipe_directories import is_below_a_daemon, misspelt
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning says what cuInit waits for."""
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+_NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
+"""What a path says without a socket, through a file, or through a directory of another user's that a daemon found."""
 GRANTS_LIMIT: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before the next of them: the daemon has to see the end of the last."""
 _FRAMES: Final = 7
 """_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
+HIDDEN: Final = (errno.EACCES, errno.EPERM)
+"""Errors of a socket that may be a namespace's for all this process can see."""
 _PEER_CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -49,10 +53,7 @@ class NotWelcomed(CudaError):
 
 
 def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemon:
-    """Return a connection to the daemon's socket, or why there is none.
-
-    Raise CudaError if the place is one where a daemon would have a server or a namespace, but has none of that name.
-    """
+    """Return a connection to the daemon's socket, or why there is none."""
     path = control_socket(environment)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -61,10 +62,12 @@ def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemo
         connection.close()
         if error.errno == errno.EPROTOTYPE:
             return NoDaemon(f"the MPS control daemon at {path} leads the driver's own server", drivers=True)
-        if error.errno == errno.ENOENT and (wrong := misspelt(os.path.dirname(path))):
-            # Whoever names a namespace wants its limits: without MPS there would be none.
-            raise _no_connection(f"no MPS control socket at {path}: {wrong}") from None
-        return NoDaemon(f"no MPS control daemon at {path} ({error.strerror or error})")
+        directory = os.path.dirname(path)
+        if error.errno in _NOT_THERE and (wrong := misspelt(directory)):
+            return NoDaemon(f"no MPS control socket at {path}: {wrong}", limited=True)
+        is_named = bool(environment.get("CUDA_MPS_PIPE_DIRECTORY"))
+        is_limited = is_named and (error.errno in HIDDEN or is_below_a_daemon(directory))
+        return NoDaemon(f"no MPS control daemon at {path} ({error.strerror or error})", limited=is_limited)
     return connection
 
 

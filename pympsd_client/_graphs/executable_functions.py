@@ -15,6 +15,7 @@ from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import Failed, NotOneContext, context_of_graph
 from pympsd_client._graphs.update import Refusal, Verdict, check_work, pairs
 from pympsd_client._graphs.work import (
+    BatchWork,
     ChildWork,
     CopyWork,
     FillWork,
@@ -176,6 +177,12 @@ def set_fill(executable: int, node: int, given: Any, context: int) -> None:
     """Change a fill node of an executable graph; of rows only address and value change, else INVALID_VALUE."""
     address = structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS")
     _change(executable, node, FillWork, lambda before: parameters.fill_at(address, context))
+
+
+def set_batch(executable: int, node: int, given: Any) -> None:
+    """Change memory operations of an executable graph; their types and context stay, else INVALID_VALUE."""
+    address = structs.address_of(given, "CUDA_BATCH_MEM_OP_NODE_PARAMS")
+    _change(executable, node, BatchWork, lambda before: parameters.batch_at(address))
 
 
 def set_host(executable: int, node: int, given: Any) -> None:

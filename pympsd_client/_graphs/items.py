@@ -19,6 +19,7 @@ from pympsd_client._command_stream.operations import LAUNCH_OPCODE
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.work import (
     AllocateWork,
+    BatchWork,
     ChildWork,
     ConditionalWork,
     CopyWork,
@@ -40,7 +41,7 @@ _STREAM: Final = STREAM_LEGACY
 """What records of items name: it stands for the stream of the launch."""
 
 
-_NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork)
+_NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork, BatchWork)
 
 
 class NotOneContext(Exception):
@@ -115,6 +116,10 @@ class Items:
             return self._add_graph(work.graph, self._joined(after))
         if isinstance(work, ConditionalWork):
             return self._add(b"", after, self._conditional(work))
+        if isinstance(work, BatchWork):
+            for part in work.parts:
+                after = self._add(self._record(part), after)
+            return after if work.parts else self._add(b"", after)
         return self._add(self._record(work), after)
 
     def _conditional(self, work: ConditionalWork) -> Conditional:
@@ -216,7 +221,7 @@ def _contexts(graph: Graph) -> list[Context]:
         elif isinstance(work, ConditionalWork):
             found += [each for body in work.bodies for each in _contexts(body)]
             found.append(work.condition.context)
-        elif isinstance(work, KernelWork | FillWork | CopyWork):
+        elif isinstance(work, KernelWork | FillWork | CopyWork | BatchWork):
             found.append(work.context)
         elif isinstance(work, AllocateWork):
             found.append(work.allocation.context)

@@ -20,6 +20,7 @@ from pympsd_client._graphs.parameters import CHILD_CLONED
 from pympsd_client._graphs.structure import dependency_map
 from pympsd_client._graphs.work import (
     AllocateWork,
+    BatchWork,
     ChildWork,
     ConditionalHandle,
     ConditionalWork,
@@ -39,6 +40,7 @@ from pympsd_client._objects.process import process
 
 _Work = TypeVar("_Work")
 _ASSIGN_DEFAULT = 1
+_BATCH = "CUDA_BATCH_MEM_OP_NODE_PARAMS"
 _USED_HIGH, _RESERVED_HIGH = 1, 3
 
 
@@ -77,6 +79,11 @@ def add_fill(graph: int, after: Any, count: int, given: Any, context: int) -> in
     """Add a fill of device memory by elements of 1, 2 or 4 bytes."""
     address = structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS")
     return _add(graph, after, count, parameters.fill_at(address, context))
+
+
+def add_batch(graph: int, after: Any, count: int, given: Any) -> int:
+    """Add waits for words and writes of them, in order; NOT_SUPPORTED for other memory operations."""
+    return _add(graph, after, count, parameters.batch_at(structs.address_of(given, _BATCH)))
 
 
 def add_host(graph: int, after: Any, count: int, given: Any) -> int:
@@ -237,6 +244,16 @@ def set_fill(handle: int, given: Any) -> None:
     """Set a fill node's parameters; its context stays."""
     context = work_of(handle, FillWork).context
     _set(handle, parameters.fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context.handle))
+
+
+def batch_parameters(handle: int) -> bytes:
+    """Return the parameters of memory operations; their array is valid until they are set, or the node destroyed."""
+    return parameters.batch_bytes(work_of(handle, BatchWork))
+
+
+def set_batch(handle: int, given: Any) -> None:
+    """Set the parameters of memory operations."""
+    _set(handle, parameters.batch_at(structs.address_of(given, _BATCH)))
 
 
 def allocation_parameters(handle: int) -> bytes:

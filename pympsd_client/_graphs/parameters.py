@@ -11,6 +11,7 @@ from attrs import evolve
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
 from pympsd.wire.launch_flags import MOST
+from pympsd_client._api import stream_memory
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -24,6 +25,7 @@ from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph
 from pympsd_client._graphs.work import (
     AllocateWork,
+    BatchWork,
     ChildWork,
     ConditionalHandle,
     ConditionalWork,
@@ -141,6 +143,36 @@ def fill_bytes(work: FillWork) -> bytes:
     return bytes(structs.FillParameters(*fields))
 
 
+# --- waits for words and writes of them
+
+
+def batch_at(address: int) -> BatchWork:
+    """Return the work of a CUDA_BATCH_MEM_OP_NODE_PARAMS in memory; raise CudaError."""
+    raw = structs.BatchParameters.from_address(address)
+    if raw.flags:
+        raise invalid_value(f"a batch of memory operations takes no flags: 0, not {raw.flags:#x}")
+    if raw.count and not raw.paramArray:
+        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are said to be there")
+    context = _context(raw.ctx)
+    operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
+    parts = [part for one in operations for part in _parts(stream_memory.read(one), context)]
+    return BatchWork(tuple(operations), tuple(parts), context)
+
+
+def _parts(of: stream_memory.Operation, context: Context) -> list[KernelWork | FillWork]:
+    given = (of.address, of.value, of.size, of.flags)
+    if not of.waits:
+        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*given)]
+    kernel, values = stream_memory.waiting(*given)
+    function = kernel.function_in(context)
+    return [KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
+
+
+def batch_bytes(work: BatchWork) -> bytes:
+    """Return a CUDA_BATCH_MEM_OP_NODE_PARAMS, which points into the work."""
+    return bytes(structs.BatchParameters(work.context.handle, len(work.operations), work.array, 0))
+
+
 # --- host functions, events
 
 
@@ -230,6 +262,7 @@ _READERS: Final[dict[int, Callable[[int], Any]]] = {
     NodeType.MEMCPY: _copy_any,
     NodeType.MEM_ALLOC: memory.node_at,
     NodeType.MEMSET: lambda address: fill_at(address, structs.FillParametersWithContext.from_address(address).ctx),
+    NodeType.BATCH_MEM_OP: batch_at,
     NodeType.HOST: host_at,
     NodeType.EMPTY: lambda address: EmptyWork(),
     NodeType.EVENT_RECORD: lambda address: RecordWork(_event_at(address)),
@@ -272,6 +305,8 @@ def _any_bytes(work: Any) -> bytes:
             return head + structs.copy_bytes(work.copy)
         case FillWork():
             return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
+        case BatchWork():
+            return batch_bytes(work)
         case HostWork():
             return host_bytes(work)
         case ChildWork():

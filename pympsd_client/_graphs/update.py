@@ -7,8 +7,9 @@ from enum import IntEnum
 
 from attrs import frozen
 
+from pympsd_client._api.stream_memory import read
 from pympsd_client._graphs.graph import Graph, Node
-from pympsd_client._graphs.work import ConditionalWork, CopyWork, FillWork, KernelWork, inner_graphs
+from pympsd_client._graphs.work import BatchWork, ConditionalWork, CopyWork, FillWork, KernelWork, inner_graphs
 
 
 class Verdict(IntEnum):
@@ -51,6 +52,10 @@ def check_work(old: Node, new: Node) -> None:
     elif isinstance(before, FillWork):
         sizes = [(one.element_bytes, one.width, one.height, one.pitch) for one in (before, after)]
         if before.context is not after.context or ((before.height > 1 or after.height > 1) and sizes[0] != sizes[1]):
+            raise Refusal(Verdict.PARAMETERS_CHANGED, new)
+    elif isinstance(before, BatchWork):
+        operations = [[(part.waits, part.size) for part in map(read, one.operations)] for one in (before, after)]
+        if before.context is not after.context or operations[0] != operations[1]:
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
     elif isinstance(before, ConditionalWork) and (before.kind, len(before.bodies)) != (after.kind, len(after.bodies)):
         raise Refusal(Verdict.PARAMETERS_CHANGED, new)

@@ -36,6 +36,7 @@ class NodeType(IntEnum):
     EVENT_RECORD = 7
     MEM_ALLOC = 10
     MEM_FREE = 11
+    BATCH_MEM_OP = 12
     CONDITIONAL = 13
 
 
@@ -204,6 +205,24 @@ class FreeWork:
 
     type: ClassVar = NodeType.MEM_FREE
     address: int
+
+
+@define(eq=False)
+class BatchWork:
+    """Waits for words and writes of them, in order: CUstreamBatchMemOpParams, and the work that carries them out."""
+
+    type: ClassVar = NodeType.BATCH_MEM_OP
+    operations: tuple[bytes, ...]
+    parts: tuple[KernelWork | FillWork, ...]
+    context: Context
+    _array: Any = field(default=None, init=False)
+
+    @property
+    def array(self) -> int:
+        """The address of an array of the operations, valid as long as this object."""
+        if self._array is None:
+            self._array = ctypes.create_string_buffer(b"".join(self.operations) or b"\0")
+        return ctypes.addressof(self._array) if self.operations else 0
 
 
 def inner_graphs(work: Any) -> tuple[Graph, ...]:

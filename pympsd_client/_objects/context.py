@@ -65,6 +65,8 @@ class Context:
         """``partition``: the SMs of a green context, None: no such context."""
         self.device: Final = device
         self.flags = flags
+        self.attached = 0
+        """Calls of cuCtxAttach that no cuCtxDetach has undone."""
         self._affinity: Final = affinity
         self.partition: Final = partition
         self.primary: Final = primary

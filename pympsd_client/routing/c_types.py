@@ -38,6 +38,7 @@ STRUCTURES: Final = {
     "CUipcEventHandle": 64,
     "CUmemPoolPtrExportData": 64,
     "CUdevResource": 144,
+    "CUdevprop": 56,
     "cudaDevResource": 144,
     "CUDA_ARRAY_DESCRIPTOR": 24,
     "CUDA_ARRAY3D_DESCRIPTOR": 40,
@@ -47,6 +48,7 @@ STRUCTURES: Final = {
     "CUmemAllocationProp": 32,
     "CUmemPoolProps": 88,
     "CUstreamAttrValue": 64,
+    "CUtensorMap": 128,
 }
 """Structures that functions return, and their bytes."""
 

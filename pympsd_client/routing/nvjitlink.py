@@ -33,7 +33,8 @@ from pympsd_client.routing.nvrtc import array_of, options_at
 from pympsd_client.routing.pointers import original
 
 _SUCCESS, _INTERNAL = 0, 6
-_CUBIN, _PTX, _LTO, _FATBIN, _LIBRARY, _ANY = 1, 2, 3, 4, 6, 10
+_CUBIN, _PTX, _LTO, _FATBIN, _OBJECT, _LIBRARY, _ANY = 1, 2, 3, 4, 5, 6, 10
+_MAY_BE_PTX: Final = frozenset({_CUBIN, _FATBIN, _OBJECT, _LIBRARY, _ANY})
 _REGISTERS: Final = re.compile(rb"-maxrregcount=(\d+)$")
 
 
@@ -60,7 +61,7 @@ def _create(handle: int, count: int, options: int) -> int:
 
 def _add_data(handle: int, kind: int, data: int, size: int, name: int) -> int:
     link = _links.get(handle)
-    if link is not None and data and kind in (_CUBIN, _ANY) and is_ptx(string_at(data, size)):
+    if link is not None and data and kind in _MAY_BE_PTX and is_ptx(string_at(data, size)):
         kind = _PTX  # made by NVRTC or here, in an earlier step
     call = original("nvJitLinkAddData", c_void_p, c_int, c_void_p, c_size_t, c_void_p)
     result = int(call(handle, kind, data, size, name))
@@ -70,13 +71,23 @@ def _add_data(handle: int, kind: int, data: int, size: int, name: int) -> int:
 
 
 def _add_file(handle: int, kind: int, name: int) -> int:
-    result = int(original("nvJitLinkAddFile", c_void_p, c_int, c_void_p)(handle, kind, name))
     link = _links.get(handle)
+    data = _contents(string_at(name)) if link is not None and name else b""
+    if kind in _MAY_BE_PTX and is_ptx(data):
+        kind = _PTX
+    result = int(original("nvJitLinkAddFile", c_void_p, c_int, c_void_p)(handle, kind, name))
     if result == _SUCCESS and link is not None:
-        with open(string_at(name), "rb") as file:
-            data = file.read()
-        link.inputs.append((_PTX if kind in (_CUBIN, _ANY) and is_ptx(data) else kind, data, string_at(name)))
+        link.inputs.append((kind, data, string_at(name)))
     return result
+
+
+def _contents(path: bytes) -> bytes:
+    """Return what a file holds; nothing if it cannot be read, which nvJitLink says itself."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _complete(handle: int) -> int:

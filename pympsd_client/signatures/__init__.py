@@ -24,6 +24,7 @@ from pympsd_client.signatures import (
     pools,
     settings,
     streams,
+    tensor_maps,
     virtual_memory,
 )
 from pympsd_client.signatures.rows import Calling, Parameter, Signature
@@ -36,6 +37,7 @@ _CHAPTERS: Final = (
     virtual_memory,
     ipc,
     arrays,
+    tensor_maps,
     execution,
     libraries,
     settings,

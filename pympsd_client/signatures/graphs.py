@@ -44,6 +44,7 @@ _NODES: Final = f"""
 cuGraphAddKernelNode({_ADD}, CUDA_KERNEL_NODE_PARAMS *nodeParams) = add_kernel
 cuGraphAddMemcpyNode({_ADD}, CUDA_MEMCPY3D *copyParams, CUcontext ctx) = add_copy
 cuGraphAddMemsetNode({_ADD}, CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx) = add_fill
+cuGraphAddBatchMemOpNode({_ADD}, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = add_batch
 cuGraphAddHostNode({_ADD}, CUDA_HOST_NODE_PARAMS *nodeParams) = add_host
 cuGraphAddChildGraphNode({_ADD}, CUgraph childGraph) = add_child
 cuGraphAddEmptyNode({_ADD}) = add_empty
@@ -71,6 +72,8 @@ cuGraphMemcpyNodeGetParams(CUgraphNode hNode, out CUDA_MEMCPY3D nodeParams) = co
 cuGraphMemcpyNodeSetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams) = set_copy
 cuGraphMemsetNodeGetParams(CUgraphNode hNode, out CUDA_MEMSET_NODE_PARAMS nodeParams) = fill_parameters
 cuGraphMemsetNodeSetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams) = set_fill
+cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, out CUDA_BATCH_MEM_OP_NODE_PARAMS nodeParams_out) = batch_parameters
+cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
 cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams) = host_parameters
 cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
 cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = recorded_event
@@ -97,6 +100,8 @@ cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_M
     = set_copy
 cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *memsetParams,
     CUcontext ctx) = set_fill
+cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
+    CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
 cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
 cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) = set_child
 cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_recorded_event

@@ -62,6 +62,8 @@ cuMemcpy2DUnaligned(CUDA_MEMCPY2D *pCopy) = _api.memory.region_copy.copy(pCopy, 
 cuMemcpy2DAsync(CUDA_MEMCPY2D *pCopy, CUstream hStream) = _api.memory.region_copy.copy
 cuMemcpy3D(CUDA_MEMCPY3D *pCopy) = _api.memory.region_copy.copy(pCopy, 0, True)
 cuMemcpy3DAsync(CUDA_MEMCPY3D *pCopy, CUstream hStream) = _api.memory.region_copy.copy
+cuMemcpy3DBatchAsync(size_t numOps, CUDA_MEMCPY3D_BATCH_OP *opList, unsigned long long flags, CUstream hStream)
+    = _api.memory.batch.copy_regions
 cuMemcpy3DPeer(CUDA_MEMCPY3D_PEER *pCopy) = _api.memory.region_copy.copy_peer(pCopy, 0)
 cuMemcpy3DPeerAsync(CUDA_MEMCPY3D_PEER *pCopy, CUstream hStream) = _api.memory.region_copy.copy_peer
 """

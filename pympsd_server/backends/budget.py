@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Final
 from weakref import WeakValueDictionary
@@ -53,6 +53,8 @@ class DeviceBudget:
     """By name, while clients have them."""
     _others: int = field(default=0, init=False)
     """The used bytes not taken by clients of this executor."""
+    _elsewhere: Mapping[str, int] = field(factory=dict, init=False)
+    """The bytes that clients of other executors hold, by group."""
     _lock: Lock = field(factory=Lock, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -93,6 +95,16 @@ class DeviceBudget:
             self.used -= count
         self.changed()
 
+    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
+        """Count the bytes that clients of other executors hold: by group, and in all unless ``in_all`` knows."""
+        with self._lock:
+            if self.in_all is None:
+                self.used += count - self._others
+                self._others = count
+            self._elsewhere = groups
+            for name, group in self._groups.items():
+                group.elsewhere = groups.get(name, 0)
+
     def groups(self, limits: Sequence[MemoryGroup], client: int) -> tuple[GroupBudget, ...]:
         """Return the accounts of groups, one of a name for all its clients.
 
@@ -101,6 +113,7 @@ class DeviceBudget:
         with self._lock:
             found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
             for group, one in zip(found, limits, strict=True):
+                group.elsewhere = self._elsewhere.get(group.name, 0)
                 if client >= group.latest:
                     group.latest, group.limit, group.soft = client, one.limit, one.soft
             return tuple(found)
@@ -109,7 +122,7 @@ class DeviceBudget:
         """Take bytes of all groups, or of none; return the one that has not enough left."""
         with self._lock:
             for group in groups:
-                if group.used + count > group.limit:
+                if count > group.left:
                     return group
             for group in groups:
                 group.used += count
@@ -135,13 +148,15 @@ class GroupBudget:
     limit: int = 0
     soft: int = 0
     used: int = 0
+    elsewhere: int = 0
+    """What clients of other executors hold."""
     latest: int = 0
     """The client that the limits came with."""
 
     @property
     def left(self) -> int:
         """The bytes that can still be taken."""
-        return self.limit - self.used
+        return self.limit - self.used - self.elsewhere
 
 
 @define(eq=False)
@@ -197,7 +212,7 @@ class ClientBudget:
     def _is_guaranteed(self, count: int) -> bool:
         """Return whether bytes would be within the soft limits, of which there is one."""
         soft = [group for group in self.groups if group.soft]
-        return bool(soft) and all(group.used + count <= group.soft for group in soft)
+        return bool(soft) and all(group.used + group.elsewhere + count <= group.soft for group in soft)
 
     def give(self, count: int) -> None:
         """Return bytes."""

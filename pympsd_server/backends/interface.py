@@ -323,6 +323,9 @@ class Device(TellsTimeline, Protocol):
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` after every change of ``memory_used``, from any thread; it must not wait."""
 
+    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
+        """Count the bytes that clients of other executors hold on the device, in all and by group of clients."""
+
     def audit_memory(self, audited: Audit) -> None:
         """Call ``audited`` for what clients with an audited quota take and return, from any thread."""
 

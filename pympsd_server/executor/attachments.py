@@ -19,6 +19,7 @@ from pympsd.wire.executor_messages import (
     DropClient,
     ExecutorDone,
     ExecutorRefused,
+    OthersMemory,
     RoomMade,
     StartTimeline,
     StopTimeline,
@@ -104,6 +105,8 @@ class Attachments:
                 self._terminate(message)
             case DropClient():
                 self._drop(message)
+            case OthersMemory(count, groups):
+                self._device.account_others(count, groups)
             case RoomMade():
                 self._shortages.answered(message)
             case StopTimeline():

@@ -143,8 +143,7 @@ class Containment:
     def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
         """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
         if client.serial in self.clients or client.serial in self.clients_in_partitions:
-            code = next((self.contexts[one] for one in client.contexts if one in self.contexts), 0)
-            return code or Result.ERROR_LAUNCH_FAILED, "a fatal GPU fault has reached this process: end it"
+            return self._sticky_of(client), "a fatal GPU fault has reached this process: end it"
         if client.serial in self.expelled:
             reason = "the namespace or SM partition that this process came to was deleted with its clients: end it"
             return Result.ERROR_MPS_CLIENT_TERMINATED, reason
@@ -152,6 +151,10 @@ class Containment:
             reason = f"device {device} is being made anew after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
+
+    def _sticky_of(self, client: Client) -> int:
+        codes = [self.contexts[one] for one in client.contexts if one in self.contexts]
+        return codes[0] if codes else Result.ERROR_LAUNCH_FAILED
 
     def _places(self, slot: ExecutorSlot) -> list[Place]:
         """Return all places of a slot, whose executor is lost."""
@@ -219,7 +222,9 @@ class Containment:
             if executor is not None:
                 await self.executors.end(executor)
         if not self.server.is_volta_or_newer:
-            self.server.end_by_fault()
+            # A neighbour that polls may see the end before its context's error.
+            codes = {client.serial: self._sticky_of(client) for client in self.server.roster.clients.values()}
+            self.server.end_by_fault(codes, reason)
 
     async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:
         executor = self.executors.executor_of(context)

@@ -52,10 +52,10 @@ async def make_room(containment: Containment, device: int, caller: Client, short
     Return whether the caller should try again.
     """
     server, executors = containment.server, containment.executors
-    before = sum(executors.held(device).values())
+    before = sum(executors.accounts.held(device).values())
     server.log.info("memory_short", uuid=server.devices[device].uuid, pid=caller.pid, short=short)
     async with containment.making_room:
-        used = executors.held(device)
+        used = executors.accounts.held(device)
         short -= before - sum(used.values())
         if short <= 0:
             return True  # clients were ended for another one
@@ -102,7 +102,7 @@ async def _freed(executors: Executors, device: int, held: Mapping[int, int], cou
     """Wait until clients hold so many bytes less than they held, FREED_SECONDS at most."""
     with trio.move_on_after(FREED_SECONDS):
         while True:
-            now = executors.held(device)
+            now = executors.accounts.held(device)
             if sum(held.values()) - sum(now.get(serial, 0) for serial in held) >= count:
                 return
-            await executors.memory_changed.park()
+            await executors.accounts.changed.park()

@@ -23,6 +23,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd.wire.errors import RemoteError
 from pympsd_server.service.executor import Executor, ExecutorError, gone
+from pympsd_server.service.memory_accounts import MemoryAccounts
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
 from pympsd_server.state_machine.roster import Context
 
@@ -56,8 +57,7 @@ class Executors:
     """Called when a client lacks memory that it is guaranteed."""
     on_audited: Callable[[int, executor_messages.MemoryAudited], None] = lambda device, message: None
     """Called with (device, message) when an audited client has taken or returned memory."""
-    memory_changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
-    """The tasks that wait for the next report of what clients hold."""
+    accounts: MemoryAccounts = field(factory=MemoryAccounts, init=False)
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
@@ -68,8 +68,6 @@ class Executors:
     _generations: dict[int, int] = field(factory=dict, init=False)
     """The last generation by device."""
     _starting: dict[ExecutorSlot, trio.Lock] = field(factory=dict, init=False)
-    _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
-    """Bytes by client, by slot."""
     _requests: count[int] = field(factory=lambda: count(1), init=False)
 
     def next_request(self) -> int:
@@ -126,7 +124,7 @@ class Executors:
             return
         if self.is_used(executor.slot):
             # The same memory is held as before, but no longer by the same clients.
-            self._report_memory(executor.slot, self._held.get(executor.slot, {}))
+            self._report_memory(executor.slot, self.accounts.in_slot(executor.slot))
             return
         self.log.info("executor_forsaken", device=executor.device, pid=executor.process.pid)
         await self.end(executor)
@@ -167,6 +165,7 @@ class Executors:
                 if slot.partition:
                     self.log.info("executor_partition", pid=process.pid, name=slot.partition)
                 self._running[slot] = executor
+                self.accounts.started(executor)
                 self.on_start(executor)
                 task_status.started()
                 nursery.start_soon(self._watch, executor)
@@ -184,7 +183,8 @@ class Executors:
         finally:
             self._running.pop(slot, None)
             executor.end()
-            self._report_memory(slot, {})
+            self.accounts.ended(slot)
+            self._push_memory(slot.device)
             channel.close()
             with trio.CancelScope(shield=True):
                 status = await _reap(process)
@@ -225,15 +225,12 @@ class Executors:
 
     def _report_memory(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
         """Store the memory that a slot's clients hold, and report that of all clients of the device."""
-        self._held[slot] = held
-        self.memory_changed.unpark_all()
-        if self.on_memory is not None:
-            self.on_memory(slot.device, self.held(slot.device))
+        self.accounts.report(slot, held)
+        self._push_memory(slot.device)
 
-    def held(self, device: int) -> dict[int, int]:
-        """Return the bytes that clients hold on a device, as last reported."""
-        of_device = (each for other, each in self._held.items() if other.device == device)
-        return {client: count for each in of_device for client, count in each.items()}
+    def _push_memory(self, device: int) -> None:
+        if self.on_memory is not None:
+            self.on_memory(device, self.accounts.held(device))
 
 
 def _first(group: BaseExceptionGroup[ExecutorError]) -> ExecutorError:

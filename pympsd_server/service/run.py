@@ -135,6 +135,7 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
         log,
         is_used=lambda slot: bool(server.roster.contexts_in(slot)),
     )
+    executors.accounts.groups_of = server.groups_of
     containment = Containment(server, executors, nursery)
     executors.on_fault, executors.on_loss = containment.context_faulted, containment.executor_lost
     executors.on_shortage = lambda *shortage: nursery.start_soon(answer_shortage, containment, *shortage)
@@ -182,6 +183,8 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                         server.leave(forced=False)
                 case link.LimitsChanged(thread_percentage, memory_limits), _:
                     server.change_limits(thread_percentage, memory_limits)
+                case link.MemoryElsewhere(device, count, groups), _:
+                    containment.executors.accounts.set_elsewhere(device, count, groups)
                 case link.TerminateClient() as message, _:
                     nursery.start_soon(terminate_client, containment, message)
                 case link.StartTrace(), (fd,):

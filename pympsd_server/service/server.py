@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 import trio
@@ -89,6 +90,11 @@ class Server:
     def slot_of(self, client: Client, device: int) -> ExecutorSlot:
         """Return the slot of a client's contexts on a device."""
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
+
+    def groups_of(self, client: int, device: int) -> Iterable[str]:
+        """Return the groups whose limits of memory on a device hold for a client, by serial."""
+        found = self.roster.clients.get(client)
+        return [group.name for group in found.groups.get(device, ())] if found is not None else ()
 
     def start_serving(self) -> None:
         """End the initialisation."""
@@ -247,9 +253,11 @@ class Server:
             self.phase = phases.move(self.phase, Phase.SERVING)
             self.link.status(ServerStatus.ACTIVE)
 
-    def end_by_fault(self) -> None:
-        """End the server because of a fatal fault (before Volta)."""
+    def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
+        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by serial."""
         self.log.error("fault_ends_server")
+        for serial, channel in self.channels.items():
+            channel.send(RequestRefused(0, codes[serial], reason))
         self.status = FAULT_STATUS
         self._end()
 

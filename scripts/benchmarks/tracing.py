@@ -1,4 +1,7 @@
-"""What a trace costs: launches with a wait each, without one and with ``trace start`` or ``PYMPSD_TRACE``."""
+"""What a trace costs: launches with a wait each, and the calls alone, without one and with it.
+
+A trace is that of ``trace start`` or of ``PYMPSD_TRACE``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from timing import Report
 
 ROUNDS = 9
 WINDOW_SECONDS = 1.0
+BURST = 20
 CLIENT = """
 import sys, time
 from pympsd_client import driver as cuda
@@ -23,12 +27,15 @@ cuda.cuCtxSetCurrent(cuda.cuDevicePrimaryCtxRetain(0)[1])
 module = cuda.cuModuleLoadData(b".version 7.0 .target sm_70 .address_size 64 .visible .entry empty() { ret; }")[1]
 empty = cuda.cuModuleGetFunction(module, b"empty")[1]
 for line in sys.stdin:
-    end, count = time.perf_counter() + float(line), 0
-    while time.perf_counter() < end:
-        assert cuda.cuLaunchKernel(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)[0] == 0
+    seconds, launches = line.split()
+    begin = time.perf_counter()
+    count, launching = 0, 0.0
+    while (before := time.perf_counter()) < begin + float(seconds):
+        for _ in range(int(launches)):
+            cuda.cuLaunchKernel(empty, 1, 1, 1, 32, 1, 1, 0, 0, 0, 0)
+        count, launching = count + int(launches), launching + time.perf_counter() - before
         assert cuda.cuCtxSynchronize()[0] == 0
-        count += 1
-    print(count, flush=True)
+    print(count / (launching if launches != "1" else time.perf_counter() - begin), flush=True)
 """
 
 
@@ -52,15 +59,17 @@ def measure(report: Report) -> None:
         report.add(
             "launches without PYMPSD_TRACE, against those with it", _ratio(plain, lambda: _rate(traced)), 2.0, "x"
         )
+        alone = _ratio(plain, lambda: _rate(traced, BURST), BURST)
+        report.add("the call of a launch without PYMPSD_TRACE, against one with it", alone, 2.0, "x")
 
 
-def _ratio(plain: subprocess.Popen[str], traced: Callable[[], float]) -> float:
-    """Return the median of the ratios of rates, each beside the next one in time."""
+def _ratio(plain: subprocess.Popen[str], traced: Callable[[], float], launches: int = 1) -> float:
+    """Return the median of the ratios of rates, each beside the next one in time; ``launches`` as in _rate."""
     ratios = []
-    before = _rate(plain)
+    before = _rate(plain, launches)
     for _ in range(ROUNDS):
         slow = traced()
-        after = _rate(plain)
+        after = _rate(plain, launches)
         ratios.append((before + after) / 2 / slow)
         before = after
     print(f"    (from {min(ratios):.2f} to {max(ratios):.2f})")
@@ -74,9 +83,10 @@ def _client(env: dict[str, str], stack: ExitStack) -> subprocess.Popen[str]:
     return client
 
 
-def _rate(client: subprocess.Popen[str]) -> float:
+def _rate(client: subprocess.Popen[str], launches: int = 1) -> float:
+    """Return launches a second: with a wait after each, or of several before a wait the time of the calls alone."""
     assert client.stdin is not None
     assert client.stdout is not None
-    client.stdin.write(f"{WINDOW_SECONDS}\n")
+    client.stdin.write(f"{WINDOW_SECONDS} {launches}\n")
     client.stdin.flush()
-    return int(client.stdout.readline()) / WINDOW_SECONDS
+    return float(client.stdout.readline())

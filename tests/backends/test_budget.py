@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import MemoryGroup
-from pympsd_server.backends.budget import NOTEWORTHY_BYTES, ClientBudget, DeviceBudget
+from pympsd_server.backends.budget import NOTEWORTHY_BYTES, ClientBudget, DeviceBudget, Shortage
 from pympsd_server.backends.interface import BackendError
 
 GIB = 1 << 30
@@ -45,6 +45,28 @@ def test_small_differences_are_ignored_and_a_lone_budget_asks_nothing() -> None:
     alone = DeviceBudget(GIB)
     assert alone.take(GIB)
     assert not alone.take(1)
+
+
+def test_what_others_hold_is_accounted_in_all_and_by_group() -> None:
+    device = DeviceBudget(100)
+    client = ClientBudget(device, 0, device.groups([MemoryGroup("cgroup /x", 60, soft=30)], 1))
+    client.take(20)
+    device.account_others(50, {"cgroup /x": 10, "cgroup /y": 40})
+    assert (device.used, client.free) == (70, 30)
+    with pytest.raises(BackendError, match="the clients of cgroup /x have 30 of 60 left"):
+        client.take(31)
+    device.account_others(75, {"cgroup /x": 10})
+    with pytest.raises(BackendError) as caught:
+        client.take(10)
+    assert not isinstance(caught.value, Shortage), "with what is elsewhere it would be above its soft limit"
+    device.account_others(75, {})
+    with pytest.raises(Shortage):
+        client.take(10)
+    device.account_others(0, {})
+    assert (device.used, client.free) == (20, 40)
+    later = DeviceBudget(100)
+    later.account_others(10, {"cgroup /x": 50})
+    assert ClientBudget(later, 0, later.groups([MemoryGroup("cgroup /x", 60)], 1)).free == 10
 
 
 GROUPS = {"namespace a/hi": 60, "cgroup /x": 90, "cgroup /x/y": 40}

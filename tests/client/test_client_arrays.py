@@ -63,6 +63,15 @@ def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[
     assert cuda.cuArrayGetDescriptor(array)[0] == NO_HANDLE[0]
 
 
+def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) -> None:
+    array = ok(cuda.cuArray3DCreate(described(5, 0, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2, 4)))
+    assert ok(cuda.cuArray3DGetDescriptor(array)).Format == Format.CU_AD_FORMAT_UNORM_INT_101010_2
+    data, found = np.arange(5, dtype=np.uint32), np.zeros(5, np.uint32)
+    ok(cuda.cuMemcpyHtoA(array, 0, data, 20))
+    ok(cuda.cuMemcpyAtoH(found, array, 0, 20))
+    assert (found == data).all()
+
+
 @pytest.mark.parametrize(
     ("given", "result", "words"),
     [
@@ -70,7 +79,9 @@ def test_an_array_knows_its_description(context: Any, format: Any, shape: tuple[
         ((7, 0, 3), Result.CUDA_ERROR_INVALID_VALUE, "a height too"),
         ((7, 5, 0, FLOAT, 3), Result.CUDA_ERROR_INVALID_VALUE, "1, 2 or 4 channels"),
         ((7, 5, 0, None), Result.CUDA_ERROR_INVALID_VALUE, "no CUarray_format"),
-        ((7, 5, 0, Format.CU_AD_FORMAT_NV12), Result.CUDA_ERROR_NOT_SUPPORTED, "HALF and FLOAT are"),
+        ((7, 5, 0, Format.CU_AD_FORMAT_NV12), Result.CUDA_ERROR_NOT_SUPPORTED, "CU_AD_FORMAT_NV12 is not"),
+        ((8, 8, 0, Format.CU_AD_FORMAT_BC1_UNORM), Result.CUDA_ERROR_NOT_SUPPORTED, "CU_AD_FORMAT_BC1_UNORM is not"),
+        ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2), Result.CUDA_ERROR_INVALID_VALUE, "have 4 channels"),
         ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT8X2), Result.CUDA_ERROR_INVALID_VALUE, "have 2 channels"),
         ((7, 5, 0, FLOAT, 1, LAYERED), Result.CUDA_ERROR_INVALID_VALUE, "number of its layers"),
         ((7, 5, 6, FLOAT, 1, CUBEMAP), Result.CUDA_ERROR_INVALID_VALUE, "as high as it is wide"),

@@ -44,6 +44,16 @@ def test_without_a_daemon(environment: dict[str, str], native_driver: bool, way:
     assert without_daemon(environment, NoDaemon("no daemon"), lambda: native_driver) is way
 
 
+@pytest.mark.parametrize("native_driver", [True, False])
+def test_a_program_at_a_namespace_goes_on_without_a_daemon_only_if_it_says_so(native_driver: bool) -> None:
+    why = NoDaemon("no daemon", limited=True)
+    ways = [
+        without_daemon(environment, why, lambda: native_driver)
+        for environment in ({}, {"PYMPSD_REQUIRE_MPS": ""}, {"PYMPSD_REQUIRE_MPS": "0"})
+    ]
+    assert ways == [Way.REFUSE, Way.REFUSE, Way.NATIVE if native_driver else Way.PRIVATE]
+
+
 def test_a_program_that_requires_mps_asks_no_driver() -> None:
     without_daemon({"PYMPSD_REQUIRE_MPS": "1"}, NoDaemon("no daemon"), lambda: pytest.fail("asked the driver"))
 
@@ -59,6 +69,8 @@ def test_a_daemon_of_the_drivers_server_is_for_the_native_driver(
 
 def test_a_refusal_says_what_is_lacking() -> None:
     assert refusal(NoDaemon("no daemon")) == "no daemon, and PYMPSD_REQUIRE_MPS=1 asks for one"
+    limited = refusal(NoDaemon("no daemon", limited=True))
+    assert limited == "no daemon; without MPS this program would have no limits (PYMPSD_REQUIRE_MPS=0 lets it run so)"
     assert "libcuda does not load" in refusal(NoDaemon("it leads the driver's own server", drivers=True))
 
 

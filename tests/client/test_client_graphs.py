@@ -175,6 +175,78 @@ def test_a_launch_is_in_stream_order_and_what_runs_outlives_the_executable_graph
     assert bench.read()[0] == 1
 
 
+def _memory_operations(bench: Bench, *operations: tuple[str, int, int], flags: int = 0) -> Any:
+    """Return the parameters of memory operations: WRITE or WAIT and bits, the number of a word, a value."""
+    made = []
+    for kind, place, value in operations:
+        one, name = cuda.CUstreamBatchMemOpParams(), "writeValue" if kind.startswith("WRITE") else "waitValue"
+        part = getattr(one, name)
+        part.operation = getattr(cuda.CUstreamBatchMemOpType, f"CU_STREAM_MEM_OP_{kind.replace('_', '_VALUE_')}")
+        part.address = cuda.CUdeviceptr(bench.words + 4 * place)
+        if kind.endswith("64"):
+            part.value64 = value
+        else:
+            part.value = value
+        if name == "waitValue":
+            part.flags = cuda.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_EQ
+        made.append(one)
+    given = cuda.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+    given.ctx, given.count, given.paramArray, given.flags = bench.context, len(made), made, flags
+    bench.kept.append(given)
+    return given
+
+
+def test_memory_operations_are_done_in_order(bench: Bench) -> None:
+    first = _memory_operations(bench, ("WRITE_64", 2, 5 << 32 | 4), ("WAIT_32", 0, 7), ("WRITE_32", 1, 8))
+    node = ok(cuda.cuGraphAddBatchMemOpNode(*bench.after(), first))
+    assert ok(cuda.cuGraphNodeGetType(node)).name == "CU_GRAPH_NODE_TYPE_BATCH_MEM_OP"
+    ok(cuda.cuGraphAddMemcpyNode(*bench.after(node), bench.copy(bench.words + 16, bench.words + 4, 4), bench.context))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    ok(cuda.cuGraphLaunch(executable, bench.stream))
+    ok(cuda.cuStreamWaitValue32(bench.other, bench.words + 12, 5, 1))
+    ok(cuda.cuStreamSynchronize(bench.other))
+    assert bench.read()[:5] == [0, 0, 4, 5, 0]
+    ok(cuda.cuStreamWriteValue32(bench.other, bench.words, 7, 0))
+    ok(cuda.cuStreamSynchronize(bench.stream))
+    assert bench.read()[:5] == [7, 8, 4, 5, 8]
+
+
+def test_memory_operations_are_read_and_changed(bench: Bench) -> None:
+    node = ok(cuda.cuGraphAddBatchMemOpNode(*bench.after(), _memory_operations(bench, ("WRITE_32", 0, 1))))
+    executable = ok(cuda.cuGraphInstantiate(bench.graph, 0))
+    two = _memory_operations(bench, ("WRITE_32", 2, 3), ("WAIT_64", 2, 3))
+    ok(cuda.cuGraphBatchMemOpNodeSetParams(node, two))
+    found = ok(cuda.cuGraphBatchMemOpNodeGetParams(node))
+    assert (int(found.ctx), found.count, found.flags) == (int(bench.context), 2, 0)
+    size = 48
+    given, kept = (ctypes.c_uint64.from_address(int(one.getPtr()) + 16).value for one in (two, found))
+    assert given != kept
+    assert ctypes.string_at(kept, 2 * size) == ctypes.string_at(given, 2 * size)
+    for wrong in (two, _memory_operations(bench, ("WAIT_32", 0, 1)), _memory_operations(bench, ("WRITE_64", 0, 1))):
+        assert cuda.cuGraphExecBatchMemOpNodeSetParams(executable, node, wrong) == INVALID
+    ok(cuda.cuGraphExecBatchMemOpNodeSetParams(executable, node, _memory_operations(bench, ("WRITE_32", 1, 9))))
+    bench.run(executable)
+    assert bench.read()[:4] == [0, 9, 0, 0]
+    bench.run()
+    assert bench.read()[:4] == [0, 9, 3, 0]
+
+
+def test_memory_operations_that_are_refused(bench: Bench) -> None:
+    other = _memory_operations(bench, ("WRITE_32", 0, 1))
+    ctypes.c_uint32.from_address(ctypes.c_uint64.from_address(int(other.getPtr()) + 16).value).value = 6
+    assert cuda.cuGraphAddBatchMemOpNode(*bench.after(), other)[0] == R.CUDA_ERROR_NOT_SUPPORTED
+    none = cuda.CUDA_BATCH_MEM_OP_NODE_PARAMS()
+    none.count = 1
+    for wrong in (
+        _memory_operations(bench, ("WRITE_32", 0, 1), flags=1),
+        _memory_operations(bench, ("WRITE_64", 1, 1)),
+        none,
+        None,
+    ):
+        assert cuda.cuGraphAddBatchMemOpNode(*bench.after(), wrong)[0] == R.CUDA_ERROR_INVALID_VALUE
+    assert ok(cuda.cuGraphGetNodes(bench.graph))[1] == 0
+
+
 def test_child_graphs_are_copies(bench: Bench) -> None:
     child = ok(cuda.cuGraphCreate(0))
     ok(cuda.cuGraphAddKernelNode(child, None, 0, bench.store(1, 5)))
@@ -295,7 +367,7 @@ def test_what_is_refused_in_making_a_graph(bench: Bench) -> None:
         assert cuda.cuGraphAddMemsetNode(graph, None, 0, fill, bench.context)[0] == R.CUDA_ERROR_INVALID_VALUE
     assert cuda.cuGraphAddMemsetNode(graph, None, 0, bench.fill(1), 99)[0] == R.CUDA_ERROR_INVALID_CONTEXT
     given = cuda.CUgraphNodeParams()
-    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+    given.type = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL
     assert cuda.cuGraphAddNode(graph, None, None, 0, given) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     with pytest.raises(TypeError):
         cuda.cuGraphAddKernelNode(graph, None, 0, bench.fill(1))
@@ -383,7 +455,8 @@ def test_kernels_launch_no_graphs(bench: Bench) -> None:
     flags = cuda.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH
     for given in (flags, flags | 2):
         assert cuda.cuGraphInstantiate(bench.graph, given)[0] == R.CUDA_ERROR_NOT_SUPPORTED
-        assert "CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH" in last_error()
+        assert "kernels cannot launch graphs here" in last_error()
+        assert "without CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH" in last_error()
     parameters = cuda.CUDA_GRAPH_INSTANTIATE_PARAMS()
     parameters.flags = flags
     assert cuda.cuGraphInstantiateWithParams(bench.graph, parameters)[0] == R.CUDA_ERROR_NOT_SUPPORTED

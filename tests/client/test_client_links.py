@@ -158,21 +158,45 @@ def test_a_symbol_that_nobody_defines(context: Any) -> None:
     assert logs.texts[1].startswith(b"info    : 12 bytes gmem\ninfo    : Function properties for 'k':\n")
 
 
+IMAGES = Path(__file__).parents[1] / "data" / "images"
+KINDS = ("CUBIN", "FATBINARY", "OBJECT", "LIBRARY")
+OTHER_KINDS = [getattr(cuda.CUjitInputType, f"CU_JIT_INPUT_{kind}") for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_ptx_and_fatbins_with_ptx_as_inputs_of_other_kinds(context: Any, kind: Any, tmp_path: Path) -> None:
+    state = ok(cuda.cuLinkCreate(0, [], []))
+    ok(_add(state, KERNEL + b"\0", kind))
+    (tmp_path / "several").write_bytes((IMAGES / "several.fatbin").read_bytes())
+    ok(cuda.cuLinkAddFile(state, kind, bytes(tmp_path / "several"), 0, [], []))
+    module = ok(cuda.cuModuleLoadData(ok(cuda.cuLinkComplete(state))[0]))
+    assert ok(cuda.cuModuleGetFunctionCount(module)) == 2
+    for name in (b"k", b"twice"):
+        ok(cuda.cuModuleGetFunction(module, name))
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
 @pytest.mark.parametrize(
-    ("kind", "error"),
+    ("image", "error", "words"),
     [
-        ("CUBIN", "NOT_SUPPORTED"),
-        ("FATBINARY", "NOT_SUPPORTED"),
-        ("OBJECT", "NOT_SUPPORTED"),
-        ("LIBRARY", "NOT_SUPPORTED"),
-        ("NVVM", "JIT_COMPILER_NOT_FOUND"),
+        ("linked-sm_90.cubin", "NOT_SUPPORTED", b"is no PTX and no fatbin with PTX"),
+        ("linked.fatbin", "NO_BINARY_FOR_GPU", b"machine code for sm_80"),
+        ("lto.fatbin", "NOT_SUPPORTED", b"link-time optimization"),
     ],
 )
-def test_other_kinds_of_inputs(context: Any, kind: str, error: str) -> None:
+def test_inputs_without_ptx(context: Any, kind: Any, image: str, error: str, words: bytes) -> None:
+    logs = _Logs()
+    state = ok(cuda.cuLinkCreate(4, logs.options, logs.values))
+    assert _add(state, (IMAGES / image).read_bytes(), kind)[0].name == f"CUDA_ERROR_{error}"
+    assert words in logs.texts[0]
+    ok(_add(state, KERNEL))
+    ok(cuda.cuLinkComplete(state))
+
+
+def test_there_is_no_compiler_of_nvvm_ir(context: Any) -> None:
     state = ok(cuda.cuLinkCreate(0, [], []))
-    assert _add(state, KERNEL, getattr(cuda.CUjitInputType, f"CU_JIT_INPUT_{kind}"))[0].name == f"CUDA_ERROR_{error}"
-    completed = cuda.cuLinkComplete(state)[0].name
-    assert completed == ("CUDA_ERROR_JIT_COMPILER_NOT_FOUND" if kind == "NVVM" else "CUDA_SUCCESS")
+    for answer in (_add(state, KERNEL, cuda.CUjitInputType.CU_JIT_INPUT_NVVM), cuda.cuLinkComplete(state)):
+        assert answer[0].name == "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"
 
 
 def test_wrong_arguments(context: Any) -> None:

@@ -1,4 +1,4 @@
-"""A client whose pipe directory is misspelt is told what there is, and never goes on without limits."""
+"""A client at the directory of a server or a namespace never goes on without limits, and is told what there is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.discovery import NoDaemon
 from pympsd_client._connect.handshake import connect_to_daemon
 
@@ -24,6 +23,7 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
             sock.bind(os.path.relpath(tmp_path / name / "control"))
         (tmp_path / "a" / "empty").mkdir()
+        (tmp_path / "file").touch()
         (tmp_path / "control_lock").touch()
         yield tmp_path
 
@@ -34,16 +34,47 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
         ("a/typo", "no namespace 'typo' on server 'a'; there are: default, hi"),
         ("a/empty", "no namespace 'empty' on server 'a'; there are: default, hi"),
         ("a/typo/", "no namespace 'typo' on server 'a'; there are: default, hi"),
-        ("b", "no server 'b'; there are: a"),
-        ("b/hi", "no server 'b'; there are: a"),
+        ("b", r"no server 'b', or one that has failed \(server list says\); there are: a"),
+        ("b/hi", r"no server 'b', or one that has failed \(server list says\); there are: a"),
+        ("file", r"no server 'file', or one that has failed \(server list says\); there are: a"),
     ],
 )
 def test_a_name_that_is_not_there(pipe: Path, place: str, said: str) -> None:
-    with pytest.raises(CudaError, match=said) as refused:
-        connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}/{place}"})
-    assert refused.value.code == 805
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}/{place}"})
+    assert isinstance(why, NoDaemon)
+    assert why.limited
+    assert why.reason.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("place", "limited"), [("a", True), ("a/hi", True), ("a/hi/", True), ("", False), (".", False), ("a/..", False)]
+)
+def test_a_dead_daemons_server_or_namespace_is_not_given_up_silently(pipe: Path, place: str, limited: bool) -> None:
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}/{place}"})
+    assert isinstance(why, NoDaemon)
+    assert (why.limited, "Connection refused" in why.reason) == (limited, True)
+
+
+def test_a_namespace_that_is_mounted_alone_is_known_by_its_socket(pipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "mounted").mkdir()
+    os.rename(pipe / "a" / "hi" / "control", tmp_path / "mounted" / "control")
+    (pipe / "control_lock").unlink()
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/mounted"})
+    assert isinstance(why, NoDaemon)
+    assert why.limited
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is hidden from root")
+def test_a_directory_that_may_not_be_seen_may_be_a_namespaces(pipe: Path) -> None:
+    pipe.chmod(0)
+    why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}"})
+    pipe.chmod(0o700)
+    assert isinstance(why, NoDaemon)
+    assert why.limited
 
 
 def test_elsewhere_there_is_no_daemon(tmp_path: Path) -> None:
     for place in ("x", "x/y"):
-        assert isinstance(connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/{place}"}), NoDaemon)
+        why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/{place}"})
+        assert isinstance(why, NoDaemon)
+        assert not why.limited

@@ -36,3 +36,14 @@ def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
     assert (status, errors) == (1, "")
     assert "CUDA_ERROR_MPS_CONNECTION_FAILED" in said
     assert "PYMPSD_REQUIRE_MPS=1 asks for one" in said.splitlines()[-1]
+
+
+def test_a_report_that_cannot_be_printed(tmp_path: Path) -> None:
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_REQUIRE_MPS": "1"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pympsd_client"],
+            env=environment, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS,
+        )  # fmt: skip
+    said = "standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, said)

@@ -447,12 +447,14 @@ def test_a_missing_daemon_is_reported_with_its_path(path: str) -> None:
 
 
 def test_a_dead_daemons_socket_is_no_daemon(tmp_path: Path) -> None:
+    (tmp_path / "control_lock").touch()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "control"))
     why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
     assert isinstance(why, NoDaemon)
     assert "Connection refused" in why.reason
     assert not why.drivers
+    assert not why.limited
 
 
 def test_the_vendors_daemon_is_no_daemon_of_ours(tmp_path: Path) -> None:

@@ -281,6 +281,73 @@ def test_a_batch_of_copies(context: Any) -> None:
     assert _name(cuda.cuMemcpyBatchAsync(tos, froms, (1, 1), 2, [], (), 0, 12345)) == "INVALID_HANDLE"
 
 
+def _operation(extent: tuple[int, int, int], *operands: tuple[Any, ...]) -> Any:
+    """Return a CUDA_MEMCPY3D_BATCH_OP; operands are source and destination: memory or an array, and its sizes."""
+    made, Type = cuda.CUDA_MEMCPY3D_BATCH_OP(), cuda.CUmemcpy3DOperandType
+    made.extent.width, made.extent.height, made.extent.depth = extent
+    for side, (what, *sizes) in zip((made.src, made.dst), operands, strict=True):
+        if isinstance(what, cuda.CUarray):
+            side.type, side.op.array.array = Type.CU_MEMCPY_OPERAND_TYPE_ARRAY, what
+            side.op.array.offset.x, side.op.array.offset.y, side.op.array.offset.z = sizes
+        else:
+            side.type, side.op.ptr.ptr = Type.CU_MEMCPY_OPERAND_TYPE_POINTER, what
+            side.op.ptr.rowLength, side.op.ptr.layerHeight = sizes
+    return made
+
+
+def _array_of(channels: int) -> Any:
+    made = cuda.CUDA_ARRAY3D_DESCRIPTOR()
+    made.Width, made.Height, made.Depth = 8, 4, 2
+    made.Format, made.NumChannels = cuda.CUarray_format.CU_AD_FORMAT_FLOAT, channels
+    return ok(cuda.cuArray3DCreate(made))
+
+
+def test_a_batch_of_copies_of_rows_and_slices(context: Any) -> None:
+    stream, array, other = ok(cuda.cuStreamCreate(0)), _array_of(1), _array_of(1)
+    data = np.arange(2 * 5 * 6, dtype=np.float32).reshape(2, 5, 6)
+    source, destination = ok(cuda.cuMemAlloc(data.nbytes)), ok(cuda.cuMemAlloc(2 * 3 * 4 * 4))
+    ok(cuda.cuMemcpyHtoD(source, data, data.nbytes))
+    extent = (4, 3, 2)
+    operations = [
+        _operation(extent, (source, 6, 5), (array, 3, 1, 0)),
+        _operation(extent, (array, 3, 1, 0), (other, 0, 0, 0)),
+        _operation(extent, (other, 0, 0, 0), (destination, 0, 0)),
+    ]
+    ok(cuda.cuMemcpy3DBatchAsync(3, operations, 0, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    found = np.zeros((2, 3, 4), np.float32)
+    ok(cuda.cuMemcpyDtoH(found, destination, found.nbytes))
+    assert (found == data[:, :3, :4]).all()
+    bytes_only = _operation((16, 2, 1), (source, 24, 5), (destination, 0, 0))  # elements of memory are bytes
+    ok(cuda.cuMemcpy3DBatchAsync(1, [bytes_only], 0, stream))
+    ok(cuda.cuStreamSynchronize(stream))
+    ok(cuda.cuMemcpyDtoH(found, destination, found.nbytes))
+    assert (found[0, :2] == data[0, :2, :4]).all()
+
+
+def test_no_copy_of_a_wrong_batch_is_made(context: Any) -> None:
+    stream, array, wide = ok(cuda.cuStreamCreate(0)), _array_of(1), _array_of(2)
+    memory = ok(cuda.cuMemAlloc(512))
+    ok(cuda.cuMemsetD8(memory, 7, 512))
+    good = _operation((16, 1, 1), (memory, 0, 0), (cuda.CUdeviceptr(int(memory) + 256), 0, 0))
+    ok(cuda.cuMemsetD8(memory, 9, 16))
+    for wrong in (
+        _operation((1, 1, 0), (memory, 0, 0), (memory, 0, 0)),
+        _operation((4, 1, 1), (memory, 3, 0), (memory, 0, 0)),
+        _operation((4, 2, 1), (memory, 0, 1), (memory, 0, 0)),
+        _operation((4, 1, 1), (array, 5, 0, 0), (memory, 0, 0)),
+        _operation((4, 1, 1), (array, 0, 0, 0), (wide, 0, 0, 0)),
+        cuda.CUDA_MEMCPY3D_BATCH_OP(),
+    ):
+        assert _name(cuda.cuMemcpy3DBatchAsync(2, [good, wrong], 0, stream)) == "INVALID_VALUE"
+    for count, flags, where in ((0, 0, stream), (2, 0, stream), (1, 1, stream), (1, 0, 0)):
+        assert _name(cuda.cuMemcpy3DBatchAsync(count, [good], flags, where)) == "INVALID_VALUE"
+    ok(cuda.cuStreamSynchronize(stream))
+    found = np.zeros(1, np.uint8)
+    ok(cuda.cuMemcpyDtoH(found, int(memory) + 256, 1))
+    assert found[0] == 7
+
+
 # --- occupancy and attributes of kernels
 
 

@@ -198,6 +198,25 @@ def test_a_stream_of_another_context_is_no_stream_for_a_kernel(kernels: Kernels,
 # --- contexts
 
 
+def test_flags_of_the_current_context_are_set(context: Any) -> None:
+    ok(cuda.cuCtxSetFlags(2))
+    assert ok(cuda.cuCtxGetFlags()) == 2
+    assert cuda.cuCtxSetFlags(3) == (R.CUDA_ERROR_INVALID_VALUE,)
+    assert ok(cuda.cuCtxGetFlags()) == 2
+
+
+def test_a_context_is_destroyed_when_all_its_users_have_detached(context: Any) -> None:
+    made = ok(cuda.cuCtxCreate(None, 0, 0))
+    assert cuda.cuCtxAttach(1) == (R.CUDA_ERROR_INVALID_VALUE, None)
+    assert int(ok(cuda.cuCtxAttach(0))) == int(made)
+    assert cuda.cuCtxDetach(context) == (R.CUDA_ERROR_INVALID_CONTEXT,)
+    ok(cuda.cuCtxDetach(made))
+    ok(cuda.cuMemAlloc(64))
+    ok(cuda.cuCtxDetach(made))
+    assert int(ok(cuda.cuCtxGetCurrent())) == int(context)
+    assert cuda.cuCtxSetCurrent(made) == (R.CUDA_ERROR_INVALID_CONTEXT,)
+
+
 def test_contexts_make_a_stack(devices: None) -> None:
     assert int(ok(cuda.cuCtxGetCurrent())) == 0
     assert cuda.cuMemAlloc(1) == (R.CUDA_ERROR_INVALID_CONTEXT, None)
@@ -359,6 +378,27 @@ def test_device_attributes(devices: None, attribute: str, value: int) -> None:
     member = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{attribute}")
     assert ok(cuda.cuDeviceGetAttribute(member, 0)) == value
     assert ok(cuda.cuDeviceGetAttribute(int(member), 0)) == value
+
+
+def test_the_properties_of_a_device_are_its_attributes(devices: None) -> None:
+    found = ok(cuda.cuDeviceGetProperties(0))
+    assert (found.maxThreadsPerBlock, found.SIMDWidth, found.clockRate) == (1024, 32, 1980000)
+    assert (found.maxThreadsDim, found.maxGridSize) == ([1024, 1024, 64], [2147483647, 65535, 65535])
+    assert (found.sharedMemPerBlock, found.totalConstantMemory, found.regsPerBlock) == (49152, 65536, 65536)
+    assert (found.memPitch, found.textureAlign) == (2147483647, 512)
+    assert cuda.cuDeviceGetProperties(99) == (R.CUDA_ERROR_INVALID_DEVICE, None)
+
+
+def test_the_width_of_textures_of_linear_memory(devices: None) -> None:
+    Format = cuda.CUarray_format
+    assert ok(cuda.cuDeviceGetTexture1DLinearMaxWidth(Format.CU_AD_FORMAT_FLOAT, 4, 0)) == 268435456
+    for format, channels, device, error in (
+        (Format.CU_AD_FORMAT_FLOAT, 3, 0, "INVALID_VALUE"),
+        (Format.CU_AD_FORMAT_NV12, 1, 0, "NOT_SUPPORTED"),
+        (Format.CU_AD_FORMAT_FLOAT, 4, 99, "INVALID_DEVICE"),
+    ):
+        answer = cuda.cuDeviceGetTexture1DLinearMaxWidth(format, channels, device)
+        assert answer == (getattr(R, f"CUDA_ERROR_{error}"), None)
 
 
 def test_an_attribute_that_does_not_exist(devices: None) -> None:

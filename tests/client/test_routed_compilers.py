@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     @fake.put("nvJitLinkAddData", pointer, ctypes.c_int, pointer, size, pointer)
     def add(handle: int, kind: int, data: int, length: int, name: int) -> int:
         fake.added.append((kind, ctypes.string_at(data, length)))
+        return 0
+
+    @fake.put("nvJitLinkAddFile", pointer, ctypes.c_int, pointer)
+    def add_file(handle: int, kind: int, name: int) -> int:
+        fake.added.append((kind, ctypes.string_at(name)))
         return 0
 
     @fake.put("nvJitLinkComplete", pointer)
@@ -152,9 +158,15 @@ def test_a_link_of_ptx_is_ptx(library: Library) -> None:
     assert code.count(b".version") == 1
 
 
-def test_ptx_in_the_place_of_machine_code_is_added_as_ptx(library: Library) -> None:
-    assert linked(library, (1, PTX)) == PTX
+@pytest.mark.parametrize("kind", [1, 4, 5, 6, 10], ids=["CUBIN", "FATBIN", "OBJECT", "LIBRARY", "ANY"])
+def test_ptx_in_the_place_of_machine_code_is_added_as_ptx(library: Library, kind: int, tmp_path: Path) -> None:
+    assert linked(library, (kind, PTX)) == PTX
     assert library.added == [(2, PTX)]
+    (tmp_path / "k.bin").write_bytes(PTX)
+    assert call(nvjitlink, "nvJitLinkCreate", ctypes.c_void_p(), 0, strings()) == 0
+    path = ctypes.create_string_buffer(bytes(tmp_path / "k.bin"))
+    assert call(nvjitlink, "nvJitLinkAddFile", LINK, kind, path) == 0
+    assert library.added[1:] == [(2, path.value)]
 
 
 def test_the_limit_of_registers_is_kept(library: Library) -> None:

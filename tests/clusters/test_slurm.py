@@ -19,9 +19,9 @@ import pytest
 from attrs import frozen
 from processes import wait_until
 
+from pympsd import extras
 from pympsd.devices.machine import describe
 
-ROOT = Path(__file__).parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scancel", "munged")
 SECONDS = 60
 USERS = ("nobody", "games")
@@ -98,7 +98,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
 """)
     (folder / "gres.conf").write_text("Name=gpu File=/dev/tty0\nName=mps Count=100 File=/dev/tty0\n")
     variables = {
-        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin",
+        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
         "MPS_PIPE_DIRECTORY": f"{folder}/pipe",
         "MPS_LOG_DIRECTORY": f"{folder}/log",
         "PYMPSD_EMULATED_DEVICES": "H200",
@@ -107,7 +107,7 @@ PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
     exports = "\n".join(f"export {name}={value}" for name, value in variables.items())
     for name in ("prolog", "task-prolog"):
         script = folder / name
-        script.write_text(f"#!/bin/sh\n{exports}\nexec sh {folder}/scripts/{name}\n")
+        script.write_text(f"#!/bin/sh\n{exports}\nexec sh {folder}/extras/share/pympsd/slurm/{name}\n")
         script.chmod(0o755)
 
 
@@ -122,7 +122,7 @@ def slurm() -> Iterator[Slurm]:
         folder.chmod(0o755)
         for name in ("munge", "state", "spool"):
             (folder / name).mkdir()
-        shutil.copytree(ROOT / "scripts/slurm", folder / "scripts")
+        extras.install(folder / "extras", Path(sys.executable).parent)
         shutil.copy(Path(__file__).with_name("worker_program.py"), folder)
         key = folder / "munge/key"
         key.write_bytes(secrets.token_bytes(1024))

@@ -115,6 +115,40 @@ def test_a_query_with_unknown_arguments_is_refused(daemon: Daemon, line: str) ->
     assert (answer.printed, "is not understood" in answer.diagnostic) == ("", True)
 
 
+@pytest.mark.parametrize(("line", "printed"), [("x", "100.0\n"), ("x --json", "")])
+def test_what_driver_580_answers_to_unknown_arguments_is_refused_all_the_same(
+    daemon: Daemon, line: str, printed: str
+) -> None:
+    """Recorded (grammar.jsonl): it prints the percentage."""
+    answer = decide_line(daemon, Caller(1, 0), f"get_default_active_thread_percentage {line}".encode()).answer
+    assert answer is not None
+    assert (answer.printed, answer.refused) == (printed, True)
+    assert answer.diagnostic == "get_default_active_thread_percentage: 'x' is not understood; see -h"
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("trace", "'trace' needs a verb. Verbs: start, stop."),
+        ("trace go", "Unknown verb 'go' of module 'trace'. Verbs: start, stop."),
+        ("rules", "'rules' needs a verb. Verbs: list, test."),
+    ],
+)
+def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: int, line: str, said: str) -> None:
+    daemon.protocol = protocol
+    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    assert answer is not None
+    assert (answer.printed, answer.diagnostic, answer.refused) == ("", said, True)
+
+
+def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) -> None:
+    answer = decide_line(daemon, Caller(1, 0), b"trac").answer
+    assert answer is not None
+    assert {"trace", "rules", "config"} <= {*answer.diagnostic.removeprefix("the commands are ").split(", ")}
+    assert "namespace" not in answer.diagnostic
+
+
 def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
     (server,) = json.loads(_printed(daemon, b"get_server_list --json"))
     assert (server["pid"], server["uid"], server["status"]) == (847, 0, "ACTIVE")

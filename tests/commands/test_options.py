@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import posix
 
 import pytest
 from hypothesis import given
@@ -223,10 +224,37 @@ def test_an_unknown_option_prints_the_usage_and_a_bad_value_does_not(capfd: pyte
     assert main(["-x"]) == 0
     shown = capfd.readouterr()
     assert shown.out.startswith("Unrecognized option \nCUDA MPS Control for Linux/Unix/QNX.\n")
-    assert shown.err == "there is no option -x\n"
+    assert shown.err == "there is no option -x; --help lists them, and those of a command stand after it\n"
     assert main(["--timeout=x"]) == BAD_USAGE
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["-p", "3", "-a", "g.toml", "--prune"], "--prune"),
+        (["-d", "-p", "3", "--bogus"], "--bogus"),
+        (["--format=csv", "-p3", "server", "list"], "--format"),
+        (["--bogus", "-x", "-d", "-p", "3"], "--bogus"),
+    ],
+)
+def test_an_unknown_option_of_protocol_3_is_named_and_is_bad_usage(
+    words: list[str], option: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == BAD_USAGE
+    said = f"there is no option {option}; --help lists them, and those of a command stand after it\n"
+    assert capfd.readouterr() == ("", said)
+
+
+def test_the_variable_of_the_protocol_makes_an_unknown_option_bad_usage(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(posix.environ, b"CUDA_MPS_PROTOCOL_VERSION", b"3")
+    assert main(["-d", "--bogus"]) == BAD_USAGE
+    monkeypatch.setitem(posix.environ, b"CUDA_MPS_PROTOCOL_VERSION", b"2")
+    assert main(["-d", "-p", "3", "--bogus"]) == 0
+    assert capfd.readouterr().out.startswith("Unrecognized option \n")
 
 
 def test_version_and_help_print_and_exit_0(capfd: pytest.CaptureFixture[str]) -> None:

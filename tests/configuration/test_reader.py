@@ -15,9 +15,11 @@ from pympsd.configuration.show import shown
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.partitions import partition_name_problem
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 
 HERE = Surroundings(describe("2xH200"), 1000, pipe_directory="/run/p")
+DEVICES = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"]'
 GIB = 1 << 30
 
 
@@ -131,8 +133,9 @@ def _partition(*texts: str) -> str:
         ("locality_domains = true", "servers.a.locality_domains: locality domains are not there yet"),
         ('allowed_devices = "GPU-dead"', "servers.a.allowed_devices: no device 'GPU-dead'; devices: 0 (GPU-"),
         ('allowed_devices = "0,0"', "servers.a.allowed_devices names a device twice"),
-        ("allowed_devices = 0", 'servers.a.allowed_devices is a list such as "0,1", not 0'),
-        ("allowed_devices = []", 'servers.a.allowed_devices is a list such as "0,1", not a list'),
+        ("allowed_devices = 0", 'servers.a.allowed_devices is a text such as "0,1", or a list of one text or '),
+        ("allowed_devices = []", f"servers.a.allowed_devices is {DEVICES}, not []"),
+        ("allowed_devices = [0]", f"servers.a.allowed_devices is {DEVICES}, not [0]"),
         ("uid = 7", "servers.a.uid is 1000: this daemon can serve only its own user; not 7"),
         ("uid = true", "servers.a.uid is a user's number, not true"),
         ("namespaces = 1", "servers.a.namespaces is a table, not 1"),
@@ -149,7 +152,8 @@ def _partition(*texts: str) -> str:
         ("namespaces.b.uid = 1", "servers.a.namespaces.b.uid is no key of a namespace; the keys are pinned_memory"),
         ("namespaces.B.client_priority = 1", "Bad name 'B': 1 to 64 lowercase letters, digits and underscores"),
         ("devices = 1", "servers.a.devices are tables, each under [[servers.a.devices]], not 1"),
-        ("devices = [{}]", "servers.a.devices.0.uuid is the UUID of a device, not 0"),
+        ("devices = [{}]", "servers.a.devices.0.uuid is missing: the UUID of the device"),
+        ("devices = [{ uuid = 0 }]", "servers.a.devices.0.uuid is the UUID of a device, a text, not 0"),
         ('devices = [{ uuid = "GPU-0" }]', "servers.a.devices.0.uuid: no device 'GPU-0'; devices: 0 (GPU-"),
         (
             'devices = [{ uuid = "0", name = "x" }]',
@@ -157,8 +161,12 @@ def _partition(*texts: str) -> str:
         ),
         (_partition("chunks = 4"), "servers.a.devices.0.sm_partitions.0.name: a name is needed"),
         (_partition('name = "P", chunks = 4'), "servers.a.devices.0.sm_partitions.0.name: Bad name 'P': 1 to 64"),
-        (_partition('name = "p"'), "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 on, not 0"),
-        (_partition('name = "p", chunks = "4"'), "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 on,"),
+        (_partition('name = "p"'), "servers.a.devices.0.sm_partitions.0.chunks is missing: the number of"),
+        (
+            _partition('name = "p", chunks = 0'),
+            "servers.a.devices.0.sm_partitions.0.chunks is a whole number above 0",
+        ),
+        (_partition('name = "p", chunks = "4"'), "servers.a.devices.0.sm_partitions.0.chunks is a whole number"),
         (
             _partition('name = "p", chunks = 1, include_remainder = 1'),
             "servers.a.devices.0.sm_partitions.0.include_remainder is true or",
@@ -197,6 +205,45 @@ def test_what_the_drivers_own_server_does_not_do_is_refused(line: str, key: str)
     (error,) = _errors(text, has_own_servers=False)
     assert error == f"F:3: {key} is not possible with the driver's own server of this release"
     read_plan(text, HERE)
+
+
+def test_all_that_is_wrong_with_partitions_is_told_at_once() -> None:
+    errors = _errors("""schema_version = "1.0"
+[[servers.a.devices]]
+uuid = "0"
+[[servers.a.devices.sm_partitions]]
+name = "p"
+chunks = 0
+include_remainder = 1
+[[servers.a.devices.sm_partitions]]
+name = "p"
+chunk = 1
+[[servers.a.devices]]
+[[servers.a.devices.sm_partitions]]
+name = "P"
+chunks = "1"
+""")
+    place = "servers.a.devices.0.sm_partitions"
+    assert errors == [
+        "F:2: servers.a.devices: two SM partitions of device 0 have the name p",
+        f"F:6: {place}.0.chunks is a whole number above 0, not 0",
+        f"F:7: {place}.0.include_remainder is true or false, not 1",
+        f"F:8: {place}.1.chunks is missing: the number of chunks",
+        f"F:10: {place}.1.chunk is no key of an SM partition; did you mean chunks?",
+        "F:11: servers.a.devices.1.uuid is missing: the UUID of the device",
+        f"F:13: servers.a.devices.1.sm_partitions.0.name: {partition_name_problem('P').rstrip('.')}",
+        'F:14: servers.a.devices.1.sm_partitions.0.chunks is a whole number above 0, not "1"',
+    ]
+
+
+def test_a_namespace_bound_to_a_partition_that_is_not_there_is_warned_of() -> None:
+    text = 'schema_version = "1.0"\n[servers.a]\n' + _partition('name = "p", chunks = 1')
+    text += '\nnamespaces.b.pympsd.sm_partition = "p"\nnamespaces.c.pympsd.sm_partition = "nope"\n'
+    (warning,) = read_plan(text, HERE)[1]
+    assert warning.shown("F") == (
+        "F:5: Server 'a' has no SM partition 'nope' yet; until it is created, clients of namespace 'c' get no context"
+    )
+    assert read_plan(text, Surroundings(**_fields(), partitions={"a": {"nope"}}))[1] == ()
 
 
 def test_partitions_are_on_devices_of_their_server() -> None:
@@ -257,6 +304,7 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
         ('schema_version = "1.0"\n[servers.Train-1]', "F:2: Bad name 'Train-1': 1 to 64 lowercase"),
         ('schema_version = "1.0"\nx = [1,\n2', "F:3: no TOML: "),
         ('schema_version = "1.0"\n[servers\n', "F:2: no TOML: "),
+        ('schema_version = "1.0"\nx = ' + "[" * 9999 + "]" * 9999, "F:1: nested too deeply for a configuration file"),
     ],
 )
 def test_errors_of_the_whole_file(text: str, said: str) -> None:
@@ -338,8 +386,8 @@ def test_rules() -> None:
         ('user = "nobody at all"', "rules.0.user is a user's name on this machine, or its number, not \"nobody at"),
         ("group = -1", "rules.0.group is a group's name on this machine, or its number, not -1"),
         ("user = 4294967295", "rules.0.user is a user's name on this machine, or its number, not 4294967295"),
-        ("user = []", "rules.0.user is a text or a number, or a list of them, not a list"),
-        ("user = true", "rules.0.user is a text or a number, or a list of them, not true"),
+        ("user = []", "rules.0.user is a text or a number, or a list of one or more of them, not []"),
+        ("user = true", "rules.0.user is a text or a number, or a list of one or more of them, not true"),
         ('cgroup = "user.slice"', "rules.0.cgroup is a path from the root of the cgroups, such as /user.slice, not"),
         ('systemd_unit = "batch"', "rules.0.systemd_unit is the name of a slice, a service or a scope, such as"),
         ('slurm_job = "a"', 'rules.0.slurm_job is the number of a job, or *, not "a"'),

@@ -215,5 +215,6 @@ def test_what_the_cuda_backend_does_not_do_is_not_among_the_attributes() -> None
     for backend, value in (("cuda", 0), ("vendor", 1)):
         attributes = machine(backend, FOUND, SERVER).devices[0].attributes
         assert attributes["MANAGED_MEMORY"] == value
+        assert attributes["TENSOR_MAP_ACCESS_SUPPORTED"] == value
         assert bool(attributes["MAXIMUM_TEXTURE2D_WIDTH"]) == value
         assert attributes["CAN_MAP_HOST_MEMORY"] == 1

@@ -19,6 +19,9 @@ def kernel(text: str) -> bytes:
     return f"{HEADER}.visible .entry k()\n{{ {declarations}\n{text}\nret; }}\n".encode()
 
 
+TENSOR, BYTES = "cp.async.bulk.tensor", "mbarrier::complete_tx::bytes"
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -31,6 +34,14 @@ def kernel(text: str) -> bytes:
         "suld.p.1d.b32.trap %r0, [%d0, {%r1}];",
         "sured.b.add.1d.u32.trap [%d0, {%r1}], %r0;",
         "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r0, %r1}, [%d0];",
+        "wmma.load.a.sync.aligned.row.m16n16k16.local.s8 {%r0, %r1}, [%d0];",
+        "wmma.load.a.sync.aligned.m16n16k16.s8 {%r0, %r1}, [%d0];",
+        "wmma.load.d.sync.aligned.row.m16n16k16.s8 {%r0, %r1}, [%d0];",
+        "wmma.load.a.sync.aligned.row.m16n16k8.s8 {%r0, %r1}, [%d0];",
+        "wmma.store.a.sync.aligned.row.m16n16k16.f16 [%d0], {%r0, %r1, %r2, %r3};",
+        "wmma.mma.sync.aligned.row.col.m16n16k16.s32.s8.u8.s32 {%r0}, {%r0}, {%r0}, {%r0};",
+        "wmma.mma.sync.aligned.row.m8n32k16.s32.s8.s8.s32 {%r0}, {%r0}, {%r0}, {%r0};",
+        "wmma.mma.sync.aligned.row.col.m8n8k32.s32.s4.s4.s32 {%r0, %r1}, {%r2}, {%r3}, {%r0, %r1};",
         "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%f0}, {%r0}, {%r1}, {%f1};",
         "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r0}, [%r1];",
         "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r0}, [%r1];",
@@ -38,8 +49,24 @@ def kernel(text: str) -> bytes:
         "mma.sync.aligned.m16n8k32.row.col.s32.s4.s4.s32 {%r0}, {%r0}, {%r1}, {%r1};",
         "cp.async.ca.shared.global [%r0], [%d0], 12;",
         "cp.async.cg.shared.global [%r0], [%d0], 8;",
-        "cp.async.bulk.tensor.1d.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%d0, {%r1}], [%r2];",
-        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%d0], [%r0], %r1;",
+        f"{TENSOR}.2d.shared::cluster.global.{BYTES} [%r0], [%d0, {{%r1}}], [%r2];",
+        f"{TENSOR}.2d.shared::cta.global.tile::gather4.{BYTES} [%r0], [%d0, {{%r1, %r2, %r3, %r4, %r5}}], [%r6];",
+        f"{TENSOR}.3d.shared::cta.global.im2col.{BYTES} [%r0], [%d0, {{%r1, %r2, %r3}}], [%r6], {{1, 2}};",
+        f"{TENSOR}.1d.global.shared::cta.bulk_group [%d0, {{%r1}}], [%r0], %d1;",
+        f"{TENSOR}.1d.global.shared::cta.{BYTES} [%d0, {{%r1}}], [%r0];",
+        "cp.reduce.async.bulk.tensor.1d.global.shared::cta.bulk_group [%d0, {%r1}], [%r0];",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.max.f32 [%d0], [%r0], %r1;",
+        "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f16 [%d0], [%r0], %r1;",
+        f"cp.reduce.async.bulk.shared::cluster.shared::cta.{BYTES}.add.f32 [%r0], [%r1], %r2, [%r3];",
+        f"cp.async.bulk.shared::cluster.global.{BYTES}.multicast::cluster [%r0], [%d0], %r1, [%r2];",
+        f"st.async.shared::cluster.{BYTES}.v4.b64 [%r0], {{%d0, %d1, %d2, %d3}}, [%r1];",
+        "st.async.shared::cluster.b32 [%r0], %r2, [%r1];",
+        f"red.async.relaxed.cluster.shared::cluster.{BYTES}.min.u64 [%r0], %d0, [%r1];",
+        "tensormap.replace.tile.box_dim.global.b1024.b32 [%d0], 5, %r0;",
+        "tensormap.replace.tile.rank.global.b1024.b64 [%d0], %d1;",
+        "tensormap.replace.tile.swizzle_atomicity.global.b1024.b32 [%d0], 0;",
+        "tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%d0], [%r0], 64;",
+        "st.bulk.weak.shared::cta [%r0], %d0, 0;",
         "mbarrier.init.shared.b64 [%r0];",
         "cvt.rna.bf16.f32 %r0, %f0;",
         "cvt.rn.satfinite.e2m1x2.f32 %r0, %f0, %f1;",
@@ -70,7 +97,7 @@ def kernel(text: str) -> bytes:
         "@%d0 add.u32 %r0, %r1, %r2;",
         "add.u32 %r0, %r1 %r2;",
         "add.u32 %r0, %r1, ?;",
-        "wgmma.fence.sync.aligned;",
+        "tcgen05.fence::before_thread_sync;",
         "vote.sync.any.pred;",
         "bra;",
         "call;",

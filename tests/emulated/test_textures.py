@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pympsd.wire.texture_object import BYTES, Flag, Kind, Level, Sampling, TextureObject, pack, unpack
+from pympsd.wire.texture_object import BYTES, PACKED, Flag, Kind, Level, Sampling, TextureObject, pack, unpack
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.harness import HEADER, Device
 
@@ -186,6 +186,18 @@ def test_formats_that_are_always_normalized(machine: Machine, number: int) -> No
     greatest = np.iinfo(dtype).max
     wanted = np.array([0, 1 / greatest, 2 / greatest, 1], "f4").reshape(4, 1).repeat(channels, 1)
     np.testing.assert_array_equal(got.view("f4")[:, :channels], wanted)
+
+
+def test_words_of_three_channels_of_10_bits_and_one_of_2(machine: Machine) -> None:
+    data = np.array([0x3FF, 0x3FF << 10, 0x3FF << 20, 3 << 30, 2 << 30 | 1 << 20 | 2 << 10 | 3], np.uint32)
+    level = machine.array(data.reshape(1, 1, 5, 1))
+    given = np.arange(6, dtype="i4").reshape(6, 1).repeat(4, 1)
+    text = module("tex.1d.v4.f32.s32 {%r0, %r1, %r2, %r3}, [%d1, {%r4}];")
+    texture = machine.object(PACKED, 4, level, flags=AS_INTEGER, address_modes=(BORDER,) * 3)
+    got = machine.run(text, texture, given).view("f4")
+    border = [256 / 1023, 512 / 1023, 767 / 1023, 0]  # BORDER_COLOUR in the format of the elements
+    wanted = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [3 / 1023, 2 / 1023, 1 / 1023, 2 / 3], border]
+    np.testing.assert_array_equal(got, np.array(wanted, "f4"))
 
 
 def test_srgb(machine: Machine) -> None:

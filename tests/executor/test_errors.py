@@ -82,6 +82,33 @@ def test_a_fault_sticks_to_its_context_and_no_other(executor: ExecutorOwner) -> 
     assert neighbour.read(theirs, 64) == b"z" * 64
 
 
+CALLS_NOWHERE = (
+    HEADER
+    + """
+.func nothing() { ret; }
+.visible .global .align 8 .u64 functions[1] = {nothing};
+.visible .entry calls_nowhere() {
+    .reg .b64 %rd<2>;
+    ld.global.u64 %rd1, [functions];
+    add.u64 %rd1, %rd1, 4096;
+    proto: .callprototype _ ();
+    call %rd1, (), proto;
+    ret;
+}
+"""
+)
+
+
+def test_a_call_of_no_functions_address_poisons_the_context(client: RawClient) -> None:
+    module, _ = client.load(CALLS_NOWHERE)
+    client.launch(module, 0)
+    for _ in range(2):
+        answer = client.call("SYNCHRONIZE_CONTEXT")
+        assert answer.result == Result.ERROR_INVALID_PC
+        assert answer.flags == records.FLAG_POISONED
+        assert "where no function of this shape is" in answer.reason
+
+
 def test_a_call_that_waits_returns_the_fault(client: RawClient) -> None:
     module, _ = client.load()
     client.launch(module, TRAPPED)

@@ -268,7 +268,26 @@ def test_2_before_volta_a_fault_ends_the_server(daemon: DaemonProcess, make_clie
     assert b.result() == ELSEWHERE
     wait_until(lambda: server not in daemon.servers(), "the server's end")
     assert make_client().connect(0).do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-    assert "A fatal GPU error on a device before Volta ends the server" in daemon.log("server.log")
+    log = daemon.log("server.log")
+    assert "A fatal GPU error on a device before Volta ends the server" in log
+    assert not [line for line in log if "Volta MPS:" in line]
+    assert f"Status of client {{PID: {a.pid}, Context ID: 1}} is ACTIVE" in log
+
+
+@pytest.mark.parametrize("daemon", ["P100"], indirect=True)
+def test_2_before_volta_who_looks_after_the_servers_end_hears_the_sticky_error(
+    daemon: DaemonProcess, make_client: Make
+) -> None:
+    culprit, neighbour, without_context = (make_client() for _ in range(3))
+    for client in (culprit, neighbour):
+        client.connect(0)
+    assert without_context.do("init") == READY
+    (server,) = daemon.servers()
+    culprit.do("illegal")
+    wait_until(lambda: not alive(server), "the server's end")
+    assert [client.do("sync") for client in (culprit, neighbour)] == [FATAL] * 2
+    assert [client.do("alloc 64").split()[0] for client in (culprit, neighbour)] == [FATAL] * 2
+    assert without_context.do("ctx 0") == ELSEWHERE
 
 
 def test_1_a_machine_may_say_that_faults_stay_with_their_context(

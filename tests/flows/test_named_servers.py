@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cgroups import Cgroups
 from fuzz_lines import Lines, conversation
 from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, killed_after, wait_until
 from vendor.install import misbehave
@@ -77,6 +78,60 @@ def test_a_namespace_and_its_clients_outlive_the_daemon(
     rows = ctl(daemon, "client list --server=a --format=csv,noheader").splitlines()
     assert sorted(int(row.split(",")[0]) for row in rows) == sorted((client.pid, meanwhile.pid))
     assert {row.split(",")[3] for row in rows} == {"a/hi (0)"}
+
+
+def test_memory_of_a_device_and_of_a_cgroup_is_one_for_all_servers(
+    daemon: DaemonProcess, join: Callable[..., ClientProcess]
+) -> None:
+    ctl(daemon, "server create b")
+    cgroups = Cgroups()
+    ctl(daemon, f"memacct limit {cgroups.path}/job --hard-limit=30G")
+    one, other, apart = join("a"), join("b"), join("b")
+    try:
+        for client in (one, other):
+            cgroups.move(client.pid, "job")
+        for client in (one, other, apart):
+            client.connect()
+        free = int(apart.do("mem").split()[0])
+        assert one.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS"
+        wait_until(lambda: int(apart.do("mem").split()[0]) <= free - (20 << 10), "the memory of the other server")
+        assert other.do(f"alloc {20 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert "the clients of cgroup" in other.do("error")
+        assert apart.do(f"alloc {120 * GIB}").split()[0] == "CUDA_ERROR_OUT_OF_MEMORY"
+        daemon.kill()
+        start(daemon)
+        one.end(signal.SIGKILL)
+        wait_until(
+            lambda: other.do(f"alloc {20 * GIB}").split()[0] == "CUDA_SUCCESS", "the memory that is free again"
+        )
+        assert apart.do(f"alloc {110 * GIB}").split()[0] == "CUDA_SUCCESS"
+    finally:
+        for client in (one, other, apart):
+            client.process.kill()
+            client.process.wait()
+        cgroups.remove()
+
+
+def test_which_configuration_is_in_force_outlives_the_daemon(
+    daemon: DaemonProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(daemon.directory)
+    file = daemon.directory / "mps.toml"
+    file.write_text('schema_version = "1.0"\n[servers.a.namespaces.lo]\n')
+    assert ctl(daemon, "config apply mps.toml") == "created namespace 'a/lo'"
+    in_force = ctl(daemon, "config status")
+    assert in_force.startswith(f"generation=1 source={file} applied=20")
+    assert in_force.endswith(" pending=0 failed=0")
+    daemon.kill()
+    start(daemon)
+    assert ctl(daemon, "config status") == in_force
+    file.write_text(f'schema_version = "1.0"\n[servers.a]\nuid = {OTHER}\n')
+    ctl(daemon, "config apply mps.toml", 1)
+    daemon.kill()
+    start(daemon)
+    status = ctl(daemon, "config status", 1)
+    assert status.startswith("generation=2 ")
+    assert status.endswith(" pending=0 failed=1")
 
 
 def test_a_fault_stays_in_a_partition_that_has_an_executor(

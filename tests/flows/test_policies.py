@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +15,11 @@ MakeDaemon = Callable[..., DaemonProcess]
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"PYMPSD_TURN_POLICY": "random"}, "PYMPSD_TURN_POLICY is one of fewest-turns, order, or an entry point"),
+        # Others may be installed.
+        (
+            {"PYMPSD_TURN_POLICY": "no-such"},
+            r"PYMPSD_TURN_POLICY is one of (.*, )?fewest-turns, (.*, )?order, .*or an ",
+        ),
         ({"PYMPSD_TURN_POLICY": "order:1"}, "PYMPSD_TURN_POLICY=order:1: the policy takes no argument"),
         ({"PYMPSD_SCHEDULING_POLICY": "deadline:no"}, "PYMPSD_SCHEDULING_POLICY=deadline:no: the period is a number"),
     ],
@@ -24,7 +29,7 @@ def test_a_policy_that_cannot_be_keeps_the_daemon_from_starting(
 ) -> None:
     done = make_daemon(**setting).start()
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(said)
+    assert re.match(said, done.stderr)
     assert done.stderr.count("\n") == 1
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from at_terminal import at_terminal
-from processes import PYMPSD, ClientProcess, DaemonProcess, wait_until
+from processes import PYMPSD, ClientProcess, DaemonProcess, clients_of, suspend, wait_until
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import Rates, rows
+from pympsd.top.table import Rates, lines, rows
 
 MIB = 1 << 20
 
 
 def client(pid: int, memory: int, contexts: int = 1, command: str = "python") -> dict[str, Any]:
     made = [{"id": n, "number": n, "device": 0} for n in range(contexts)]
-    return {"pid": pid, "uid": 7, "command": command, "memory_bytes": {"0": memory}, "contexts": made}
+    own = {"active_thread_percentage": 25.0, "namespace": None, "memory_bytes": {"0": memory}}
+    return {"pid": pid, "uid": 7, "command": command, "contexts": made, **own}
 
 
 SERVER = {
@@ -45,8 +49,22 @@ def test_rows_are_in_the_order_that_is_asked_for() -> None:
 def test_a_row_says_what_is_known_of_a_client() -> None:
     server, _, second, idle, waits = rows(ANSWERS)
     assert (server.contexts, server.memory) == (3, 6 * MIB)
-    assert second.text == "      60      7       50 ACTIVE         30.0    1       5.0M         -  a?[2Jb"
+    assert lines([second]) == [
+        "     PID    UID   SERVER STATUS         SM %  CTX     MEMORY  LAUNCH/S  COMMAND",
+        "      60      7       50 ACTIVE         25.0    1       5.0M         -  a?[2Jb",
+    ]
+    assert [row.percentage for row in (server, idle, waits)] == [30.0, 25.0, None]
     assert (idle.status, waits.status, waits.memory) == ("IDLE", "WAITING", None)
+
+
+def test_columns_are_there_that_have_something() -> None:
+    in_namespace = {**client(61, MIB), "namespace": "small"}
+    found = rows([[{**SERVER, "clients": [in_namespace]}], [WAITING], {}])
+    heading, server, row, waits = lines(found, counts_launches=False)
+    assert heading.split() == ["PID", "UID", "SERVER", "NAMESPACE", "STATUS", "SM", "%", "CTX", "MEMORY", "COMMAND"]
+    assert [line.split()[3] for line in (server, row, waits)] == ["-", "small", "-"]
+    assert len({line.index(word) for line, word in ((heading, "COMMAND"), (row, "python"), (waits, "later"))}) == 1
+    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], {}], wanted="SMALL")] == [61]
 
 
 def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() -> None:
@@ -57,11 +75,11 @@ def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() ->
     assert rates.of([later], 3.5) == {50: 50.0}, "it has not reported since"
     assert rates.of([later], 5.0) == {50: 0.0}
     assert rates.of([{**later, "pid": 51}], 6.0) == {}, "another server"
-    assert rows([[later], [], {}], rates={50: 50.0})[0].text.split()[7:] == ["50", "uid_7"]
+    assert rows([[later], [], {}], rates={50: 50.0})[0].launches == 50.0
 
 
 def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) -> None:
-    one = make_client().connect()
+    one = make_client(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25").connect()
     assert one.do(f"alloc {64 * MIB}").startswith("CUDA_SUCCESS")
 
     def memory() -> int:
@@ -76,10 +94,51 @@ def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) 
     heading, _, server, client = done.stdout.splitlines()
     assert heading.startswith("servers 1, clients 1, waiting 0; ")
     assert server.split()[:4] == [str(daemon.servers()[0]), "0", "-", "ACTIVE"]
-    assert client.split()[:6] == [str(one.pid), "0", server.split()[0], "ACTIVE", "100.0", "1"]
+    assert client.split()[:6] == [str(one.pid), "0", server.split()[0], "ACTIVE", "25.0", "1"]
+    assert server.split()[4] == "100.0"
+    assert "LAUNCH/S" not in done.stdout
     daemon.kill()
     assert daemon.start().returncode == 0
     assert memory() >= 64 * MIB, "the next daemon is told too"
+    assert daemon.run(["top", "--once"]).stdout == done.stdout
+
+
+def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    assert daemon.run(["server", "create", "s"]).returncode == 0
+    made = daemon.run(["namespace", "create", "small", "--server=s", "--active-thread-percentage=30"])
+    assert made.returncode == 0, made.stdout + made.stderr
+    with clients_of(daemon) as start:
+        folder = f"{daemon.environment['CUDA_MPS_PIPE_DIRECTORY']}/s/small"
+        one = start(CUDA_MPS_PIPE_DIRECTORY=folder).connect()
+        shown = daemon.run(["top", "--once", "--filter", "small"]).stdout.splitlines()
+    assert [line.split()[3:6] for line in shown[2:]] == [["small", "ACTIVE", "30.0"]]
+    assert shown[2].split()[0] == str(one.pid)
+
+
+@pytest.mark.parametrize("arguments", [["--once"], ["--json"]])
+def test_output_that_cannot_be_written_is_said(daemon: DaemonProcess, arguments: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [PYMPSD, "top", *arguments], env=daemon.environment, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    said = "standard output: No space left on device: not all could be printed\n"
+    assert (done.returncode, done.stderr) == (74, said)
+
+
+@pytest.mark.parametrize("name", ["bogus", ""])
+def test_a_terminal_that_is_not_known(daemon: DaemonProcess, name: str) -> None:
+    with at_terminal([PYMPSD, "top"], daemon.environment, TERM=name) as screen:
+        screen.until(f"pympsd top: TERM={name!r} is no terminal that is known here: set TERM, or use --once")
+        assert screen.process.wait(10) == 74
+
+
+def test_a_daemon_that_is_stopped(daemon: DaemonProcess) -> None:
+    suspend(daemon.pid)
+    done = daemon.run(["--timeout", "0.5", "top", "--once"])
+    os.kill(daemon.pid, signal.SIGCONT)
+    assert (done.returncode, done.stderr) == (2, "the MPS control daemon said nothing for 0.5 s\n")
 
 
 def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:

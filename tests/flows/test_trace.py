@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import signal
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, clients_of, wait_until
+from processes import SECONDS, ClientProcess, DaemonProcess, alive, children_of, clients_of, suspend, wait_until
 
+from pympsd.control import RunningDaemon
 from pympsd.plot.tracks import Track, read_tracks
 from pympsd.service.tracing import NO_DEVICES
 
@@ -147,6 +149,70 @@ def test_a_relative_path_is_that_of_the_tool(
     monkeypatch.chdir(directory)
     start(daemon, Path("here.json"))
     stop(daemon, directory / "here.json")
+
+
+@pytest.mark.parametrize("name", ["a b.json", "a  b.json", "a=b c.json", "-- a.json"])
+def test_a_path_may_have_blanks(
+    daemon: DaemonProcess, directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(directory)
+    path = directory / name
+    if not name.startswith("-"):
+        start(daemon, Path(name))
+        stop(daemon, path)
+        path.unlink()
+    assert RunningDaemon(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]).command(f"trace start {path}") == ""
+    stop(daemon, path)
+
+
+def test_help_needs_no_daemon(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    for words in (["trace", "--help"], ["trace", "start", "--help"]):
+        done = daemon.run(words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("trace start <file>\n")
+
+
+def test_a_trace_that_was_removed_is_missed(daemon: DaemonProcess, trace: Path) -> None:
+    for lose in (trace.unlink, lambda: trace.rename(trace.with_suffix(".moved"))):
+        start(daemon, trace)
+        lose()
+        done = daemon.run(["trace", "stop"])
+        assert done.returncode == 1
+        assert done.stdout == f"{trace} was removed or moved while the trace was written: it is not there.\n"
+    assert json.loads(trace.with_suffix(".moved").read_text())
+
+
+@pytest.mark.long
+def test_a_stopped_server_is_named(daemon: DaemonProcess, client: MakeClient, trace: Path) -> None:
+    start(daemon, trace)
+    assert client().connect().do("add") == RIGHT
+    (server,) = daemon.servers()
+    suspend(server)
+    done = daemon.run(["trace", "stop"])
+    os.kill(server, signal.SIGCONT)
+    assert (done.returncode, done.stdout) == (0, "")
+    said = "did not answer within 5 s: kernels and copies of it may be missing.\n"
+    assert done.stderr == f"server {server} {said}"
+    assert json.loads(trace.read_text())
+
+
+def test_a_trace_ends_with_the_daemon_that_is_replaced(
+    make_daemon: Callable[..., DaemonProcess], trace: Path
+) -> None:
+    daemon = make_daemon()
+    assert daemon.start().returncode == 0
+    with clients_of(daemon) as client:
+        one = client().connect()
+        start(daemon, trace)
+        assert one.do("add") == RIGHT
+        done = daemon.start("-d", "--replace")
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == f"the trace {trace} ended with the daemon before: begin another with 'trace start'\n"
+        assert f"The trace {trace} ends with this daemon" in daemon.log()
+        assert json.loads(trace.read_text())
+        assert one.do("add") == RIGHT
+        assert daemon.start("-d", "--replace").stderr == "", "it is said once"
 
 
 def test_an_executor_that_is_killed_leaves_whole_lines(

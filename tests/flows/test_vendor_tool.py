@@ -105,6 +105,13 @@ def test_bytes_that_are_no_text_pass_unchanged(theirs: TheirDaemon, tool: Daemon
     assert done.stdout == b"\xff\xfe caf\xc3\xa9\n"
 
 
+def test_a_daemon_that_ends_before_it_has_answered(theirs: TheirDaemon, tool: DaemonProcess) -> None:
+    theirs.printed = lambda line: None
+    done = tool.run([], "ps\n")
+    said = "The MPS control daemon cannot be spoken to: it closed the connection before it had answered\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
 def test_quit_ends_the_session_and_the_daemon(theirs: TheirDaemon, tool: DaemonProcess) -> None:
     done = tool.run([], "ps\nquit\n" + "ps\n" * 30)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ps\n", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from recorded_corpus import CORPUS, KERNELS, module_of, objects_of
+from recorded_corpus import CORPUS, KERNELS, maps_of, module_of, objects_of
 
 from tests.gpu.devices import OneDevice
 
@@ -14,7 +14,10 @@ Array = np.ndarray[Any, Any]
 
 
 def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:
-    """Launch a kernel as its manifest says; return its outputs by name. Textures are the emulated device's only."""
+    """Launch a kernel as its manifest says; return its outputs by name.
+
+    Textures and tensor maps are the emulated device's only.
+    """
     entry, inputs = KERNELS[name], module_of("inputs")
     device.fresh()
     module = device.load((CORPUS / entry["ptx"]).read_bytes())
@@ -27,7 +30,7 @@ def outputs_on(device: OneDevice, name: str) -> dict[str, Array]:
             addresses[key] = device.put(value)
     objects = objects_of(entry, addresses)
     handles = {key: device.put(np.frombuffer(data, np.uint8)) for key, data in objects.items()}
-    arguments = inputs.arguments(entry, addresses | handles)
+    arguments = inputs.arguments(entry, addresses | handles, maps_of(entry, addresses))
     device.launch(module, entry["entry"], entry["grid"], entry["block"], entry["shared"], arguments)
     return {key: _read(device, addresses[key], spec) for key, spec in inputs.outputs(entry).items()}
 

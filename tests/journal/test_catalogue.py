@@ -172,6 +172,24 @@ def test_a_journal_writes_both_files_in_its_dialect(dialect: Dialect, tmp_path: 
     assert expected[dialect][1] in server
 
 
+@pytest.mark.parametrize("event", ["server_startup", "server_connecting", "server_initializing"])
+@pytest.mark.parametrize("dialect", [Dialect.DOCUMENTED, Dialect.R580])
+def test_a_server_that_starts_calls_itself_other(event: str, dialect: Dialect) -> None:
+    written = render(LogEntry("Server", 7, event, {"socket": "/p/control"}, 0.0), SERVER_LINES[event], dialect)
+    assert written is not None
+    assert b" Other     7] " in written
+
+
+def test_a_server_before_volta_writes_no_lines_of_volta_mps() -> None:
+    fields = {"pid": 7, "context": 1, "device": 0, "name": "P100", "left": 0}
+    of_volta = {event: each for event, each in SERVER_LINES.items() if "Volta MPS:" in (each.documented or "")}
+    assert len(of_volta) > 5
+    for event, catalogued in of_volta.items():
+        written = render(LogEntry("Server", 9, event, fields, 0.0, is_volta=False), catalogued, Dialect.DOCUMENTED)
+        assert written == render(LogEntry("Server", 9, event, fields, 0.0), catalogued, Dialect.R580)
+        assert b"Volta" not in (written or b"")
+
+
 def test_an_event_that_is_not_in_the_catalogue_raises() -> None:
     with pytest.raises(KeyError, match="no_such_event"):
         Journal(None, None).write_control("no_such_event", {})
@@ -284,7 +302,8 @@ def test_the_documents_example_lines(example: str) -> None:
     stamp, source, pid = head.rsplit(" ", 2)
     when = datetime.strptime(stamp, "%Y-%m-%d %H:%M:%S.%f").timestamp()
     lines, event, fields = EVENTS[text]
-    assert render(LogEntry(source, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
+    author = "Control" if lines is CONTROL_LINES else "Server"
+    assert render(LogEntry(author, int(pid), event, fields, when), lines[event], Dialect.DOCUMENTED) == (
         f"{example}\n".encode()
     )
     assert line(when, source, int(pid), text) == f"{example}\n".encode()

@@ -186,22 +186,21 @@ def test_documented_forms(tmp_path: Path) -> None:
         ]
     )
     written = _written(Dialect.DOCUMENTED, tmp_path, lines)
-    assert all(b" Server     5] " in line for line in written)
-    assert [line.decode().rstrip("\n").partition("] ")[2] for line in written] == [
-        "Startup",
-        "Volta MPS: Creating server context on device 0",
-        "Received new client request for {PID: -5, Context ID: 0}",
-        "New client 7 connected",
-        "Volta MPS: status of client {7, 1} is ACTIVE",
-        "Client {7, 1} exit",
-        "Client {7, 1} exit",
-        "Client 7 disconnected",
-        "Volta MPS: The following devices",
-        "0",
-        "Volta MPS: The following clients have a sticky error set:",
-        "7",
-        "Volta MPS: Destroy server context on device 0",
-        "a line of a later driver",
+    assert [tuple(line.decode().rstrip("\n").split(maxsplit=4)[2:]) for line in written] == [
+        ("Other", "5]", "Startup"),
+        ("Other", "5]", "Volta MPS: Creating server context on device 0"),
+        ("Server", "5]", "Received new client request for {PID: -5, Context ID: 0}"),
+        ("Server", "5]", "New client 7 connected"),
+        ("Other", "5]", "Volta MPS: status of client {7, 1} is ACTIVE"),
+        ("Other", "5]", "Client {7, 1} exit"),
+        ("Other", "5]", "Client {7, 1} exit"),
+        ("Server", "5]", "Client 7 disconnected"),
+        ("Other", "5]", "Volta MPS: The following devices"),
+        ("Other", "5]", "0"),
+        ("Other", "5]", "Volta MPS: The following clients have a sticky error set:"),
+        ("Other", "5]", "7"),
+        ("Other", "5]", "Volta MPS: Destroy server context on device 0"),
+        ("Server", "5]", "a line of a later driver"),
     ]
 
 

@@ -137,6 +137,9 @@ kind = runtime.cudaChannelFormatKind.cudaChannelFormatKindSignedNormalized16X2
 wanted = ok(runtime.cudaCreateChannelDesc(16, 16, 0, 0, kind))
 scaled = ok(runtime.cudaGetChannelDesc(ok(runtime.cudaMallocArray(wanted, 4, 4, 0))))
 print(scaled.x, scaled.y, scaled.z, scaled.f == kind)
+packed = ok(runtime.cudaCreateChannelDesc(10, 10, 10, 2, runtime.cudaChannelFormatKind(31)))
+found = ok(runtime.cudaGetChannelDesc(ok(runtime.cudaMallocArray(packed, 4, 4, 0))))
+print(found.x, found.y, found.z, found.w, int(found.f))
 pyramid = ok(runtime.cudaMallocMipmappedArray(channels, extent, 2, 0))
 level = ok(runtime.cudaGetMipmappedArrayLevel(pyramid, 1))
 print(ok(runtime.cudaArrayGetInfo(level))[1].width)
@@ -148,7 +151,7 @@ print([int(one[0]) for one in (runtime.cudaFreeArray(cube), runtime.cudaMallocAr
     assert run(program, begin=BEGINNING).stdout.splitlines() == [
         "16 16 0 0 5 3 2 0", "2 16", "True",
         f"{[92, 93, 94, 95, 96, 97, 98, 99]} {[96, 97, 98, 99]} {[0, 1, 2, 3, 0, 1, 2, 3, 92, 93, 94, 95]}",
-        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "16 16 0 True", "2", "[400, 20, 1]",
+        "[7, 7, 7, 7, 7, 7, 7, 7, 0] 101", "16 16 0 True", "10 10 10 2 31", "2", "[400, 20, 1]",
     ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import pytest
 from pympsd.version import VERSION
 
 ROOT = Path(__file__).parents[2]
+PTH = Path("pympsd_client/routing/pympsd-routing.pth")
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 SECONDS = 60
 LAYOUTS = ("venv", "prefix", "target", "user")
@@ -36,6 +37,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for file in (ROOT / package).rglob("*.py"):
                 record.append(str(file.relative_to(ROOT)))
                 archive.write(file, record[-1])
+        archive.write(ROOT / PTH, PTH.name)
+        record.append(PTH.name)
         for file in (ROOT / "scripts" / "launchers").iterdir():
             record.append(f"pympsd-{VERSION}.data/scripts/{file.name}")
             archive.write(file, record[-1])
@@ -106,6 +109,31 @@ def test_a_launcher_works_where_pip_puts_it(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["-m"]])
+def test_programs_and_their_children_are_routed(
+    bin_folder: Path, interpreter: Path, tmp_path: Path, options: list[str]
+) -> None:
+    module = tmp_path / "program.py"
+    module.write_text("""
+import subprocess, sys
+asks = "import sys; print('pympsd_client.routing.hook' in sys.modules, *sys.argv[1:])"
+exec(asks)
+subprocess.run([sys.executable, "-c", asks, "child"], check=True)
+import sitecustomize
+print(sitecustomize.__name__, getattr(sitecustomize, "OWN", "none"))
+""")
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("OWN = 'own'\n")
+    done = subprocess.run(
+        [bin_folder / "pympsd-run", *options, "program" if options else "program.py", "argument"],
+        cwd=tmp_path, env={"PATH": f"{interpreter.parent}:/usr/bin:/bin", "PYTHONPATH": str(own)},
+        capture_output=True, text=True, timeout=SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["True argument", "True child", "sitecustomize own"]
 
 
 def test_a_daemon_starts_and_ends_there(bin_folder: Path, interpreter: Path, tmp_path: Path) -> None:

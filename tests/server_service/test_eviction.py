@@ -36,7 +36,11 @@ class _Executors:
     server: Server
     bytes_held: dict[int, int] = field(factory=dict)
     seconds: float = 0.0
-    memory_changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+
+    @property
+    def accounts(self) -> _Executors:
+        return self
 
     def held(self, device: int) -> dict[int, int]:
         return dict(self.bytes_held)
@@ -52,7 +56,7 @@ class _Executors:
         for client in self.server.roster.clients.values():
             if context in client.contexts:
                 self.bytes_held[client.serial] = 0
-        self.memory_changed.unpark_all()
+        self.changed.unpark_all()
 
 
 @define

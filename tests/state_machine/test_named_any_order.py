@@ -25,6 +25,17 @@ def test_a_users_server_without_sockets_is_tried_again_by_the_next_client() -> N
     assert list(machine.on_server) == [3]
 
 
+def test_a_server_that_loses_its_sockets_while_it_starts_is_still_there() -> None:
+    machine = NamedMachine()
+    machine.create("a", 0)
+    machine.spawned(0)
+    machine.toggle_room("a", "")
+    machine.remove(0, whole=True)
+    assert machine.daemon.named_servers["a"].unreachable
+    machine.processes_are_those_of_servers()
+    machine.teardown()
+
+
 def test_the_chunks_of_a_server_that_ends_are_free_when_it_has_no_clients() -> None:
     machine = NamedMachine()
     machine.start_busy(server="a", clients=0)

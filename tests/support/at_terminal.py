@@ -51,13 +51,13 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def at_terminal(command: list[str], environment: dict[str, str]) -> Iterator[Terminal]:
+def at_terminal(command: list[str], environment: dict[str, str], **more: str) -> Iterator[Terminal]:
     """Run a program at a terminal; it is killed if it is left running."""
     screen, own = pty.openpty()
     termios.tcsetwinsize(own, (24, 120))
     process = subprocess.Popen(
         command,
-        env={**environment, "TERM": "vt100", "LANG": "C.UTF-8", "INPUTRC": "/dev/null"},
+        env={**environment, "TERM": "vt100", "LANG": "C.UTF-8", "INPUTRC": "/dev/null", **more},
         stdin=own,
         stdout=own,
         stderr=own,

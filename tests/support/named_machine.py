@@ -55,6 +55,8 @@ class NamedMachine(RuleBasedStateMachine):
         self.daemon = self._new_daemon()
         self.initial = InitialDefaults.of(self.daemon)
         self.sockets: set[tuple[str, str]] = set()
+        self.wanted: dict[tuple[str, str], None] = {}
+        """The sockets that there should be, in order."""
         self.unusable: set[tuple[str, str]] = set()
         """The sockets that cannot be made at the moment."""
         self.spawning: dict[int, str] = {}
@@ -89,6 +91,9 @@ class NamedMachine(RuleBasedStateMachine):
     # --- the I/O layer
 
     def feed(self, event: events.Event) -> None:
+        if not isinstance(event, events.NamespaceOpened | events.NamespaceLost):
+            for lost in [each for each in self.wanted if each not in self.sockets]:
+                self.feed(events.NamespaceLost(*lost))
         for instruction in handle(self.daemon, event, answer_line):
             self._carry_out(instruction)
         while self.opened:
@@ -98,13 +103,15 @@ class NamedMachine(RuleBasedStateMachine):
         match instruction:
             case do.OpenNamespace(server, namespace, uid):
                 assert self.daemon.named_servers[server].uid == uid
-                problem = "no room" if (server, namespace) in self.unusable else ""
-                if not problem:
-                    assert (server, namespace) not in self.sockets
+                self.wanted[server, namespace] = None
+                may_be = (server, namespace) not in self.unusable and (not namespace or (server, "") in self.sockets)
+                problem = "" if may_be else "no room"
+                if may_be:
                     self.sockets.add((server, namespace))
                 self.opened.append(events.NamespaceOpened(server, namespace, problem))
             case do.CloseNamespace(server, namespace):
                 self.sockets.discard((server, namespace))
+                self.wanted.pop((server, namespace), None)
             case do.SpawnServer(serial, uid, _, name):
                 named = self.daemon.named_servers[name]
                 assert (named.uid, named.deleted) == (uid, False)
@@ -327,21 +334,33 @@ class NamedMachine(RuleBasedStateMachine):
         """Make that a socket cannot be made from now on, or can be again."""
         self.unusable ^= {(server, namespace)}
 
+    @precondition(lambda self: self.sockets)
+    @rule(number=NUMBER, whole=st.booleans())
+    def remove(self, number: int, whole: bool) -> None:
+        """Remove a socket, or all of its server, from outside."""
+        lost = sorted(self.sockets)[number % len(self.sockets)]
+        self.sockets = {one for one in self.sockets if one != lost and not (whole and one[0] == lost[0])}
+        self._says("namespace list")
+
     @rule()
     def daemon_dies(self) -> None:
         """Kill the daemon: the next one has what was saved, and the clients that wait connect to it again."""
         left = snapshot(self.daemon, self.initial)
         check(left, len(DEVICES))
         before = {name: named for name, named in self.daemon.named_servers.items() if not named.deleted}
+        known = self.daemon.configuration
+        in_force = known.generation, known.source, known.applied, known.failed
         for serial in list(self.spawning):
             del self.spawning[serial]  # it ends with its link
         self.daemon = self._new_daemon()
         self.initial = InitialDefaults.of(self.daemon)
         self.timers, self.terminating, self.unanswered = [], {}, set()
-        self.sockets, self.unusable = set(), set()
+        self.sockets, self.unusable, self.wanted = set(), set(), {}
         waiting, self.waiting = self.waiting, {}
         self.awaited = set(self.running)
         self.feed(events.PredecessorDied(left))
+        known = self.daemon.configuration
+        assert in_force == (known.generation, known.source, known.applied, known.failed)
         after = self.daemon.named_servers
         assert _kept(before) == _kept({name: named for name, named in after.items() if not named.deleted})
         for client, (server, namespace) in waiting.items():
@@ -400,9 +419,13 @@ class NamedMachine(RuleBasedStateMachine):
         }
         assert self.sockets <= wanted
         assert all(
-            named.failed or named.deleted or {(named.name, ""), (named.name, DEFAULT)} <= self.sockets
+            named.unreachable or named.deleted or {(named.name, ""), (named.name, DEFAULT)} <= self.sockets
             for named in self.daemon.named_servers.values()
         )
+        if self.daemon.quitting is None:
+            for named in self.daemon.named_servers.values():
+                for one in named.namespaces.values():
+                    assert named.deleted or one.unopened or (named.name, one.name) in self.sockets
 
     @invariant()
     def processes_are_those_of_servers(self) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from pympsd.wire import tensor_map
+from pympsd.wire.tensor_map import Im2col, TensorMap
 from pympsd.wire.texture_object import Kind, Level, Sampling, TextureObject, pack
 
 CORPUS = Path(__file__).parents[1] / "data" / "corpus"
@@ -50,11 +52,37 @@ def objects_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, by
     return made
 
 
+def maps_of(entry: dict[str, Any], addresses: dict[str, int]) -> dict[str, bytes]:
+    """Return a kernel's tensor maps as the emulated device has them; ``addresses`` are those of the buffers."""
+    made = {}
+    for name, spec in entry.get("maps", {}).items():
+        given = module_of("inputs").tensor_map(spec, addresses)
+        rank, column = given["tensorRank"], None
+        if "boxDim" not in given:
+            corners = (tuple(given[f"pixelBox{side}Corner"]) for side in ("Lower", "Upper"))
+            column = Im2col(*corners, given["channelsPerPixel"], given["pixelsPerColumn"])
+        of = TensorMap(
+            given["tensorDataType"], given["globalAddress"], tuple(given["globalDim"]), tuple(given["globalStrides"]),
+            tuple(given.get("boxDim", [0] * rank)), tuple(given["elementStrides"]), given["interleave"],
+            given["swizzle"], given["l2Promotion"], given["oobFill"], column,
+        )  # fmt: skip
+        tensor_map.check(of)
+        made[name] = tensor_map.pack(of)
+    return made
+
+
 @cache
 def recorded() -> dict[str, np.ndarray[Any, Any]]:
     """Return what the H200 answered when the corpus was recorded, by NAME/OUTPUT."""
     with np.load(CORPUS / "recorded.npz") as archive:
         return dict(archive)
+
+
+@cache
+def failures() -> dict[str, str]:
+    """Return the kernels that ended with an error on the GPU, and the error: those that it refuses to execute."""
+    found: dict[str, str] = json.loads((CORPUS / "recorded.json").read_text())["failures"]
+    return found
 
 
 def is_recorded(name: str) -> bool:

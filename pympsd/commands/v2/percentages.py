@@ -48,7 +48,7 @@ def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | N
     return Decision(lines(str(percentage)))
 
 
-@command("get_default_active_thread_percentage", takes=".*")  # recorded: it ignores words
+@command("get_default_active_thread_percentage", takes="", prints_anyway=True)
 @volta_only("active thread percentages have")
 def get_default(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""

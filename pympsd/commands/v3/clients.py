@@ -64,7 +64,7 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
     if wanted not in FIELDS:
         raise Refused(f"A client has no field '{field}'. Fields: {', '.join(FIELDS)}.")
     if wanted == "linux-ns":
-        return data(str(client.namespace))
+        return data(str(view.linux_namespace(daemon, client)))
     if wanted == "pci-id":
         return data("\n".join(daemon.devices[each].pci for each in _devices(daemon, client)) or "-")
     keys = [column.key for column in COLUMNS]
@@ -110,7 +110,7 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
     extra = {
         "uid": client.uid,
         "namespace": view.namespace_of(client),
-        "linux-ns": client.namespace,
+        "linux-ns": view.linux_namespace(daemon, client),
         "container_pid": client.container_pid or None,
         "cgroup": client.cgroups[-1] if client.cgroups else None,
         "priority": None if limits is None else limits.priority,

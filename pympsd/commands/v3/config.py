@@ -31,10 +31,10 @@ from pympsd.configuration.plan import Features, PartitionPlan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.daemon_state import Configuration, Daemon
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
-from pympsd.state_machine.v3.gathering import Gathering
+from pympsd.state_machine.v3.gathering import Configuration, Gathering
 from pympsd.state_machine.v3.named_server import Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
 from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition
@@ -105,8 +105,10 @@ def show(daemon: Daemon, caller: Caller) -> Decision:
 def status(daemon: Daemon, caller: Caller) -> Decision:
     """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe."""
     known = daemon.configuration
-    pending, failed = (len(known.gathering.waiting), known.gathering.failed) if known.gathering else (0, 0)
+    pending, failed = len(known.gathering.waiting) if known.gathering else 0, known.failed
     pending += known.awaited
+    for named in daemon.named_servers.values():
+        failed += bool(named.unopened) + sum(bool(one.unopened) for one in named.namespaces.values())
     text = (
         f"generation={known.generation} source={known.source or '-'} applied={known.applied or '-'} "
         f"pending={pending} failed={failed}"
@@ -133,6 +135,7 @@ def _surroundings(daemon: Daemon) -> Surroundings:
         daemon.pipe_directory,
         daemon.protocol,
         daemon.has_own_servers,
+        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
     )
 
 

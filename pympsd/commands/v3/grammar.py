@@ -49,6 +49,8 @@ class Syntax:
     """The options that must be given."""
     instead: Mapping[str, str] = field(factory=dict)
     """Positional arguments that may be given as an option of another name: ``server`` of ``namespace get``."""
+    takes_rest: bool = False
+    """The rest of the line is its one argument: a path, which may have blanks."""
 
     @property
     def usage(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from pympsd.commands import rules, trace  # noqa: F401 - register their commands
 from pympsd.commands.registry import REGISTRY, Caller, Decision
@@ -24,6 +25,10 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import refusal
 
 HELP = ("help", "--help")
+IN_BOTH: Final = frozenset(
+    module for module, verbs in COMMANDS.items() if all(command.in_both for command in verbs.values())
+)
+"""The modules that a daemon of protocol 2 has, too."""
 
 
 def decide(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None) -> Decision:

@@ -56,8 +56,8 @@ def create(
     change = view.limits_given(daemon, Namespace(name), **limits)
     gathering = daemon.gatherings.begin(caller.session)
     part = daemon.gatherings.part(gathering)
-    if note := _not_inherited(named, name, change):
-        gathering.notes.append(note)
+    notes = _not_inherited(named, name, change), view.no_partition_yet(named, name, change.sm_partition)
+    gathering.notes += filter(None, notes)
     try:
         return Decision(None, tuple(create_namespace(daemon, server, name, change, part, clients_only)))
     except NotPossible as error:
@@ -129,7 +129,8 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     view.check_owner(caller, named, "namespace set")
     change = view.limits_given(daemon, view.namespace_named(named, name), **limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
-    return Decision(done(kept), tuple(set_limits(daemon, server, name, change)))
+    missing = view.no_partition_yet(named, name, change.sm_partition)
+    return Decision(done(kept, missing), tuple(set_limits(daemon, server, name, change)))
 
 
 def _not_inherited(server: NamedServer, name: str, limits: NamespaceLimits) -> str:
@@ -155,6 +156,7 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
         ),
         {
             "clients_only": namespace.clients_only,
+            "reason": namespace.unopened or None,
             "sm_partition": namespace.limits.sm_partition or None,
             "total_memory_limit": view.memory_cell(daemon, server, namespace.total_memory).value,
         },

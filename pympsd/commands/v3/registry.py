@@ -97,6 +97,6 @@ def data(text: str) -> Decision:
     return Decision(Answer((Part(text, logged=False),) if text else ()))
 
 
-def done(diagnostic: str = "") -> Answer:
-    """Return the answer of a change that was made: nothing, but a note on standard error if there is one."""
-    return Answer(diagnostic=diagnostic)
+def done(*notes: str) -> Answer:
+    """Return the answer of a change that was made: nothing, but on standard error a line for each note there is."""
+    return Answer(diagnostic="\n".join(filter(None, notes)))

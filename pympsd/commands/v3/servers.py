@@ -32,7 +32,7 @@ COLUMNS: Final = tuple(
     for name in ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids")
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
-NO_DOMAINS: Final = "Device 0 ({}) has one locality domain: nothing to enable."
+NO_DOMAINS: Final = "Device {} ({}) has one locality domain: nothing to enable."
 FOR_ALL: Final = {
     "max-active-thread-percentage": LIMITS["active-thread-percentage"],
     "max-pinned-memory-limit": LIMITS["pinned-memory-limit"],
@@ -63,11 +63,11 @@ def create(
         raise Refused("'server create' needs <name> or --uid=<n>.")
     owner = caller.uid if uid is None else uid
     _check_may_be(daemon, caller, owner, "server create")
-    if locality_domains:
-        raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
     devices = None
     if allowed_devices is not None:
         devices = tuple(view.device_named(daemon, word.strip()) for word in allowed_devices.split(","))
+    if locality_domains:
+        raise _no_domains(daemon, devices or (0,))
     named = server_of_user(owner) if name is None else name
     return Decision(None, tuple(create_server(daemon, named, owner, devices, session=caller.session)))
 
@@ -109,7 +109,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     named = server(daemon, name)
     view.check_owner(caller, named, "server set")
     if given.pop("locality_domains", False):
-        raise Refused(NO_DOMAINS.format(daemon.devices[0].name))
+        raise _no_domains(daemon, named.ordinals(len(daemon.devices)))
     uid = given.pop("uid", named.uid)
     if uid != named.uid:
         _check_may_be(daemon, caller, uid, "server set")
@@ -120,9 +120,15 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     ceiling = view.limits_given(daemon, Namespace(DEFAULT, named.ceiling), **most)
     change = view.limits_given(daemon, named.namespaces[DEFAULT], **given)
     kept = view.keeps_limits(len(clients(daemon, name, None if most else DEFAULT))) if given or most else ""
-    begun = tuple(set_user(daemon, name, uid)) if uid != named.uid else ()
+    missing = view.no_partition_yet(named, DEFAULT, change.sm_partition)
+    anew = tuple(set_user(daemon, name, uid, caller.session)) if uid != named.uid else ()
     limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, ceiling, contains)
-    return Decision(done(kept), (*begun, *limits_set))
+    return Decision(None if anew else done(kept, missing), (*limits_set, *anew))
+
+
+def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
+    """Return the refusal of locality domains for a server of some devices."""
+    return Refused(NO_DOMAINS.format(ordinals[0], daemon.devices[ordinals[0]].name))
 
 
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
@@ -156,7 +162,7 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         "max_pinned_memory_limit": view.memory_cell(daemon, named, named.ceiling.pinned_memory or {}).value,
         "contain": CONTAINMENTS[named.contains_partitions],
         "clients": len(present),
-        "reason": named.failed or None,
+        "reason": named.unreachable or named.failed or None,
         "locality_domains": False,
         "created": moment(named.created),
         "source": str(named.source),

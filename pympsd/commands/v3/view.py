@@ -17,6 +17,7 @@ from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.partitions import no_partition_note
 from pympsd.vocabulary.texts import memory_text, percentage_text
 
 NO_TOTALS: Final = (
@@ -92,10 +93,14 @@ def namespace_of(client: Client) -> str:
     return client.mps_namespace or DEFAULT
 
 
+def linux_namespace(daemon: Daemon, client: Client) -> int:
+    """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
+    return 0 if client.namespace == daemon.pid_namespace else client.namespace
+
+
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
-    """Return ``server/namespace (n)``: n is 0 for a client in the daemon's PID namespace, else that one's inode."""
-    number = 0 if client.namespace == daemon.pid_namespace else client.namespace
-    return f"{server.name}/{namespace_of(client)} ({number})"
+    """Return ``server/namespace (n)``: n is the PID namespace."""
+    return f"{server.name}/{namespace_of(client)} ({linux_namespace(daemon, client)})"
 
 
 def percentage_cell(percentage: ThreadPercentage) -> Shown:
@@ -158,6 +163,13 @@ def keeps_limits(count: int) -> str:
         if count == 1
         else (f"{count} clients keep their limits until they start anew.")
     )
+
+
+def no_partition_yet(server: NamedServer, namespace: str, partition: str | None) -> str:
+    """Return a note on a namespace that is bound to an SM partition that its server does not have."""
+    if not partition or any(one.name == partition for one in server.partitions):
+        return ""
+    return no_partition_note(server.name, namespace, partition)
 
 
 def device_named(daemon: Daemon, word: str) -> int:

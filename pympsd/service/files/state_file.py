@@ -56,6 +56,8 @@ class SavedState:
     writer: tuple[int, int] = (0, 0)
     """The daemon's PID and start time."""
     backend: str = ""
+    trace: str = ""
+    """The path of the trace that it writes."""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
@@ -83,12 +85,7 @@ def read(folder: str) -> SavedState | None:
 
 def named_servers_left(folder: str) -> list[str]:
     """Return the servers and namespaces, in words, that a daemon left and one of protocol 2 could not have."""
-    try:
-        data = Path(folder, files.STATE).read_bytes()
-        saved = msgspec.json.decode(data, type=SavedState)
-    except (OSError, ValueError, RecursionError):
-        return []
-    if saved.boot != _boot():
+    if (saved := _left(folder)) is None:
         return []
     named = {one.name: one for one in saved.remembered.named_servers}
     found = [f"server '{name}'" for name, one in named.items() if name != server_of_user(one.uid)]
@@ -98,6 +95,21 @@ def named_servers_left(folder: str) -> list[str]:
         for each in one.namespaces
         if each.name != DEFAULT
     ]
+
+
+def trace_left(folder: str) -> str:
+    """Return the path of the trace that a daemon writes, or wrote when it ended; empty: it wrote none."""
+    saved = _left(folder)
+    return saved.trace if saved is not None else ""
+
+
+def _left(folder: str) -> SavedState | None:
+    try:
+        data = Path(folder, files.STATE).read_bytes()
+        saved = msgspec.json.decode(data, type=SavedState)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return saved if saved.boot == _boot() else None
 
 
 def writer_runs(folder: str) -> bool:
@@ -171,7 +183,9 @@ class StateFile:
     taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""
     backend: str = ""
-    _written: PersistentState | None = None
+    trace: Callable[[], str] = lambda: ""
+    """Returns the path of the trace that the daemon writes."""
+    _written: tuple[PersistentState, str] | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
@@ -180,7 +194,8 @@ class StateFile:
 
         Called at every event, so a failure is retried.
         """
-        if remembered == self._written and os.path.lexists(self._path(files.STATE)):
+        current = remembered, self.trace()
+        if current == self._written and os.path.lexists(self._path(files.STATE)):
             return
         try:
             self._replace(remembered)
@@ -189,7 +204,7 @@ class StateFile:
                 self.log.error("state_not_kept", reason=error.strerror)
             self._failed = True
             return
-        self._written, self._failed = remembered, False
+        self._written, self._failed = current, False
 
     def _replace(self, remembered: PersistentState) -> None:
         if self.taken_by_another():
@@ -199,7 +214,15 @@ class StateFile:
         }
         writer = os.getpid(), started_at(os.getpid())
         saved = SavedState(
-            FORMAT, _boot(), _pid_namespace(), self.devices(), self._started, remembered, writer, self.backend
+            FORMAT,
+            _boot(),
+            _pid_namespace(),
+            self.devices(),
+            self._started,
+            remembered,
+            writer,
+            self.backend,
+            self.trace(),
         )
         self._remove(files.NEW_STATE)
         try:

@@ -12,9 +12,11 @@ from pympsd.channel.descriptors import explain
 from pympsd.channel.processes import open_process
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.children import DRAIN_SECONDS, CannotSpawn, as_user, log_stderr, reap, wait_for_end
+from pympsd.service.processes.status import is_child
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.server_lifecycle import Phase
 
 NAME: Final = "nvidia-cuda-mps-server"
 PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "TZ", "LANG")
@@ -83,3 +85,13 @@ async def _ended(session: VendorServerSession, process: trio.Process) -> int:
         await wait_for_end(process.pid)
         nursery.cancel_scope.cancel()
     return await reap(process)
+
+
+def is_vendor_server(dispatcher: Dispatcher, pid: int) -> bool:
+    """Whether a process is a server of the driver's that this daemon leads."""
+    servers = dispatcher.servers.values()
+    if any(server.pid == pid and isinstance(server, VendorServerSession) for server in servers):
+        return True
+    # A server may write its first lines before this daemon hears that it was started.
+    is_spawning = any(server.phase is Phase.SPAWNING for server in dispatcher.state.servers.values())
+    return is_spawning and dispatcher.settings.backend == "vendor" and is_child(pid)

@@ -32,7 +32,8 @@ from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, without_memory
+from pympsd.state_machine.other_devices import OtherDevices
+from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.namespaces import name_problem
@@ -176,7 +177,7 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
         for each in saved.remembered.servers
         if (server := _awaited(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
     ]
-    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited, _has_other_devices(dispatcher, saved))))
+    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited), _other_devices(dispatcher, saved)))
     if awaited:
         dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
     for server in awaited:
@@ -195,16 +196,17 @@ async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
             await server.settled.wait()
 
 
-def _has_other_devices(dispatcher: Dispatcher, saved: SavedState) -> bool:
+def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
     known = device_keys(dispatcher.state.devices)
-    return bool(known and saved.devices) and saved.devices != known
+    is_known = bool(known and saved.devices)
+    return OtherDevices(saved.devices, known) if is_known and saved.devices != known else None
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
     """Return why this daemon cannot adopt the servers of the earlier one, or nothing."""
     if saved.backend != dispatcher.settings.backend:
         return f"the backend of this daemon is {dispatcher.settings.backend}, not {saved.backend}"
-    is_other = _has_other_devices(dispatcher, saved) and saved.backend != "vendor"
+    is_other = _other_devices(dispatcher, saved) is not None and saved.backend != "vendor"
     return "the devices of this daemon are others" if is_other else ""
 
 
@@ -260,15 +262,10 @@ def _vendor_session(
     return session
 
 
-def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer], has_other_devices: bool) -> PersistentState:
+def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer]) -> PersistentState:
     serials = {server.session.serial for server in awaited}
     servers = tuple(server for server in saved.remembered.servers if server.serial in serials)
-    state = evolve(saved.remembered, servers=servers)
-    if not has_other_devices:
-        return state
-    # What is by ordinal is meaningless for other devices.
-    state = evolve(state, memory_limits=None, cgroup_limits={}, cgroup_soft_limits={})
-    return evolve(state, named_servers=(), rules=without_memory(state.rules))
+    return evolve(saved.remembered, servers=servers)
 
 
 async def _receive_report(

@@ -92,14 +92,17 @@ class RefusedOperator:
     """The server whose socket it came by; empty: the daemon's own."""
 
     async def run(self, dispatcher: Dispatcher) -> None:
-        """Say where commands are taken."""
+        """Say where commands are taken, and refuse each line."""
         dispatcher.log_refused_operator(self.peer)
-        text = _text_frames(frames.OPERATOR_STDERR, f"{CLIENTS_ONLY if self.server else CLIENTS_ONLY_AT_CONTROL}\n")
-        self.channel.send_raw(b"".join((*text, frames.encode(frames.OPERATOR_DONE, b"\1"))))
+        said = f"{CLIENTS_ONLY if self.server else CLIENTS_ONLY_AT_CONTROL}\n"
+        # Before the first line: who asks for the protocol gets this instead.
+        self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, said)))
         # It would not get the answer if the connection were closed with its commands unread.
         with trio.move_on_after(LEAVING_SECONDS):
-            while await self.channel.receive() is not None:
-                pass
+            while (frame := await self.channel.receive()) is not None:
+                if frame.kind == frames.OPERATOR_LINE:
+                    self.channel.send_raw(frames.encode(frames.OPERATOR_DONE, b"\1"))
+                    await self.channel.drain()
 
 
 def _text_frames(kind: int, text: str) -> list[bytes]:

@@ -45,7 +45,8 @@ class ServerSession:
     kill: Callable[[], None]
     """Kills its process, a child of this daemon or of an earlier one."""
     _channel: MessageChannel | None = None
-    _is_set_up: bool = field(default=False, init=False)
+    is_set_up: bool = field(default=False, init=False)
+    """Whether it knows its devices and limits."""
     _held: list[object] = field(factory=list, init=False)
     """Messages to send once the server is set up."""
     _rate_limit: RateLimit = field(factory=lambda: RateLimit(LOG_RECORDS_PER_SECOND), init=False)
@@ -114,13 +115,13 @@ class ServerSession:
 
     def start_trace(self, trace: TraceFile) -> None:
         """Have its executors write to a trace; one that is not set up yet is included when it is."""
-        if self._is_set_up:
+        if self.is_set_up:
             with suppress(OSError):  # without a descriptor to spare its devices are not in the trace
                 self.channel.send(link.StartTrace(), (trace.duplicate(),))
 
     async def stop_trace(self) -> None:
         """Return when its executors write to no trace any more."""
-        if self._is_set_up:
+        if self.is_set_up:
             self._trace_stopped = trio.Event()
             self.channel.send(link.StopTrace())
             await self._trace_stopped.wait()
@@ -131,7 +132,7 @@ class ServerSession:
 
     def send(self, message: object) -> None:
         """Send the server a message, or hold it until the server is set up."""
-        if self._is_set_up:
+        if self.is_set_up:
             self.channel.send(message)
         else:
             self._held.append(message)
@@ -263,7 +264,7 @@ class ServerSession:
         dispatcher.tracing.include(self)
 
     def _send_held(self) -> None:
-        self._is_set_up = True
+        self.is_set_up = True
         for message in self._held:
             self.channel.send(message)
         self._held.clear()
@@ -275,7 +276,8 @@ class ServerSession:
         try:
             # Its user controls the content: no field may begin a line of its own.
             clean = {name: sanitised(v.encode()) if isinstance(v, str) else v for name, v in fields.items()}
-            dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time)
+            is_volta = any(device.is_volta_or_newer for device in dispatcher.state.devices)
+            dispatcher.journal.write_server("Server", self.pid, record.event, clean, record.time, is_volta)
         except (KeyError, IndexError, ValueError, OverflowError, OSError) as error:
             raise RemoteError(f"a log record that is not in the catalogue: {record.event} ({error})") from None
 

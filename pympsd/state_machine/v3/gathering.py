@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from pympsd.state_machine.instructions import Instruction, Reply, Working, reply
 from pympsd.vocabulary.answers import Answer, Part
@@ -31,6 +31,29 @@ class Gathering:
     starting: set[int] = field(factory=set)
     """The parts that wait for nothing but a server's start."""
     answered: bool = False
+
+
+@frozen
+class Configuration:
+    """The configuration that was applied last."""
+
+    generation: int = 0
+    """Counts those of this daemon, and of those that it follows."""
+    source: str = ""
+    """The path of its file."""
+    applied: str = ""
+    """When, as ISO 8601 has it."""
+    gathering: Gathering | None = None
+    """Its changes, under way or done; None: an earlier daemon began them."""
+    refused: int = 0
+    """The number of those that were refused, if an earlier daemon began them."""
+    awaited: bool = False
+    """The daemon starts, and has not come to its file yet."""
+
+    @property
+    def failed(self) -> int:
+        """The number of changes that were refused."""
+        return self.refused if self.gathering is None else self.gathering.failed
 
 
 @define

@@ -47,6 +47,8 @@ class Namespace:
     """Operator sessions to answer when its socket is open."""
     clients_only: bool = False
     """Operators are refused at its socket."""
+    unopened: str = field(default="", eq=False)
+    """Why its socket is not there."""
 
     @property
     def thread_percentage(self) -> ThreadPercentage:
@@ -88,6 +90,10 @@ class NamedServer:
     """Operator sessions to answer when it is gone."""
     opening: bool = field(default=True, eq=False)
     """Its sockets are not open yet."""
+    unopened: str = field(default="", eq=False)
+    """Why they are not there."""
+    former_uid: int | None = field(default=None, eq=False)
+    """The user that it goes back to if its sockets cannot be made for the new one."""
     deleted: bool = field(default=False, eq=False)
     """It is removed when its process has ended."""
     partitions: list[SmPartition] = field(factory=list)
@@ -98,6 +104,12 @@ class NamedServer:
     """When it was made, in seconds since 1970."""
     contains_partitions: bool = False
     """Each SM partition has executors of its own where a fault would reach the others."""
+
+    @property
+    def unreachable(self) -> str:
+        """Why no client can come to it, for want of its own socket or that of ``default``; empty: they can."""
+        default = self.namespaces.get(DEFAULT)
+        return self.unopened or (default.unopened if default is not None else "")
 
     def ordinals(self, count: int) -> tuple[int, ...]:
         """Return the ordinals of its devices out of the daemon's, in its clients' order."""

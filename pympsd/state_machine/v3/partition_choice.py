@@ -73,10 +73,21 @@ def _matching(daemon: Daemon, named: NamedServer, device: int, wanted: str) -> S
     return ids.get(wanted) or next((one for one in on_device if one.name == wanted), None)
 
 
+def _owner(daemon: Daemon, entry: str) -> str:
+    """Return, to go on with, which partition has the id that an entry of the variable names; nothing if none has."""
+    for named in daemon.named_servers.values():
+        for one in named.partitions:
+            device = daemon.devices[one.device]
+            if partition_id(named.name, device, one.name) in (entry, entry.partition("/")[2]):
+                return f": it is '{one.name}' of server '{named.name}' on device {device.uuid}"
+    return ""
+
+
 def _problem(daemon: Daemon, named: NamedServer, device: int, entry: str) -> str:
     names = ", ".join(sorted(one.name for one in named.partitions if one.device == device))
     has = f"it has: {names}" if names else "it has none"
     uuid = daemon.devices[device].uuid
     if entry:
-        return f"named SM partition '{entry}', which device {uuid} of server '{named.name}' does not have; {has}"
+        lacks = f"which device {uuid} of server '{named.name}' does not have{_owner(daemon, entry)}"
+        return f"named SM partition '{entry}', {lacks}; {has}"
     return f"named no SM partition of device {uuid}, which server '{named.name}' uses by partitions only; {has}"

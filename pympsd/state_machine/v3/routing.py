@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.events import ClientConnected
@@ -17,6 +18,8 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
+
+NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
 
 
 def server_for(daemon: Daemon, event: ClientConnected) -> str:
@@ -41,6 +44,12 @@ def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
             "serves all users"
         )
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+    if named.allowed_devices == ():
+        return RefuseClient(
+            event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
+        )
+    if named.opening and named.unreachable:
+        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable)
     if namespace not in named.namespaces:
         reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
@@ -71,15 +80,10 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
 
 
 def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Make the server of a client that names none, if there is none; try again to make sockets that it lacks."""
+    """Make the server of a client that names none, if there is none."""
     name = server_for(daemon, event)
-    named = daemon.named_servers.get(name)
-    if named is None:
+    if name not in daemon.named_servers:
         yield from add(daemon, NamedServer(name, daemon.serving_uid(event.peer.uid), source=Source.AUTO))
-    elif named.opening and named.failed:
-        named.failed = ""
-        yield from close_sockets(named)
-        yield from open_sockets(named)
 
 
 def add(
@@ -102,6 +106,15 @@ def open_sockets(named: NamedServer) -> Iterator[Instruction]:
     yield OpenNamespace(named.name, "", named.uid)
     for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
         yield OpenNamespace(named.name, namespace, named.uid)
+
+
+def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
+    """Have the sockets and directories of a server made anew for a user."""
+    named.uid, named.opening, named.failed = uid, True, ""
+    daemon.named_changes += 1
+    yield Log("server_user_set", {"name": named.name, "uid": uid})
+    yield from close_sockets(named)
+    yield from open_sockets(named)
 
 
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:

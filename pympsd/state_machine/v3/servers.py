@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pympsd.state_machine.admission import request_server, serve_queue
 from pympsd.state_machine.clients import Client
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon, Server
-from pympsd.state_machine.events import NamespaceOpened
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Working, reply
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import shut_down_server
@@ -46,6 +44,8 @@ def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
     process = daemon.server_named(named.name)
     if named.deleted:
         return NamedStatus.STOPPING
+    if named.unreachable:
+        return NamedStatus.FAILED
     if process is not None:
         return _STATUS[process.phase]
     if any(entry.server == named.name for entry in daemon.queue):
@@ -87,8 +87,11 @@ def create_server(
     yield from routing.add(daemon, named, limits, session)
 
 
-def set_user(daemon: Daemon, name: str, uid: int) -> Iterator[Instruction]:
-    """Have a server without clients run as another user: its process and its sockets are made anew."""
+def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
+    """Have a server without clients run as another user: its process and its sockets are made anew.
+
+    Its ``session`` is answered as by create_server. If the sockets cannot be made, it stays that of its user.
+    """
     named = server(daemon, name)
     present = len(clients(daemon, name))
     if present:
@@ -97,14 +100,14 @@ def set_user(daemon: Daemon, name: str, uid: int) -> Iterator[Instruction]:
     if found not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
         raise NotPossible(f"Server '{name}' is {found}: its user can change when it is Ready.")
     _check_user(daemon, name, uid)
-    named.uid, named.opening, named.failed = uid, True, ""
-    daemon.named_changes += 1
-    yield Log("server_user_set", {"name": name, "uid": uid})
+    yield from _working(session)
+    if session:
+        named.creators.append(session)
+    named.former_uid = named.uid
     process = daemon.server_named(name)
     if process is not None:
         yield from shut_down_server(process, forced=False)
-    yield from routing.close_sockets(named)
-    yield from routing.open_sockets(named)
+    yield from routing.change_user(daemon, named, uid)
 
 
 def set_server(
@@ -128,11 +131,13 @@ def change_limits(
 ) -> Iterator[Instruction]:
     """Change what is said of a namespace's limits; its clients keep theirs."""
     found = named.namespaces[namespace]
-    changed = found.limits.changed_by(limits)
+    changed, before = found.limits.changed_by(limits), _shown_of(found)
     if changed != found.limits:
         found.limits = changed
         daemon.named_changes += 1
-        yield Log("namespace_set", {"name": f"{named.name}/{namespace}", "limits": _shown_of(found)})
+        yield Log(
+            "namespace_set", {"name": f"{named.name}/{namespace}", "before": before, "limits": _shown_of(found)}
+        )
 
 
 def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
@@ -147,8 +152,8 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     if not named.deleted:
         named.deleted = True
         daemon.named_changes += 1
-        yield from _refuse_creators(named, "was deleted before it was ready.")
-        yield from _refuse_waiting(
+        yield from refuse_creators(named, "was deleted before it was ready.")
+        yield from refuse_waiting(
             daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
         )
         yield from routing.close_sockets(named)
@@ -189,44 +194,8 @@ def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
         yield from reply(session, Answer())
 
 
-def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
-    """Go on when a socket is open, or could not be opened."""
-    named = daemon.named_servers.get(event.server)
-    if named is None or named.deleted:
-        return
-    if event.problem:
-        yield Log("namespace_not_opened", {"name": _path(event), "reason": event.problem})
-        if event.namespace in ("", DEFAULT):
-            yield from _server_not_opened(daemon, named, event.problem)
-        else:
-            yield from _namespace_not_opened(daemon, named, event)
-    elif event.namespace == DEFAULT:
-        named.opening = False
-        daemon.gatherings.starts(named.creators)
-        if named.source is not Source.AUTO:
-            yield from request_server(daemon, named.uid, named.name)
-        yield from serve_queue(daemon)
-    elif event.namespace and event.namespace in named.namespaces:
-        creators = named.namespaces[event.namespace].creators
-        for session in creators:
-            yield from reply(session, Answer())
-        creators.clear()
-
-
-def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iterator[Instruction]:
-    yield from _refuse_waiting(daemon, named.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
-    if not named.creators:
-        # One of an earlier daemon's: it stays listed, so that whoever counts on it sees what has happened.
-        named.failed = problem
-        return
-    yield from _refuse_creators(named, f"could not be made: {problem}")
-    del daemon.named_servers[named.name]
-    daemon.named_changes += 1
-    yield from routing.close_sockets(named)
-
-
-def _refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
-    """Answer who waits for a server or its namespaces."""
+def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
+    """Refuse what operators who wait for a server or its namespaces have asked for."""
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{named.name}' {why}"))
     named.creators.clear()
@@ -236,17 +205,8 @@ def _refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
         namespace.creators.clear()
 
 
-def _namespace_not_opened(daemon: Daemon, named: NamedServer, event: NamespaceOpened) -> Iterator[Instruction]:
-    namespace = named.namespaces.get(event.namespace)
-    if namespace is None or not namespace.creators:
-        return
-    for session in namespace.creators:
-        yield from reply(session, refusal(f"Namespace '{event.namespace}' could not be made: {event.problem}"))
-    del named.namespaces[event.namespace]
-    daemon.named_changes += 1
-
-
-def _refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterator[Instruction]:
+def refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterator[Instruction]:
+    """Refuse the clients that wait for a server, and drop requests to start it."""
     daemon.failed_starts.pop(name, None)
     refused = [entry for entry in daemon.queue if entry.server == name]
     daemon.queue = [entry for entry in daemon.queue if entry.server != name]
@@ -282,10 +242,6 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
-def _path(event: NamespaceOpened) -> str:
-    return f"{event.server}/{event.namespace}" if event.namespace else event.server
-
-
 def _shown(limits: NamespaceLimits) -> str:
     percentage, memory = limits.thread_percentage or ThreadPercentage(), _by_device(limits.pinned_memory or {})
     return f"{percentage.value:.2f} %, memory {memory or 'unlimited'}"
@@ -294,7 +250,8 @@ def _shown(limits: NamespaceLimits) -> str:
 def _shown_of(namespace: Namespace) -> str:
     total = _by_device(namespace.total_memory)
     together = f" each, {total} together" if total else ""
-    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}"
+    partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
+    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}{partition}"
 
 
 def _by_device(memory: Mapping[int, PinnedMemory]) -> str:

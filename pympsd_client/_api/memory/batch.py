@@ -6,15 +6,23 @@ What is discarded keeps its contents here, which are indeterminate in CUDA.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pympsd_client._api.memory.copies import between_any
 from pympsd_client._api.memory.managed import Range, place_of, supported, within
+from pympsd_client._api.memory.region_copy import copy as region_copy
+from pympsd_client._api.memory.region_copy import regions
+from pympsd_client._arguments.batch_copies import BatchCopy, batch_copies
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import locations
 from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import InMemory, check_count
+from pympsd_client._objects.arrays.array import arrays
+from pympsd_client._objects.arrays.shapes import element_bytes
+from pympsd_client._objects.context import current
 from pympsd_client._objects.stream import LEGACY, resolve
 
 
@@ -29,10 +37,47 @@ def copy(destinations: Any, sources: Any, sizes: Any, count: int, stream: int) -
         if not (destination and source and size):
             raise invalid_value(f"copy {index} has a NULL address or no bytes")
     for index, (destination, source, size) in enumerate(copies):
-        try:
+        with _naming(index):
             between_any(destination, source, size, stream)
-        except CudaError as error:
-            raise CudaError(error.code, f"copy {index}: {error.reason}") from None
+
+
+def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
+    """Copy rows and slices of memory and arrays, in a stream that was created or the per-thread one, in order.
+
+    Hints about places and the order of access change nothing. INVALID_VALUE and INVALID_HANDLE, before any copy is
+    begun, for an operation that cannot be.
+    """
+    _check(count, stream)
+    if flags:
+        raise invalid_value(f"cuMemcpy3DBatchAsync takes no flags: 0, not {flags:#x}")
+    context = current()
+    copies = [_described(one) for one in batch_copies(operations, count)]
+    for index, one in enumerate(copies):
+        with _naming(index):
+            regions(one, context)
+    for index, one in enumerate(copies):
+        with _naming(index):
+            region_copy(one, stream)
+
+
+def _described(given: BatchCopy) -> Copy3D:
+    sizes = {element_bytes(arrays.find(one.place).description) for one in given.sides if one.is_array} or {1}
+    if not (given.width and given.height and given.depth):
+        raise invalid_value("width, height and depth of a copy of a batch are at least 1")
+    if len(sizes) > 1:
+        raise invalid_value(f"the elements of both arrays have as many bytes, not {min(sizes)} and {max(sizes)}")
+    (element,) = sizes
+    destination, source = (one.described(element) for one in given.sides)
+    return Copy3D(destination, source, given.width * element, given.height, given.depth)
+
+
+@contextmanager
+def _naming(index: int) -> Iterator[None]:
+    """Have an error say which copy of the batch it is about."""
+    try:
+        yield
+    except CudaError as error:
+        raise CudaError(error.code, f"copy {index}: {error.reason}") from None
 
 
 def prefetch(

@@ -19,7 +19,7 @@ _ATTACHED, _SPARSE, _DEFERRED = 0x30, 0x40, 0x80
 """For depth and colour attachments of graphics, which change nothing here; what is not supported."""
 _FLAGS: Final = LAYERED | SURFACE | CUBEMAP | GATHER | _ATTACHED
 FACES: Final = 6
-_KNOWN_FORMATS: Final = frozenset(members("CUarray_format", "CU_AD_FORMAT_").values())
+_KNOWN_FORMATS: Final = {number: name for name, number in members("CUarray_format", "CU_AD_FORMAT_").items()}
 
 
 def element_bytes(of: ArrayDescription) -> int:
@@ -40,8 +40,8 @@ def check_format(format: int, channels: int) -> None:
         if format in _KNOWN_FORMATS:
             raise CudaError(
                 Result.ERROR_NOT_SUPPORTED,
-                f"CUarray_format {format:#x} is not supported; integers of 8, 16 and 32 bits, UNORM, SNORM, HALF "
-                "and FLOAT are",
+                f"CU_AD_FORMAT_{_KNOWN_FORMATS[format]} is not supported; integers of 8, 16 and 32 bits, UNORM, "
+                "SNORM, HALF and FLOAT are",
             )
         raise invalid_value(f"{format:#x} is no CUarray_format")
     if channels not in (1, 2, 4):

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.images import fatbin
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._arguments.jit_options import Options, ptxas_message
@@ -43,12 +44,7 @@ class Link:
             reason = "CU_JIT_INPUT_NVVM: there is no compiler of NVVM IR here; compile to PTX"
             self._error = CudaError(Result.ERROR_JIT_COMPILER_NOT_FOUND, reason)
             raise self._error.again()
-        if kind != _PTX:
-            reason = f"CU_JIT_INPUT_{_KINDS[kind]} is not supported: pympsd links PTX (CU_JIT_INPUT_PTX)"
-            raise self._logged(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
-        data = data.rstrip(b"\0")
-        if b"\0" in data or not is_ptx(data):
-            raise self._logged(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
+        data = self._ptx_of(kind, data)
         data = limited(data, registers or self._options.max_registers)
         inputs = [*self._inputs, (name, data)]
         try:
@@ -74,6 +70,21 @@ class Link:
         self._options.write("", _info(self._layout))
         self._image = ctypes.create_string_buffer(image)
         return ctypes.addressof(self._image), len(self._image)
+
+    def _ptx_of(self, kind: int, data: bytes) -> bytes:
+        """Return the PTX that an input is, or holds as a fatbin; what the routed NVRTC calls a cubin is PTX, too."""
+        if kind != _PTX and data.startswith(fatbin.MAGIC):
+            try:
+                data = fatbin.ptx_of(data, self._context.device.facts.compute_capability)
+            except fatbin.FatbinError as error:
+                raise self._logged(CudaError(error.code, error.reason)) from None
+        data = data.rstrip(b"\0")
+        if b"\0" not in data and is_ptx(data):
+            return data
+        if kind == _PTX:
+            raise self._logged(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
+        reason = f"CU_JIT_INPUT_{_KINDS[kind]} is no PTX and no fatbin with PTX, which pympsd links; compile to PTX"
+        raise self._logged(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
 
     def _checked(self, image: bytes) -> ModuleLayout:
         """Return what an image holds: it is loaded to see, and unloaded."""

@@ -6,7 +6,7 @@ import struct
 from ctypes import string_at
 from typing import Final
 
-from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED
+from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED
 from pympsd_client._arguments.arrays.array_structs import ArrayDescription
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.arrays import array
@@ -20,6 +20,8 @@ _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
 """cudaChannelFormatKind"""
 _FIRST_NORMALIZED: Final = 5
 """cudaChannelFormatKindUnsignedNormalized8X1: the kinds follow each other as the formats do"""
+_PACKED: Final = CHANNELS.pack(10, 10, 10, 2, 31)
+"""Of PACKED: cudaChannelFormatKindUnsignedNormalized1010102"""
 _FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,
@@ -32,6 +34,8 @@ _KINDS: Final = {format: kind for (kind, _), format in _FORMATS.items()}
 
 def format_of(channels: bytes) -> tuple[int, int]:
     """Return the CUarray_format and number of channels of a cudaChannelFormatDesc."""
+    if channels == _PACKED:
+        return PACKED, 4
     *bits, kind = CHANNELS.unpack(channels)
     count = next((index for index, each in enumerate(bits) if not each), len(bits))
     format = _FORMATS.get((kind, bits[0]))
@@ -46,6 +50,8 @@ def format_of(channels: bytes) -> tuple[int, int]:
 
 def channels_of(format: int, count: int) -> bytes:
     """Return the cudaChannelFormatDesc of a CUarray_format and a number of channels."""
+    if format == PACKED:
+        return _PACKED
     bits = 8 * CHANNEL_BYTES[format]
     return CHANNELS.pack(*(bits if index < count else 0 for index in range(4)), _KINDS[format])
 

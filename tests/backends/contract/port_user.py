@@ -31,7 +31,7 @@ SOON = 0.05
 """The time for which a test watches that something does not happen."""
 PTX = b"""
 .version 7.0
-.target sm_70
+.target sm_60
 .address_size 64
 .visible .global .align 4 .u32 counter = 5;
 .visible .entry empty() { ret; }

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
+from pympsd.wire.images import lz4, zstandard
+from pympsd.wire.images.fatbin import FatbinError, ptx_of
 from pympsd_server.backends.emulated.device.programs import load
-from pympsd_server.backends.emulated.images import lz4, zstandard
-from pympsd_server.backends.emulated.images.fatbin import ptx_of
 from pympsd_server.backends.interface import BackendError
 
 IMAGES = Path(__file__).parents[2] / "data" / "images"
@@ -75,9 +75,12 @@ def test_its_kernels_are_loaded() -> None:
     ],
 )
 def test_what_is_refused(image: bytes, code: Result, words: str) -> None:
-    with pytest.raises(BackendError, match=words) as error:
+    with pytest.raises(FatbinError, match=words) as error:
         ptx_of(image, (7, 0))
     assert error.value.code is code
+    with pytest.raises(BackendError, match=words) as refused:
+        load(image, (7, 0))
+    assert refused.value.code is code
 
 
 def test_code_for_one_architecture_only_is_for_no_other() -> None:

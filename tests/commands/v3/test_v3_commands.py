@@ -13,7 +13,7 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Configuration, Daemon, Server
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -26,6 +26,7 @@ from pympsd.state_machine.events import (
     StatusPushed,
 )
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
@@ -125,6 +126,10 @@ def test_fields(daemon: Daemon) -> None:
     assert _printed(daemon, "namespace get hi a active-thread-percentage") == "50.00\n"
     assert _printed(daemon, "namespace get hi --server=a server-status") == "Ready\n"
     assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
+    assert _printed(daemon, "client get 3165259 linux-ns") == "0\n"
+    assert json.loads(_printed(daemon, "client list --format=json"))[0]["linux-ns"] == 0
+    daemon.pid_namespace = 12
+    assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (11)\n"
     assert _printed(daemon, "client get 3165259 linux-ns") == "11\n"
     assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
 
@@ -175,6 +180,14 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("server create Train-1", "Bad name 'Train-1': 1 to 64 lowercase letters, digits and underscores."),
         ("server create c --allowed-devices=GPU-dead", "No device 'GPU-dead'. Devices: 0 (GPU-"),
         ("server create c --locality-domains=true", "Device 0 (NVIDIA H200) has one locality domain: nothing to "),
+        (
+            "server create c --allowed-devices=1 --locality-domains=true",
+            "Device 1 (NVIDIA H200) has one locality domain: nothing to enable.",
+        ),
+        (
+            "server set a --locality-domains=true",
+            "Device 1 (NVIDIA H200) has one locality domain: nothing to enable.",
+        ),
         ("server create c --uid=x", "--uid is a user's number, not 'x'."),
         ("server delete x", "No server named 'x'."),
         ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
@@ -244,6 +257,35 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
     assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "1=4G,0=unlimited\n"
 
 
+def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Daemon) -> None:
+    done = _handle(daemon, OperatorLine(1, 0, b"namespace set hi --server=a --pinned-memory-limit=1=4G"))
+    (logged,) = [each for each in done if isinstance(each, do.Log) and each.event == "namespace_set"]
+    assert logged.fields == {
+        "name": "a/hi",
+        "before": "50.00 %, memory unlimited, priority 0",
+        "limits": "50.00 %, memory 1=4G, priority 0",
+    }
+
+
+def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daemon) -> None:
+    def said(namespace: str) -> str:
+        return (
+            f"Server 'b' has no SM partition 'nope' yet; until it is created, clients of namespace '{namespace}' get "
+            "no context."
+        )
+
+    assert _ask(daemon, "namespace set default --server=b --sm-partition=nope") == Answer(diagnostic=said("default"))
+    assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=said("default"))
+    _handle(daemon, OperatorLine(1, 0, b"namespace create lo --server=b --sm-partition=nope"))
+    assert _opened(daemon, "b", "lo") == [Answer(diagnostic=said("lo"))]
+    text = 'schema_version = "1.0"\n[servers.b.namespaces.lo.pympsd]\nsm_partition = "nope"\n'
+    assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {said('lo')}".rstrip(".")
+    _ask(daemon, "sm-partition create nope --server=b --device=0 --chunks=1")
+    assert _ask(daemon, "config apply F", file=text).diagnostic == ""
+    assert _ask(daemon, "namespace set lo --server=b --sm-partition=nope") == Answer()
+    assert _ask(daemon, "namespace set lo --server=b --sm-partition=none") == Answer()
+
+
 def test_limits_of_a_server_are_those_of_its_default_namespace(daemon: Daemon) -> None:
     assert _printed(daemon, "server set b --active-thread-percentage=25 --pinned-memory-limit=8G") == ""
     assert _printed(daemon, "namespace list --server=b --format=csv,noheader") == (
@@ -266,6 +308,31 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
     assert _printed(daemon, "server get c status") == "Starting\n"
     assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
     assert _printed(daemon, "server get c uid") == "7\n"
+
+
+def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon) -> None:
+    begun = _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9 --client-priority=1"))
+    assert _answers(begun) == []
+    assert do.Working(1) in begun
+    assert do.OpenNamespace("b", "default", 9) in begun
+    spawned = [each for each in _handle(daemon, NamespaceOpened("b", "default")) if isinstance(each, do.SpawnServer)]
+    assert [each.uid for each in spawned] == [9]
+    _handle(daemon, ServerSpawned(spawned[0].server, 900))
+    assert _answers(_handle(daemon, StatusPushed(spawned[0].server, ServerStatus.ACTIVE))) == [Answer()]
+    assert _printed(daemon, "namespace get default b client-priority") == "1\n"
+
+
+def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon: Daemon) -> None:
+    _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9"))
+    _handle(daemon, NamespaceOpened("b", "", "no room"))
+    failed = _handle(daemon, NamespaceOpened("b", "default", "no room"))
+    (answer,) = _answers(failed)
+    assert (answer.refused, answer.printed) == (True, "Server 'b' stays that of user 8: no room\n")
+    assert do.OpenNamespace("b", "default", 8) in failed
+    assert _printed(daemon, "server get b uid") == "8\n"
+    assert _printed(daemon, "server get b status") == "Failed\n"
+    _opened(daemon, "b", "", "default")
+    assert _printed(daemon, "server get b status") == "Starting\n"
 
 
 def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:

@@ -75,14 +75,16 @@ def main(names: list[str]) -> int:
     """Compile the named kernels, or all."""
     kernels = json.loads((HERE / "manifest.json").read_text())["kernels"]
     failed = 0
-    for name in names or kernels:
+    # Kernels that differ in their parameters share a source.
+    sources = {Path(kernels[name]["source"]).stem: kernels[name] for name in names or kernels}
+    for name, entry in sources.items():
         try:
-            ptx = to_ptx(name, kernels[name])
+            ptx = to_ptx(name, entry)
         except RuntimeError as error:
             print(error, file=sys.stderr)
             failed += 1
             continue
-        (HERE / kernels[name]["ptx"]).write_text(ptx)
+        (HERE / entry["ptx"]).write_text(ptx)
         print(f"{name}: {len(ptx)} bytes")
     return 1 if failed else 0
 

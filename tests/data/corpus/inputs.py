@@ -144,8 +144,41 @@ ARRAY_FORMATS = {
 """CUarray_format by the type of an array's channels."""
 
 
-def argument(spec: dict[str, Any], addresses: dict[str, int]) -> bytes:
-    """The bytes of one kernel parameter, given where the buffers are, and the handles of objects."""
+MAP_TYPES = {
+    "uint8": 0, "uint16": 1, "uint32": 2, "int32": 3, "uint64": 4, "int64": 5, "float16": 6, "float32": 7,
+    "float64": 8, "bfloat16": 9, "float32_ftz": 10, "tfloat32": 11, "tfloat32_ftz": 12,
+}  # fmt: skip
+"""CUtensorMapDataType by the type of a tensor map's elements."""
+
+
+def tensor_map(spec: dict[str, Any], addresses: dict[str, int]) -> dict[str, Any]:
+    """The arguments of cuTensorMapEncodeTiled, or with corners of cuTensorMapEncodeIm2col, by their names there."""
+    dimensions = spec["dimensions"]
+    given = {
+        "tensorDataType": MAP_TYPES[spec["type"]],
+        "tensorRank": len(dimensions),
+        "globalAddress": addresses[spec["buffer"]],
+        "globalDim": dimensions,
+        "globalStrides": spec["strides"],
+    }
+    if "lower_corner" in spec:
+        given |= {"pixelBoxLowerCorner": spec["lower_corner"], "pixelBoxUpperCorner": spec["upper_corner"]}
+        given |= {"channelsPerPixel": spec["channels"], "pixelsPerColumn": spec["pixels"]}
+    else:
+        given["boxDim"] = spec["box"]
+    given["elementStrides"] = spec.get("element_strides", [1] * len(dimensions))
+    return given | {
+        "interleave": 0,
+        "swizzle": spec.get("swizzle", 0),
+        "l2Promotion": 0,
+        "oobFill": spec.get("fill", 0),
+    }
+
+
+def argument(spec: dict[str, Any], addresses: dict[str, int], maps: dict[str, bytes]) -> bytes:
+    """The bytes of one kernel parameter, given where the buffers are, the handles of objects, and tensor maps."""
+    if "map" in spec:
+        return maps[spec["map"]]
     if "buffer" in spec or "object" in spec:
         return struct.pack("<Q", addresses[spec["buffer"] if "buffer" in spec else spec["object"]])
     if "scalar" in spec:
@@ -156,9 +189,9 @@ def argument(spec: dict[str, Any], addresses: dict[str, int]) -> bytes:
     return bytes(raw)
 
 
-def arguments(entry: dict[str, Any], addresses: dict[str, int]) -> list[bytes]:
+def arguments(entry: dict[str, Any], addresses: dict[str, int], maps: dict[str, bytes] | None = None) -> list[bytes]:
     """The bytes of every parameter of a kernel, in order."""
-    return [argument(spec, addresses) for spec in entry["args"]]
+    return [argument(spec, addresses, maps or {}) for spec in entry["args"]]
 
 
 def outputs(entry: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ a line "stop", and answers "until N" with a digest of the first N losses once th
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import sys
 from typing import Any
@@ -36,7 +37,7 @@ def torch_module() -> Any:
 
 
 def run_torch() -> bool:
-    """Multiply matrices, and differentiate, beside the processor's results."""
+    """Multiply matrices, and differentiate, beside the processor's results; EXPECTED_SMS is what it is to see."""
     torch = torch_module()
     torch.zeros(1, device="cuda")
     connected()
@@ -45,7 +46,9 @@ def run_torch() -> bool:
     (on_gpu @ right.cuda()).sum().backward()
     product = (left.cuda() @ right.cuda()).cpu()
     gradient = right.sum(1).expand(512, 512)
-    return bool(torch.allclose(product, left @ right) and torch.allclose(on_gpu.grad.cpu(), gradient))
+    sms = str(torch.cuda.get_device_properties(0).multi_processor_count)
+    is_right = torch.allclose(product, left @ right) and torch.allclose(on_gpu.grad.cpu(), gradient)
+    return bool(is_right) and sms == os.environ.get("EXPECTED_SMS", sms)
 
 
 def run_cupy() -> bool:

@@ -194,6 +194,10 @@ class CudaDevice:
         """Call ``changed`` after every change of ``memory_used``."""
         self.budget.on_change = changed
 
+    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
+        """Count what others hold by group; the driver knows what they hold in all."""
+        self.budget.account_others(count, groups)
+
     def audit_memory(self, audited: Audit) -> None:
         """Call ``audited`` for what audited clients take and return."""
         self.budget.on_audited = audited

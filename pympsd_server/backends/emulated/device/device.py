@@ -118,6 +118,10 @@ class EmulatedDevice:
         """Call ``changed`` after every change of ``memory_used``."""
         self._budget.on_change = changed
 
+    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
+        """Count what others hold: each executor has an emulated device of its own."""
+        self._budget.account_others(count, groups)
+
     def audit_memory(self, audited: Audit) -> None:
         """Call ``audited`` for what audited clients take and return."""
         self._budget.on_audited = audited

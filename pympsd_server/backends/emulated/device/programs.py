@@ -6,13 +6,14 @@ from functools import lru_cache
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.images import fatbin
+from pympsd.wire.images import fatbin
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.program import Kernel, Program, load_program
 from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.heap import DeviceHeap
+from pympsd_server.backends.emulated.ptx.syntax.tree import Target
 from pympsd_server.backends.interface import BackendError
 
 __all__ = ["Batch", "DeviceHeap", "Facilities", "Kernel", "LoadedModule", "Program", "load", "preferred_blocks"]
@@ -27,13 +28,17 @@ _translated: Final = lru_cache(_KEPT)(load_program)
 
 def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
     """Translate an image, of a fatbin the PTX for a device. BackendError NO_BINARY_FOR_GPU for machine code,
-    INVALID_IMAGE if it is no text, INVALID_PTX with the line and the instruction for what cannot be executed,
-    NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
+    INVALID_IMAGE if it is no text, INVALID_PTX with the line and the instruction for what cannot be executed, and for
+    the target of another device, NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
     """
-    if image.startswith(fatbin.MAGIC):
-        image = fatbin.ptx_of(image, compute_capability)
     try:
-        return _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
+        if image.startswith(fatbin.MAGIC):
+            image = fatbin.ptx_of(image, compute_capability)
+        program = _translated(image) if len(image) <= _KEPT_BYTES else load_program(image)
+        _check_target(program.target, compute_capability)
+        return program
+    except fatbin.FatbinError as error:
+        raise BackendError(error.code, error.reason) from None
     except NotPtx as error:
         code = Result.ERROR_NO_BINARY_FOR_GPU if image.startswith(_CUBIN) else Result.ERROR_INVALID_IMAGE
         raise BackendError(code, str(error)) from None
@@ -47,3 +52,14 @@ def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
         # An image that makes the translator fail is refused; it must not end the executor.
         reason = f"the translator cannot read this image: {type(error).__name__}: {error}"
         raise BackendError(Result.ERROR_INVALID_PTX, reason) from error
+
+
+def _check_target(target: Target, capability: tuple[int, int]) -> None:
+    if not target.serves(capability):
+        only = {"a": "that device alone", "f": "its family alone"}.get(target.suffix, "that and newer devices")
+        major, minor = capability
+        raise InvalidPtx(
+            f".target {target} is for {only}; this device is of compute capability {major}.{minor}: "
+            f"compile for sm_{major}{minor} or older",
+            target.line,
+        )

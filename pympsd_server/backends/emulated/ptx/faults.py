@@ -51,6 +51,12 @@ class DeviceAssertion(DeviceFault):
     code = ASSERT
 
 
+class IllegalInstruction(DeviceFault):
+    """An instruction that a GPU cannot execute, such as a copy by an invalid tensor map (..._ILLEGAL_INSTRUCTION)."""
+
+    code = ILLEGAL_INSTRUCTION
+
+
 class InvalidProgramCounter(DeviceFault):
     """A call of an address at which no function of its shape is (CUDA_ERROR_INVALID_PC)."""
 

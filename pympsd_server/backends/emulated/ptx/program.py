@@ -16,7 +16,7 @@ from pympsd_server.backends.emulated.ptx.lowering.function_table import Function
 from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten
 from pympsd_server.backends.emulated.ptx.lowering.procedures import STACK_BYTES, expand_calls
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
-from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Variable
+from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target, Variable
 
 MAXIMUM_THREADS = 1024
 MAXIMUM_STATIC_SHARED = 48 << 10
@@ -63,6 +63,7 @@ class Program:
     variables: Mapping[str, Variable]
     functions: Mapping[str, int]
     """The addresses of functions that are no kernels."""
+    target: Target
 
 
 def load_program(image: bytes) -> Program:
@@ -89,7 +90,7 @@ def load_program(image: bytes) -> Program:
     }
     listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const") for v in variables.values()}
     proxy = MappingProxyType
-    return Program(proxy(kernels), proxy(listed), proxy(variables), proxy(dict(table.addresses)))
+    return Program(proxy(kernels), proxy(listed), proxy(variables), proxy(dict(table.addresses)), module.target)
 
 
 def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
@@ -130,7 +131,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
         required_block=required,
         cluster=_block_shape(function.directives.get("reqnctapercluster")) or (1, 1, 1),
         registers=min(_register_estimate(translation), *function.directives.get("maxnreg", (255,))),
-        target=table.module.target,
+        target=table.module.target.architecture,
         translation=translation,
     )
 

@@ -295,8 +295,5 @@ def _outcome_of(error: Exception) -> Outcome:
     if isinstance(error, BackendError):
         return Outcome(error.code, error.reason)
     if isinstance(error, DeviceFault):
-        try:
-            return Outcome(Result(error.code), str(error))
-        except ValueError:
-            return Outcome(Result.ERROR_LAUNCH_FAILED, str(error))
+        return Outcome(Result(error.code), str(error))
     return Outcome(Result.ERROR_LAUNCH_FAILED, f"the emulated device failed: {type(error).__name__}: {error}")

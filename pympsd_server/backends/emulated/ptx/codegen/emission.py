@@ -33,7 +33,10 @@ ANY = tuple(DTYPES)
 def emits(
     names: str, operands: int | tuple[int, int], modifiers: str = "", types: Iterable[str] = ANY
 ) -> Callable[[Emit], Emit]:
-    """Register an emitter for some instructions, with the modifiers, types and operand count it knows."""
+    """Register an emitter for some instructions, with the modifiers, types and operand count it knows.
+
+    A name may have the modifiers that an opcode begins with: ``st.async`` is not ``st``.
+    """
     count = (operands, operands) if isinstance(operands, int) else operands
 
     def register(emit: Emit) -> Emit:
@@ -47,10 +50,11 @@ def emits(
 def emit(writer: Writer, operation: Operation) -> None:
     """Write one operation. Raises InvalidPtx, with its name and line, for anything not in the table."""
     writer.begin(operation)
-    emitter = TABLE.get(operation.name)
+    name = _name_of(operation)
+    emitter = TABLE.get(name)
     if emitter is None:
         raise writer.refuse()
-    for modifier in operation.modifiers:
+    for modifier in operation.modifiers[name.count(".") :]:
         if modifier not in emitter.modifiers:
             raise writer.refuse(f"modifier .{modifier}")
     for type_name in operation.types:
@@ -60,6 +64,16 @@ def emit(writer: Writer, operation: Operation) -> None:
     if not low <= len(operation.operands) <= high:
         raise writer.refuse(f"{len(operation.operands)} operands")
     emitter.emit(writer, operation)
+
+
+def _name_of(operation: Operation) -> str:
+    """Return the longest beginning of an opcode that is in the table, at least its name."""
+    found = name = operation.name
+    for modifier in operation.modifiers:
+        name = f"{name}.{modifier}"
+        if name in TABLE:
+            found = name
+    return found
 
 
 def dtype_of(writer: Writer, operation: Operation) -> DType:

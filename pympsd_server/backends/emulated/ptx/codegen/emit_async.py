@@ -1,4 +1,4 @@
-"""Asynchronous copies and mbarrier objects."""
+"""mbarrier objects, and asynchronous copies of a few bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def _space(o: Operation) -> str:
     return "shared" if o.one_of(*_SHARED) else "generic"
 
 
-def _address(w: Writer, memory: Argument) -> str:
+def address_of(w: Writer, memory: Argument) -> str:
+    """Write the sum of an address and its offset; return its name."""
     base, offset = w.address(memory)
     return w.keep(f"displaced({base}, {offset})") if offset else base
 
@@ -34,17 +35,17 @@ def _barrier(w: Writer, o: Operation) -> None:
         return _test_wait(w, o)
     if action == "init" and len(o.operands) == 2:
         value = w.keep(f"initial_barrier({w.value(o.operands[1], U32)})")
-        address = _address(w, o.operands[0])
+        address = address_of(w, o.operands[0])
         w.lines.append(f"store(B, T, {_space(o)!r}, {address}, d_u8_t, 8, ({value},), {w.guard})")
         return None
     if action == "inval" and len(o.operands) == 1:
-        w.keep(f"load(B, T, {_space(o)!r}, {_address(w, o.operands[0])}, d_u8_t, 8, {w.guard})")
+        w.keep(f"load(B, T, {_space(o)!r}, {address_of(w, o.operands[0])}, d_u8_t, 8, {w.guard})")
         return None
     if action in ("expect_tx", "complete_tx") and len(o.operands) == 2:
         count = w.value(o.operands[1], U32)
         sign = "-" if action == "complete_tx" else ""
         change = f"arrival({w.scalar(0, U32)}, {sign}{count}.astype(d_i8))"
-        return change_barrier(w, Sink(), _space(o), _address(w, o.operands[0]), change)
+        return change_barrier(w, Sink(), _space(o), address_of(w, o.operands[0]), change)
     if action in ("arrive", "arrive_drop") and 1 <= len(o.operands) <= 3:
         return _arrive(w, o, drop=action == "arrive_drop")
     raise w.refuse()
@@ -62,7 +63,7 @@ def _arrive(w: Writer, o: Operation, drop: bool) -> None:
         change = f"arrival({w.scalar(1, U32)}, {given}.astype(d_i8), {drop})"
     else:
         change = f"arrival({given}, {w.scalar(0, U64)}, {drop})"
-    change_barrier(w, target, _space(o), _address(w, where), change)
+    change_barrier(w, target, _space(o), address_of(w, where), change)
 
 
 def change_barrier(w: Writer, target: Argument, space: str, address: str, change: str) -> None:
@@ -80,7 +81,7 @@ def _test_wait(w: Writer, o: Operation) -> None:
     """A predicate, the object, a state or a parity; try_wait may have a time limit, which is not used."""
     if not 3 <= len(o.operands) <= (4 if o.has("try_wait") else 3):
         raise w.refuse(f"{len(o.operands)} operands")
-    barrier = w.keep(f"load(B, T, {_space(o)!r}, {_address(w, o.operands[1])}, d_u8_t, 8, {w.guard})")
+    barrier = w.keep(f"load(B, T, {_space(o)!r}, {address_of(w, o.operands[1])}, d_u8_t, 8, {w.guard})")
     if o.has("parity"):
         result = f"parity_has_ended({barrier}, {w.value(o.operands[2], U32)})"
     else:
@@ -88,13 +89,11 @@ def _test_wait(w: Writer, o: Operation) -> None:
     w.assign(o.operands[0], result, BOOL)
 
 
-_COPY = (
-    "async ca cg bulk commit_group wait_group wait_all mbarrier arrive noinc read bulk_group prefetch L2 global "
-    f"{' '.join(_SHARED)} mbarrier::complete_tx::bytes L2::cache_hint L2::64B L2::128B L2::256B"
-)
+_COPY = f"async ca cg commit_group wait_group wait_all mbarrier arrive noinc global {' '.join(_SHARED)}"
+_COPY += " L2::cache_hint L2::64B L2::128B L2::256B"
 
 
-@emits("cp", (0, 6), _COPY, ("b64",))
+@emits("cp", (0, 5), _COPY, ("b64",))
 def _copy(w: Writer, o: Operation) -> None:
     if not o.has("async"):
         raise w.refuse()
@@ -107,9 +106,7 @@ def _copy(w: Writer, o: Operation) -> None:
         if len(o.operands) != 1 or o.types != ("b64",):
             raise w.refuse()
         count = w.scalar(1 if o.has("noinc") else 0, U32)
-        change_barrier(w, Sink(), _space(o), _address(w, o.operands[0]), f"arrival({count}, {w.scalar(0, U64)})")
-    elif o.has("bulk"):
-        _copy_bulk(w, o)
+        change_barrier(w, Sink(), _space(o), address_of(w, o.operands[0]), f"arrival({count}, {w.scalar(0, U64)})")
     else:
         _copy_small(w, o)
 
@@ -128,25 +125,5 @@ def _copy_small(w: Writer, o: Operation) -> None:
             given = w.keep(f"select({ignored}, {w.scalar(0, U32)}, {w.scalar(size.value, U32)})")
         else:
             given = w.value(last, U32)
-    target, source = (_address(w, operand) for operand in operands[:2])
+    target, source = (address_of(w, operand) for operand in operands[:2])
     w.lines.append(f"copy_small(B, T, {target}, {source}, {size.value}, {given}, {w.guard})")
-
-
-def _copy_bulk(w: Writer, o: Operation) -> None:
-    """Global to shared memory or shared to shared with an mbarrier, shared to global memory in a bulk group."""
-    spaces = [m for m in o.modifiers if m in (*_SHARED, "global")]
-    operands = o.operands[: len(o.operands) - o.has("L2::cache_hint")]
-    if o.has("prefetch"):
-        return
-    with_barrier = o.has("mbarrier::complete_tx::bytes")
-    if len(spaces) != 2 or len(operands) != 3 + with_barrier or with_barrier == o.has("bulk_group"):
-        raise w.refuse()
-    if (spaces[0] == "global") != o.has("bulk_group") or spaces == ["global", "global"]:
-        raise w.refuse()
-    kinds = tuple("global" if space == "global" else "shared" for space in spaces)
-    target, source = (_address(w, operand) for operand in operands[:2])
-    count = w.keep(w.value(operands[2], U32))
-    w.lines.append(f"copy_bulk(B, T, {kinds!r}, {target}, {source}, {count}, {w.guard})")
-    if with_barrier:
-        change = f"arrival({w.scalar(0, U32)}, -{count}.astype(d_i8))"
-        change_barrier(w, Sink(), "shared", _address(w, operands[3]), change)

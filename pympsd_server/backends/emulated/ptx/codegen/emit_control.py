@@ -12,6 +12,7 @@ from pympsd_server.backends.emulated.ptx.datatypes import BOOL, U32, U64
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, Block
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation, Register, Sink
+from pympsd_server.backends.emulated.ptx.runtime.warp import GROUP_WARPS
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 from pympsd_server.backends.emulated.ptx.windows import CLUSTER_BARRIER
 
@@ -40,7 +41,8 @@ class BlockPlan:
     "index": (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap";
     "assert": (message, file, line, function) of __assertfail;
     "barrier": ((number, count or None, predicate or None), registers of `following`).
-    `meeting` is a membermask (or the position of its register in live_in) for which lanes meet first.
+    `meeting` is a membermask (or the position of its register in live_in) for which lanes meet first, `warps` how
+    many warps meet: 1, or those of a warp group.
     """
 
     kind: str
@@ -52,6 +54,7 @@ class BlockPlan:
     meeting: int | np.uint32 | None
     weight: int
     barrier: BarrierPlan | None
+    warps: int = 1
 
 
 def emit_end(w: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
@@ -147,17 +150,18 @@ def _plan(
     )
     dtypes = tuple(w.register_dtype(r) for r in block.live_in)
     meeting = _meeting(block, w)
-    return BlockPlan(
-        kind, target, following, block.targets, block.live_in, dtypes, meeting, 64 if spins else 1, barrier
-    )
+    weight = 64 if spins else 1
+    warps = GROUP_WARPS if block.meeting is not None and block.meeting.in_group else 1
+    return BlockPlan(kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps)
 
 
 def _meeting(block: Block, w: Writer) -> int | np.uint32 | None:
     if block.meeting is None:
         return None
-    if isinstance(block.meeting, Immediate):
-        return np.uint32(block.meeting.value & 0xFFFFFFFF)
-    if isinstance(block.meeting, Register) and w.register_dtype(block.meeting.number) != BOOL:
-        return block.live_in.index(block.meeting.number)
+    mask = block.meeting.mask
+    if isinstance(mask, Immediate):
+        return np.uint32(mask.value & 0xFFFFFFFF)
+    if isinstance(mask, Register) and w.register_dtype(mask.number) != BOOL:
+        return block.live_in.index(mask.number)
     line = block.operations[0].line if block.operations else None
     raise InvalidPtx("unsupported membermask", line)

@@ -8,32 +8,50 @@ from pympsd_server.backends.emulated.ptx.codegen.emission import emits
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
 from pympsd_server.backends.emulated.ptx.datatypes import F32, F64, S32, U32, DType
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation
-from pympsd_server.backends.emulated.ptx.matrices.multiply import fragments
+from pympsd_server.backends.emulated.ptx.matrices.fragments import Shape, fragment_of
 
-_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
 MULTIPLIED = {
     ("f16", "f16"): ("m16n8k8", "m16n8k16"),
     ("bf16", "f32"): ("m16n8k8", "m16n8k16"),
     ("f16", "f32"): ("m16n8k8", "m16n8k16"),
     ("tf32", "f32"): ("m16n8k4", "m16n8k8"),
-    ("e4m3", "f32"): ("m16n8k32",),
-    ("e5m2", "f32"): ("m16n8k32",),
+    ("e4m3", "f32"): ("m16n8k16", "m16n8k32"),
+    ("e5m2", "f32"): ("m16n8k16", "m16n8k32"),
+    ("e4m3", "f16"): ("m16n8k16", "m16n8k32"),
+    ("e5m2", "f16"): ("m16n8k16", "m16n8k32"),
     ("s8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
     ("u8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
     ("f64", "f64"): ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
 }
 """Shapes by the types of A and of C."""
-_ACCUMULATED: dict[str, DType] = {"f16": U32, "f32": F32, "s32": S32, "f64": F64}
-_MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
+ACCUMULATED: dict[str, DType] = {"f16": U32, "f32": F32, "s32": S32, "f64": F64}
+MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
 _SHAPES = sorted({shape for shapes in MULTIPLIED.values() for shape in shapes})
 _TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", "f32", "s32")
 
 
-def _items(w: Writer, argument: Argument, count: int) -> tuple[Argument, ...]:
-    items = argument.items if isinstance(argument, Group) else (argument,)
-    if len(items) != count:
-        raise w.refuse(f"a fragment of {count} registers is needed, not of {len(items)}")
-    return items
+def size_of(shape: str) -> Shape:
+    """Return the M, N and K of a shape that is one."""
+    match = SHAPE.fullmatch(shape)
+    assert match is not None
+    m, n, k = (int(number) for number in match.groups())
+    return m, n, k
+
+
+def items(w: Writer, argument: Argument, count: int) -> tuple[Argument, ...]:
+    """Return the `count` registers of an operand; without braces it is one."""
+    found = argument.items if isinstance(argument, Group) else (argument,)
+    if len(found) != count:
+        raise w.refuse(f"a fragment of {count} registers is needed, not of {len(found)}")
+    return found
+
+
+def registers(w: Writer, argument: Argument, matrix: str, size: Shape, kind: str) -> str:
+    """Return a tuple of the values of the fragment of a, b, c or d that an operand has."""
+    dtype = F64 if kind == "f64" else ACCUMULATED[kind] if matrix in ("c", "d") else U32
+    found = items(w, argument, fragment_of(matrix, size, kind).registers)
+    return f"({', '.join(w.value(item, dtype) for item in found)},)"
 
 
 @emits("mma", 4, f"sync aligned row col satfinite {' '.join(_SHAPES)}", _TYPES)
@@ -44,28 +62,19 @@ def _multiply(w: Writer, o: Operation) -> None:
     if len(o.types) != 4 or layout != ["row", "col"] or not (o.has("sync") and o.has("aligned")):
         raise w.refuse()
     d, a, b, c = o.types
-    alike = a == b or any({a, b} == mixed for mixed in _MIXED)
+    alike = a == b or any({a, b} == mixed for mixed in MIXED)
     if d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (o.has("satfinite") and c != "s32"):
         raise w.refuse("this shape of these types")
-    match = _SHAPE.fullmatch(shape)
-    assert match is not None
-    m, n, k = (int(number) for number in match.groups())
-    size, kinds = (m, n, k), (a, b, c)
-    of_a, of_b, of_c = fragments(size, kinds)
-    inner = F64 if a == "f64" else U32
-    given = []
-    for operand, fragment, dtype in zip(
-        o.operands[1:], (of_a, of_b, of_c), (inner, inner, _ACCUMULATED[c]), strict=True
-    ):
-        values = [w.value(item, dtype) for item in _items(w, operand, fragment.registers)]
-        given.append(f"({', '.join(values)},)")
+    size = size_of(shape)
+    kinds = (a, b, c, d)
+    given = [registers(w, x, m, size, kind) for x, m, kind in zip(o.operands[1:], "abc", kinds, strict=False)]
     name = w.name()
-    saturate = o.has("satfinite")
-    w.lines.append(f"{name} = multiply_matrices(B, T, {size}, {kinds}, {saturate}, {', '.join(given)})")
-    _assign_all(w, _items(w, o.operands[0], of_c.registers), name, _ACCUMULATED[c])
+    w.lines.append(f"{name} = multiply_matrices(B, T, {size}, {kinds}, {o.has('satfinite')}, {', '.join(given)})")
+    assign_all(w, items(w, o.operands[0], fragment_of("d", size, d).registers), name, ACCUMULATED[d])
 
 
-def _assign_all(w: Writer, targets: tuple[Argument, ...], name: str, dtype: DType) -> None:
+def assign_all(w: Writer, targets: tuple[Argument, ...], name: str, dtype: DType) -> None:
+    """Write the assignment of the list `name`, one result to each of the targets."""
     results = [w.keep(f"{name}[{index}]") for index in range(len(targets))]
     for target, result in zip(targets, results, strict=True):
         w.assign(target, result, dtype)
@@ -81,26 +90,27 @@ def _count(w: Writer, o: Operation) -> int:
     return int(number[1:])
 
 
-def _address(w: Writer, o: Operation, memory: Argument) -> tuple[str, str]:
+def address_of(w: Writer, o: Operation, memory: Argument) -> tuple[str, str]:
+    """Return the state space and the address of a memory operand."""
     base, offset = w.address(memory)
-    space = "shared" if o.one_of("shared", "shared::cta") else "generic"
+    space = o.one_of("global", "shared", "shared::cta").split("::")[0] or "generic"
     return space, w.keep(f"displaced({base}, {offset})") if offset else base
 
 
 @emits("ldmatrix", 2, _TRANSFER, ("b16",))
 def _load(w: Writer, o: Operation) -> None:
     count = _count(w, o)
-    targets = _items(w, o.operands[0], count)
-    space, address = _address(w, o, o.operands[1])
+    targets = items(w, o.operands[0], count)
+    space, address = address_of(w, o, o.operands[1])
     name = w.name()
     w.lines.append(f"{name} = load_matrices(B, T, {space!r}, {address}, {count}, {o.has('trans')})")
-    _assign_all(w, targets, name, U32)
+    assign_all(w, targets, name, U32)
 
 
 @emits("stmatrix", 2, _TRANSFER, ("b16",))
 def _store(w: Writer, o: Operation) -> None:
-    values = [w.value(item, U32) for item in _items(w, o.operands[1], _count(w, o))]
-    space, address = _address(w, o, o.operands[0])
+    values = [w.value(item, U32) for item in items(w, o.operands[1], _count(w, o))]
+    space, address = address_of(w, o, o.operands[0])
     w.lines.append(f"store_matrices(B, T, {space!r}, {address}, ({', '.join(values)},), {o.has('trans')})")
 
 

@@ -182,9 +182,10 @@ _FENCES = (
 
 
 @emits("membar fence", 0, _FENCES, ())
+@emits("fence.proxy.tensormap::generic", (0, 2), "acquire release cta cluster gpu sys", ())
 @emits("griddepcontrol", 0, "wait launch_dependents", ())
 @emits("setmaxnreg", 1, "inc dec sync aligned", ("u32",))
-@emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal", ())
+@emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal tensormap param const", ())
 @emits("pmevent", 1, "mask", ())
 @emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
 def _nothing(w: Writer, o: Operation) -> None:

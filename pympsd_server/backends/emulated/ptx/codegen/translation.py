@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from attrs import define, field
 
-from pympsd_server.backends.emulated.ptx.asynchronous import copies, mbarrier
+from pympsd_server.backends.emulated.ptx.asynchronous import copies, emit_bulk, mbarrier
 from pympsd_server.backends.emulated.ptx.codegen import (
     emit_arithmetic,
     emit_async,
@@ -38,7 +38,14 @@ from pympsd_server.backends.emulated.ptx.math import (
     rounding,
     small_floats,
 )
-from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers
+from pympsd_server.backends.emulated.ptx.matrices import (
+    emit_wgmma,
+    emit_wmma,
+    multiply,
+    transfers,
+    warp_groups,
+    warp_loads,
+)
 from pympsd_server.backends.emulated.ptx.runtime import (
     atomics,
     calls,
@@ -47,15 +54,17 @@ from pympsd_server.backends.emulated.ptx.runtime import (
     special_registers,
     warp,
 )
+from pympsd_server.backends.emulated.ptx.tensor_maps import box_copies, descriptors, emit_tensor_maps
 from pympsd_server.backends.emulated.ptx.textures import emit_textures, sampling, surfaces
 
 EMITTERS = (
-    emit_arithmetic, emit_async, emit_bits, emit_compare, emit_convert, emit_float, emit_matrices, emit_memory,
-    emit_system, emit_textures, emit_warp,
+    emit_arithmetic, emit_async, emit_bits, emit_bulk, emit_compare, emit_convert, emit_float, emit_matrices,
+    emit_memory, emit_system, emit_tensor_maps, emit_textures, emit_warp, emit_wgmma, emit_wmma,
 )  # fmt: skip
 _LIBRARY = (
-    atomics, bits, calls, conversion, copies, directed_doubles, floats, integers, mbarrier, multiply, printing,
-    rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
+    atomics, bits, box_copies, calls, conversion, copies, descriptors, directed_doubles, floats, integers, mbarrier,
+    multiply, printing, rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
+    warp_groups, warp_loads,
 )  # fmt: skip
 
 
@@ -108,14 +117,17 @@ class _Layout:
 
 
 def _layout(code: Code) -> _Layout:
-    layout = _Layout()
+    layout, dynamic_alignment = _Layout(), 1
     for name, variable in code.shared.items():
         if variable.count is None or variable.extern:
             layout.offsets["shared", name] = -1
+            dynamic_alignment = max(dynamic_alignment, variable.alignment)
             continue
         start = -(-layout.shared_bytes // variable.alignment) * variable.alignment
         layout.offsets["shared", name] = start
         layout.shared_bytes = start + variable.size
+    # Dynamic shared memory begins behind the static.
+    layout.shared_bytes = -(-layout.shared_bytes // dynamic_alignment) * dynamic_alignment
     for name, variable in code.local.items():
         start = -(-layout.local_bytes // variable.alignment) * variable.alignment
         layout.offsets["local", name] = start

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
@@ -19,9 +19,17 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 ENDS_BLOCK = frozenset({"bra", "brx", "exit", "bar", "barrier", "trap", "brkpt", "system:assertfail", "procreturn"})
-WHOLE_WARP = frozenset({"mma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"})
+WHOLE_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix", "movmatrix", "setmaxnreg"})
 _EVERYONE = Immediate(0xFFFFFFFF)
 EXIT = -1
+
+
+@frozen
+class Meeting:
+    """The lanes that meet before a block runs: those of a membermask in a warp, or all of a warp group's."""
+
+    mask: Argument
+    in_group: bool = False
 
 
 @define
@@ -33,8 +41,7 @@ class Block:
     targets: tuple[int, ...] = ()
     following: int | None = None
     live_in: tuple[int, ...] = ()
-    # The membermask operand for which lanes must meet before this block runs.
-    meeting: Argument | None = None
+    meeting: Meeting | None = None
 
     @property
     def successors(self) -> tuple[int, ...]:
@@ -42,16 +49,18 @@ class Block:
         return (*self.targets, *after)
 
 
-def sync_mask(operation: Operation) -> Argument | None:
-    """Return the membermask of a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
+def meeting_of(operation: Operation) -> Meeting | None:
+    """Return which lanes meet for a warp-synchronising operation (shfl.sync, vote.sync, bar.warp.sync...)."""
     if operation.name in WHOLE_WARP:
-        return _EVERYONE if operation.has("sync") else None
+        return Meeting(_EVERYONE) if operation.has("sync") else None
+    if operation.name == "wgmma":
+        return Meeting(_EVERYONE, in_group=True) if operation.has("mma_async") else None
     is_warp_barrier = operation.name in ("bar", "barrier") and operation.has("warp")
     if not is_warp_barrier and (not operation.has("sync") or operation.name in ("bar", "barrier")):
         return None
     if not operation.operands:
         raise InvalidPtx(f"unsupported instruction: {operation.opcode} without operands", operation.line)
-    return operation.operands[-1]
+    return Meeting(operation.operands[-1])
 
 
 def build_blocks(code: Code) -> list[Block]:
@@ -72,16 +81,16 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
                 blocks.append(Block())
             labels[_label(operation)] = len(blocks) - 1
             continue
-        mask = sync_mask(operation)
-        if mask is not None:
+        meeting = meeting_of(operation)
+        if meeting is not None:
             started = bool(block.operations) or block.meeting is not None
-            if (started and block.meeting != mask) or _overwrites(block, mask):
+            if (started and block.meeting != meeting) or _overwrites(block, meeting.mask):
                 block = Block()
                 blocks.append(block)
-            block.meeting = mask
+            block.meeting = meeting
             if operation.name in ("bar", "barrier"):
                 continue
-        if operation.name in ENDS_BLOCK and mask is None:
+        if operation.name in ENDS_BLOCK and meeting is None:
             block.terminator = operation
             blocks.append(Block())
         else:
@@ -146,8 +155,8 @@ def _liveness(blocks: list[Block], carry: Register) -> None:
 def _uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
     uses: set[int] = set()
     definitions: set[int] = set()
-    if isinstance(block.meeting, Register):
-        uses.add(block.meeting.number)
+    if block.meeting is not None and isinstance(block.meeting.mask, Register):
+        uses.add(block.meeting.mask.number)
     terminator = [] if block.terminator is None else [block.terminator]
     for operation in [*block.operations, *terminator]:
         uses |= {r.number for r in read(operation, carry)} - definitions

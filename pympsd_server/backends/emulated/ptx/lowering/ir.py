@@ -131,7 +131,7 @@ class Code:
 WITHOUT_RESULT_NAMES = (
     "st red bra brx exit bar barrier trap membar fence nanosleep prefetch prefetchu discard applypriority "
     "label pmevent brkpt system:assertfail system:free system:set_conditional procreturn griddepcontrol setmaxnreg "
-    "cp stmatrix sust"
+    "cp stmatrix sust tensormap"
 )
 WITHOUT_RESULT = frozenset(WITHOUT_RESULT_NAMES.split())
 
@@ -144,6 +144,10 @@ def has_result(operation: Operation) -> bool:
         return operation.has("red")
     if operation.name == "mbarrier":
         return bool(_WITH_STATE.intersection(operation.modifiers)) and len(operation.operands) > 1
+    if operation.name == "wgmma":
+        return operation.has("mma_async")
+    if operation.name == "wmma":
+        return not operation.has("store")
     return operation.name not in WITHOUT_RESULT
 
 
@@ -170,7 +174,8 @@ def written(operation: Operation, carry: Register) -> list[Register]:
 
 def read(operation: Operation, carry: Register) -> list[Register]:
     """Return the registers whose value matters; under a guard also those that may keep their old value."""
-    start = 1 if has_result(operation) else 0
+    # wgmma adds to what its result was.
+    start = 1 if has_result(operation) and operation.name != "wgmma" else 0
     found = [r for operand in operation.operands[start:] for r in registers_in(operand)]
     if operation.name in ("addc", "subc", "madc"):
         found.append(carry)

@@ -7,6 +7,7 @@ register, from the low bits up; its entries are rows and columns of the matrix.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -15,6 +16,11 @@ from pympsd_server.backends.emulated.ptx.datatypes import Array
 
 _LANES = np.arange(32)
 _GROUP, _IN_GROUP = _LANES >> 2, _LANES & 3
+_BITS: Final = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64}
+"""Of an element of A or B."""
+
+Shape = tuple[int, int, int]
+"""M, N and K of a product: A is M by K, B is K by N."""
 
 
 @frozen
@@ -65,3 +71,12 @@ def accumulator(m: int, n: int, packed: int) -> Fragment:
     """Return the fragment of C and D, m by n: two neighbours of a row in each block, in one register or two."""
     pairs = _fragment((m, n), 2, (m // 8, n // 8), along_rows=True)
     return Fragment(pairs.rows, pairs.columns, packed)
+
+
+def fragment_of(matrix: str, shape: Shape, kind: str) -> Fragment:
+    """Return the fragment of a, b, c or d in a product, of elements of the type `kind`."""
+    m, n, k = shape
+    if matrix in ("c", "d"):
+        return accumulator(m, n, 2 if kind == "f16" else 1)
+    packed = max(1, 32 // _BITS[kind])
+    return multiplicand_a(m, k, packed) if matrix == "a" else multiplicand_b(k, n, packed)

@@ -233,7 +233,7 @@ class Batch:
             self._released.discard(at)
             return group
         mask = self._mask(plan, group)
-        ready = arrived_everywhere(self._state, group.lanes, mask)
+        ready = arrived_everywhere(self._state, group.lanes, mask, plan.warps)
         if ready.all():
             return group
         late = part_of(group.lanes, group.registers, np.flatnonzero(~ready))
@@ -248,15 +248,14 @@ class Batch:
         return group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
 
     def _release_across(self) -> bool:
-        """Release lanes that wait for each other at different places: each place counts as the meeting."""
-        if len(self._parked) < 2:
+        """Release lanes that wait for each other at different places: each place counts as the meeting of a warp."""
+        parked = {at: parts for at, parts in self._parked.items() if self._plans[at].warps == 1}
+        if len(parked) < 2:
             return False
-        flags = np.zeros(self._state.count, np.bool_)
-        for group in (g for parts in self._parked.values() for g in parts):
-            flags[group.lanes.indices()] = True
-        everyone = Lanes(np.flatnonzero(flags), int(flags.sum()))
+        ids = np.concatenate([group.lanes.indices() for parts in parked.values() for group in parts])
+        everyone = Lanes(ids, len(ids))
         released = False
-        for at, parts in list(self._parked.items()):
+        for at, parts in parked.items():
             group = merge(parts, self._plans[at].dtypes, self._state.all)
             mask = self._mask(self._plans[at], group)
             full = np.zeros(self._state.count, np.uint32)

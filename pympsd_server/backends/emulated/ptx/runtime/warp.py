@@ -12,6 +12,8 @@ from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, sprea
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
+GROUP_WARPS = 4
+"""The warps of a warp group; the rank of the first in its block is a multiple of this."""
 # Shuffle patterns kept per set of threads: each takes 9 bytes per thread.
 _REMEMBERED = 32
 
@@ -159,8 +161,16 @@ def reduce(state: BatchState, lanes: Lanes, mode: str, value: Value, mask: Value
     return result
 
 
-def arrived_everywhere(state: BatchState, lanes: Lanes, mask: Value) -> Value:
-    """Return per thread whether every living lane that its membermask names is in this group."""
+def arrived_everywhere(state: BatchState, lanes: Lanes, mask: Value, warps: int = 1) -> Value:
+    """Return per thread whether every living lane that its membermask names is in this group.
+
+    `warps`: 1, or GROUP_WARPS, when the other warps of the thread's warp group have to be here, too.
+    """
     living = state.living_lanes()
-    needed = _per_thread(state, lanes, living) & mask
-    return (needed & ~active_mask(state, lanes)) == 0
+    if warps == 1:
+        needed = _per_thread(state, lanes, living) & mask
+        return (needed & ~active_mask(state, lanes)) == 0
+    late = (living & ~active(state, lanes)) != 0
+    warp = np.arange(state.warps)
+    group = warp - warp % state.warps_per_block % GROUP_WARPS
+    return _per_thread(state, lanes, np.bincount(group, late, state.warps)[group] == 0)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
 from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
-from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module
+from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target
 
 _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
 _IGNORED_WITH_BRACES = frozenset({".section"})
 _FUNCTION_DIRECTIVES = frozenset(
     {".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm", ".reqnctapercluster", ".maxclusterrank"}
 )
+
+_TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 
 
 def parse_module(text: str) -> Module:
@@ -62,14 +66,15 @@ def _version(tokens: TokenStream) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _target(tokens: TokenStream) -> int:
+def _target(tokens: TokenStream) -> Target:
+    line = tokens.line
     name = tokens.word("a target")
     while tokens.accept(","):
         tokens.word("a target option")
-    digits = "".join(c for c in name if c.isdigit())
-    if not name.startswith("sm_") or not digits:
-        raise InvalidPtx(f"unsupported .target {name}", tokens.line)
-    return int(digits)
+    match = _TARGET.fullmatch(name)
+    if match is None:
+        raise InvalidPtx(f"unsupported .target {name}", line)
+    return Target(int(match[1]), match[2], line)
 
 
 def _definition(tokens: TokenStream, module: Module) -> None:

@@ -172,9 +172,28 @@ class Function:
     directives: dict[str, tuple[int, ...]] = field(factory=dict)
 
 
+@frozen
+class Target:
+    """A .target: sm_90 is 90; the suffix is a (that very architecture), f (its family) or empty."""
+
+    architecture: int = 0
+    suffix: str = ""
+    line: int = 1
+
+    def serves(self, capability: tuple[int, int]) -> bool:
+        """Return whether its code runs on a device (PTX ISA, .target)."""
+        major, minor = divmod(self.architecture, 10)
+        if self.suffix == "a":
+            return capability == (major, minor)
+        return capability >= (major, minor) and not (self.suffix and capability[0] > major)
+
+    def __str__(self) -> str:
+        return f"sm_{self.architecture}{self.suffix}"
+
+
 @define
 class Module:
     version: tuple[int, int] = (0, 0)
-    target: int = 0
+    target: Target = Target()
     variables: dict[str, Variable] = field(factory=dict)
     functions: dict[str, Function] = field(factory=dict)

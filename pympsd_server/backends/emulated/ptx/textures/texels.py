@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pympsd.wire.texture_object import BYTES, NORMALIZED, Flag, Kind, Level, TextureObject, unpack
+from pympsd.wire.texture_object import BYTES, NORMALIZED, PACKED, Flag, Kind, Level, TextureObject, unpack
 from pympsd_server.backends.emulated.ptx.datatypes import (
     F16,
     F32,
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _DTYPES: Final[dict[int, DType]] = {
-    0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32,
+    0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32, PACKED: U32,
     **{format: (U8, U16, S8, S16)[index // 3] for index, format in enumerate(NORMALIZED)},
 }  # fmt: skip
+_PACKED_GREATEST: Final = np.array([1023, 1023, 1023, 3], F64)
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
 """What is done with an object by some threads, each of which has an element of every array."""
@@ -84,11 +85,15 @@ def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array,
     """Return elements as four rows, of double precision or of int64; channels that are not there are 0, 0 and 1."""
     dtype = _DTYPES[of.format]
     size = dtype.itemsize
-    accesses = tuple((channel * size, size) for channel in range(of.channels))
+    accesses = tuple((offset, size) for offset in range(0, of.element_bytes, size))
     index = global_elements(state, addresses(of, level, x, y, z), size.bit_length() - 1, size, accesses)
     view = state.view("global", dtype)
     found = np.zeros((4, len(x)), F64 if of.is_float else S64)
     found[3] = 1
+    if of.format == PACKED:
+        for channel, greatest in enumerate(_PACKED_GREATEST):
+            found[channel] = (view[index] >> np.uint32(10 * channel) & np.uint32(greatest)) / greatest
+        return found
     for channel in range(of.channels):
         found[channel] = _converted(of, view[index + channel], channel)
     return found
@@ -115,6 +120,7 @@ def border(of: TextureObject) -> Array:
     dtype = _DTYPES[of.format]
     if dtype.kind != "f":
         # The colour is kept in the format of the elements.
-        greatest, least = np.iinfo(dtype).max, -1.0 if dtype.kind == "i" else 0.0
+        greatest = _PACKED_GREATEST if of.format == PACKED else np.iinfo(dtype).max
+        least = -1.0 if dtype.kind == "i" else 0.0
         found = np.floor(np.clip(found, least, 1.0) * greatest + 0.5) / greatest
     return found[:, None]

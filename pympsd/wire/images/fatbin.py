@@ -16,8 +16,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.images import lz4, zstandard
-from pympsd_server.backends.interface import BackendError
+from pympsd.wire.images import lz4, zstandard
 
 MAGIC: Final = struct.pack("<I", 0xBA55ED50)
 _HEADER: Final = struct.Struct("<IHHQ")
@@ -30,6 +29,15 @@ _THIS_ARCHITECTURE_ONLY: Final = 0x100000
 _TEXT_LIMIT: Final = 16 << 20
 """Bytes of the longest PTX text that is unpacked."""
 _ENTRY_LIMIT: Final = 4096
+
+
+class FatbinError(Exception):
+    """A fatbin without PTX that can be used, with the CUresult that this is."""
+
+    def __init__(self, code: Result, reason: str) -> None:
+        super().__init__(reason)
+        self.code: Final = code
+        self.reason: Final = reason
 
 
 @frozen
@@ -54,7 +62,7 @@ class _Entry:
 def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
     """Return the PTX of a fatbin for the newest architecture that a device can run.
 
-    BackendError INVALID_IMAGE if it is malformed, NOT_SUPPORTED if it holds LTO code alone, NO_BINARY_FOR_GPU if it
+    FatbinError INVALID_IMAGE if it is malformed, NOT_SUPPORTED if it holds LTO code alone, NO_BINARY_FOR_GPU if it
     holds no PTX for the device.
     """
     entries = _entries(image)
@@ -65,9 +73,9 @@ def ptx_of(image: bytes, compute_capability: tuple[int, int]) -> bytes:
     held = ", ".join(map(str, entries)) or "nothing"
     if entries and all(entry.kind == _LTO for entry in entries):
         reason = f"the fatbin holds {held}: link-time optimization is not supported; compile to PTX (nvcc -ptx)"
-        raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise FatbinError(Result.ERROR_NOT_SUPPORTED, reason)
     reason = f"the fatbin holds {held}; the emulated GPU runs PTX for sm_{architecture} and below"
-    raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason)
+    raise FatbinError(Result.ERROR_NO_BINARY_FOR_GPU, reason)
 
 
 def _entries(image: bytes) -> list[_Entry]:
@@ -106,5 +114,5 @@ def _unpacked(entry: _Entry) -> bytes:
         raise _malformed(f"its PTX cannot be unpacked: {error}") from None
 
 
-def _malformed(what: str) -> BackendError:
-    return BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin is malformed: {what}")
+def _malformed(what: str) -> FatbinError:
+    return FatbinError(Result.ERROR_INVALID_IMAGE, f"the fatbin is malformed: {what}")

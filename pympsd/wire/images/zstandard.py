@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_server.backends.emulated.images.entropy import (
+from pympsd.wire.images.entropy import (
     Bits,
     Codes,
     Table,
@@ -14,7 +14,7 @@ from pympsd_server.backends.emulated.images.entropy import (
     read_distribution,
     read_huffman,
 )
-from pympsd_server.backends.emulated.images.lz4 import repeat
+from pympsd.wire.images.lz4 import repeat
 
 _MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _BLOCK_LIMIT: Final = 128 << 10

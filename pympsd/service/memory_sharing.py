@@ -1,0 +1,46 @@
+"""Tells each server what clients of the others hold on its devices, when that has changed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import trio
+from attrs import define, field
+
+from pympsd.service.sessions.server import ServerSession
+from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
+from pympsd.wire.link_messages import MemoryElsewhere
+
+if TYPE_CHECKING:
+    from pympsd.service.dispatcher import Dispatcher
+
+PAUSE_SECONDS: Final = 0.25
+"""Between two rounds, so that many servers with frequent allocations do not make them costly."""
+
+
+@define
+class MemorySharing:
+    """What servers were told last, by their serials and the ordinals of devices."""
+
+    dispatcher: Dispatcher
+    _told: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
+
+    async def run(self) -> None:
+        """Tell servers what changes until cancelled."""
+        while True:
+            await self.dispatcher.changed.wait()
+            self.dispatcher.changed = trio.Event()
+            self._tell()
+            await trio.sleep(PAUSE_SECONDS)
+
+    def _tell(self) -> None:
+        told, self._told = self._told, {}
+        for serial, devices in memory_elsewhere(self.dispatcher.state).items():
+            session = self.dispatcher.servers.get(serial)
+            if not isinstance(session, ServerSession) or not session.is_set_up:
+                continue
+            self._told[serial] = devices
+            known = told.get(serial, {})
+            for ordinal, found in devices.items():
+                if found != known.get(ordinal):
+                    session.send(MemoryElsewhere(ordinal, found.count, found.groups))

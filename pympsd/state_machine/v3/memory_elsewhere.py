@@ -1,0 +1,43 @@
+"""What clients hold in other servers on a device: limits of a device and of cgroups count it, wherever it is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from attrs import field, frozen
+
+from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.vocabulary.limits import cgroup_group
+from pympsd.vocabulary.rules import at_or_above
+
+
+@frozen
+class Elsewhere:
+    """The bytes that clients of other servers hold on a device, in all and by group."""
+
+    count: int = 0
+    groups: dict[str, int] = field(factory=dict)
+
+
+def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
+    """Return for each server, by serial, what clients of the others hold, by device ordinal."""
+    own = {server.serial: _held(daemon, server) for server in daemon.servers.values()}
+    found: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
+    for ordinal in range(len(daemon.devices)):
+        in_all = Counter[str]()
+        for held in own.values():
+            in_all.update(held[ordinal])
+        for serial, held in own.items():
+            left = {name: count for name in in_all if (count := in_all[name] - held[ordinal][name])}
+            found[serial][ordinal] = Elsewhere(left.pop("", 0), left)
+    return found
+
+
+def _held(daemon: Daemon, server: Server) -> list[Counter[str]]:
+    """Return by device what a server's clients hold by group of several servers; in all under an empty name."""
+    held = [Counter[str]() for _ in daemon.devices]
+    for client in server.clients.values():
+        paths = [path for path in at_or_above(client.cgroups or ()) if path in daemon.cgroup_limits]
+        for ordinal, count in client.memory.items():
+            held[ordinal].update(dict.fromkeys(("", *map(cgroup_group, paths)), count))
+    return held

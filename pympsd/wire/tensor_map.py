@@ -1,0 +1,285 @@
+"""Tensor maps (CUtensorMap) as they lie in memory: 128 bytes, opaque to programs.
+
+The client makes them, and kernels of the emulated device read and change them. Whatever is in memory can be there
+instead: `unpack` refuses what no tensor map can be, and the address in one is checked when it is used.
+The rules are those of the CUDA driver API, Tensor Map Object Management, and of the PTX ISA, tensormap.replace.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+from functools import lru_cache
+from typing import Final
+
+from attrs import frozen
+
+BYTES: Final = 128
+ALIGNMENT: Final = 64
+"""Of a tensor map in device memory, in bytes."""
+GREATEST_RANK: Final = 5
+
+
+class DataType(IntEnum):
+    """CUtensorMapDataType, less the packed types of 4 and 6 bits, which need compute capability 10.0."""
+
+    UINT8 = 0
+    UINT16 = 1
+    UINT32 = 2
+    INT32 = 3
+    UINT64 = 4
+    INT64 = 5
+    FLOAT16 = 6
+    FLOAT32 = 7
+    FLOAT64 = 8
+    BFLOAT16 = 9
+    FLOAT32_FTZ = 10
+    TFLOAT32 = 11
+    TFLOAT32_FTZ = 12
+
+
+ELEMENT_BYTES: Final = dict(zip(DataType, (1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4), strict=True))
+PACKED_TYPES: Final = {13: "16U4_ALIGN8B", 14: "16U4_ALIGN16B", 15: "16U6_ALIGN16B"}
+_REPLACED_TYPES: Final = (0, 1, 2, 3, 4, 5, 6, 7, 10, 8, 9, 11, 12, 13, 14, 15)
+"""The data types in the order of tensormap.replace.elemtype."""
+
+
+class Interleave(IntEnum):
+    """CUtensorMapInterleave."""
+
+    NONE = 0
+    BYTES_16 = 1
+    BYTES_32 = 2
+
+
+class Swizzle(IntEnum):
+    """CUtensorMapSwizzle, less the modes with other atoms than 16 bytes, which need compute capability 10.0."""
+
+    NONE = 0
+    BYTES_32 = 1
+    BYTES_64 = 2
+    BYTES_128 = 3
+
+    @property
+    def span(self) -> int:
+        """The bytes within which pieces of 16 bytes are exchanged."""
+        return 16 << self.value
+
+
+_LATER_SWIZZLES: Final = {4: "128B_ATOM_32B", 5: "128B_ATOM_32B_FLIP_8B", 6: "128B_ATOM_64B"}
+_NEEDS_BLACKWELL: Final = "needs a device of compute capability 10.0"
+
+
+@frozen
+class Im2col:
+    """The box of an im2col map: offsets of its corners in W, H and D, and what one instruction reads."""
+
+    lower_corner: tuple[int, ...]
+    upper_corner: tuple[int, ...]
+    channels: int
+    pixels: int
+
+
+@frozen
+class TensorMap:
+    """A tensor in global memory, its first dimension the innermost, and the part of it that is copied at a time."""
+
+    data_type: int
+    address: int
+    dimensions: tuple[int, ...]
+    """In elements."""
+    strides: tuple[int, ...]
+    """In bytes, of all dimensions but the first."""
+    box: tuple[int, ...]
+    """In elements before the element strides; of an im2col map it means nothing."""
+    element_strides: tuple[int, ...]
+    interleave: int = 0
+    swizzle: int = 0
+    l2_promotion: int = 0
+    fill: int = 0
+    """1: what is outside of the tensor is read as NaN, not as 0."""
+    im2col: Im2col | None = None
+
+    @property
+    def rank(self) -> int:
+        """The number of dimensions."""
+        return len(self.dimensions)
+
+    @property
+    def element_bytes(self) -> int:
+        """The bytes of an element."""
+        return ELEMENT_BYTES[DataType(self.data_type)]
+
+    @property
+    def inner(self) -> int:
+        """The elements of the box along the first dimension."""
+        return self.box[0] if self.im2col is None else self.im2col.channels
+
+
+# --- the rules of the manual
+
+
+def check(of: TensorMap) -> None:
+    """Raise ValueError, which says what is wrong and what is allowed, for what is no tensor map."""
+    _check_modes(of)
+    _check_tensor(of)
+    if of.im2col is None:
+        _check_box(of.box)
+    else:
+        _check_im2col(of, of.im2col)
+    # The first element stride is ignored: the first dimension has none without interleaving.
+    for index, stride in enumerate(of.element_strides):
+        if not 1 <= stride <= 8 and (index or of.interleave):
+            raise ValueError(f"elementStrides[{index}] is {stride}; 1 to 8 are allowed")
+    _check_inner(of)
+
+
+def _check_modes(of: TensorMap) -> None:
+    if of.data_type in PACKED_TYPES:
+        raise ValueError(f"tensorDataType {PACKED_TYPES[of.data_type]} {_NEEDS_BLACKWELL}")
+    if of.swizzle in _LATER_SWIZZLES:
+        raise ValueError(f"swizzle {_LATER_SWIZZLES[of.swizzle]} {_NEEDS_BLACKWELL}")
+    for name, value, most in (
+        ("tensorDataType", of.data_type, 12),
+        ("interleave", of.interleave, 2),
+        ("swizzle", of.swizzle, 3),
+        ("l2Promotion", of.l2_promotion, 3),
+        ("oobFill", of.fill, 1),
+    ):
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value}; 0 to {most} are allowed")
+    if of.fill and of.data_type < DataType.FLOAT16:
+        raise ValueError("oobFill NAN_REQUEST_ZERO_FMA is allowed of floating-point types only")
+    if of.interleave == Interleave.BYTES_32 and of.swizzle != Swizzle.BYTES_32:
+        raise ValueError("interleave 32B is allowed with swizzle 32B only")
+
+
+def check_rank(rank: int, least: int) -> None:
+    """Raise ValueError unless there may be so many dimensions."""
+    if not least <= rank <= GREATEST_RANK:
+        raise ValueError(f"tensorRank is {rank}; {least} to {GREATEST_RANK} are allowed")
+
+
+def _check_tensor(of: TensorMap) -> None:
+    check_rank(of.rank, 1 if of.im2col is None and not of.interleave else 3)
+    unit = 32 if of.interleave == Interleave.BYTES_32 else 16
+    if of.address % unit or not 0 <= of.address < 1 << 64:
+        raise ValueError(f"globalAddress is {of.address:#x}; a multiple of {unit} is needed")
+    for index, size in enumerate(of.dimensions):
+        if not 1 <= size <= 1 << 32:
+            raise ValueError(f"globalDim[{index}] is {size}; 1 to 2**32 are allowed")
+    for index, stride in enumerate(of.strides):
+        if stride % unit or not 0 <= stride < 1 << 40:
+            raise ValueError(f"globalStrides[{index}] is {stride}; multiples of {unit} below 2**40 are allowed")
+
+
+def _check_box(box: tuple[int, ...]) -> None:
+    for index, size in enumerate(box):
+        if not 1 <= size <= 256:
+            raise ValueError(f"boxDim[{index}] is {size}; 1 to 256 are allowed")
+
+
+_CORNERS: Final = {3: 15, 4: 7, 5: 4}
+"""The bits, less the sign's, of a corner's offsets by the number of dimensions."""
+
+
+def _check_im2col(of: TensorMap, box: Im2col) -> None:
+    limit = 1 << _CORNERS[of.rank]
+    corners = zip(box.lower_corner, box.upper_corner, of.dimensions[1:-1], strict=True)
+    for index, (lower, upper, size) in enumerate(corners):
+        for name, value in (("Lower", lower), ("Upper", upper)):
+            if not -limit <= value < limit:
+                raise ValueError(f"pixelBox{name}Corner[{index}] is {value}; {-limit} to {limit - 1} are allowed")
+        if size + upper - lower < 1:
+            raise ValueError(f"the box of pixels is empty along dimension {index + 1} (corners {lower} and {upper})")
+    for name, value, most in (("channelsPerPixel", box.channels, 256), ("pixelsPerColumn", box.pixels, 1024)):
+        if not 1 <= value <= most:
+            raise ValueError(f"{name} is {value}; 1 to {most} are allowed")
+
+
+def _check_inner(of: TensorMap) -> None:
+    if of.interleave:
+        return
+    name, size = "boxDim[0]" if of.im2col is None else "channelsPerPixel", of.inner * of.element_bytes
+    if size % 16:
+        raise ValueError(f"{name} is {of.inner} elements of {of.element_bytes} bytes: no multiple of 16 bytes")
+    if of.swizzle and size > Swizzle(of.swizzle).span:
+        raise ValueError(f"{name} is {size} bytes; the swizzle allows {Swizzle(of.swizzle).span}")
+
+
+# --- in memory
+
+_MAGIC: Final = b"tensormp"
+_LAYOUT: Final = struct.Struct("=8s8BQ5I4Q5H5B3h3h2H21x")
+"""The kind and other modes, the address, the sizes less 1, strides, box, element strides, and an im2col map's box."""
+
+
+def _five(values: Sequence[int], count: int = GREATEST_RANK) -> list[int]:
+    return [*values, *(0,) * count][:count]
+
+
+def pack(of: TensorMap) -> bytes:
+    """Return the bytes of a map that `check` accepts."""
+    modes = (of.im2col is not None, of.data_type, of.rank - 1, of.interleave, of.swizzle, of.l2_promotion, of.fill, 0)
+    column = of.im2col or Im2col((), (), 0, 0)
+    return _LAYOUT.pack(
+        _MAGIC, *modes, of.address, *_five([size - 1 for size in of.dimensions]), *_five(of.strides, 4),
+        *_five(of.box), *_five(of.element_strides), *_five(column.lower_corner, 3), *_five(column.upper_corner, 3),
+        column.channels, column.pixels,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def unpack(data: bytes) -> TensorMap:
+    """Return the map of 128 bytes; raise ValueError if they are none, or one that breaks the rules."""
+    magic, kind, data_type, last, interleave, swizzle, promotion, fill, _, address, *rest = _LAYOUT.unpack(data)
+    if magic != _MAGIC:
+        raise ValueError("no tensor map")
+    rank, spatial = last + 1, max(last - 1, 0)
+    check_rank(rank, 1)
+    column = Im2col(tuple(rest[19 : 19 + spatial]), tuple(rest[22 : 22 + spatial]), rest[25], rest[26])
+    made = TensorMap(
+        data_type, address, tuple(size + 1 for size in rest[:rank]), tuple(rest[5 : 5 + last]),
+        tuple(rest[9 : 9 + rank]), tuple(rest[14 : 14 + rank]), interleave, swizzle, promotion, fill,
+        column if kind else None,
+    )  # fmt: skip
+    check(made)
+    return made
+
+
+_FIELDS: Final = {
+    "elemtype": (9, "B", 1),
+    "rank": (10, "B", 1),
+    "interleave_layout": (11, "B", 1),
+    "swizzle_mode": (12, "B", 1),
+    "fill_mode": (14, "B", 1),
+    "global_address": (16, "Q", 1),
+    "global_dim": (24, "I", 5),
+    "global_stride": (44, "Q", 4),
+    "box_dim": (76, "H", 5),
+    "element_stride": (86, "B", 5),
+}
+"""Where the fields of tensormap.replace begin, their struct codes, and how many there are."""
+FIELDS: Final = {name: count for name, (_, _, count) in _FIELDS.items()}
+"""The fields that tensormap.replace changes, and how many of each a map has."""
+
+
+def replaced(data: bytes, field: str, ordinal: int, value: int) -> bytes:
+    """Return the bytes of a map with one field changed as by tensormap.replace; the result may break the rules.
+
+    A map may be made from 128 zero bytes. Raises ValueError for other bytes that are no map.
+    """
+    if data == bytes(BYTES):
+        data = pack(TensorMap(0, 0, (1,), (), (), ()))
+    if not data.startswith(_MAGIC):
+        raise ValueError("no tensor map")
+    offset, code, _ = _FIELDS[field]
+    size = struct.calcsize(code)
+    if field == "elemtype":
+        value = _REPLACED_TYPES[value % len(_REPLACED_TYPES)]
+    elif field == "global_dim":
+        value -= 1
+    changed = bytearray(data)
+    struct.pack_into(f"={code}", changed, offset + size * ordinal, value % (1 << 8 * size))
+    return bytes(changed)

@@ -1,0 +1,154 @@
+"""Tensor Map Object Management: maps are made and changed in the program's memory, and no executor is asked.
+
+A map is laid out as `pympsd.wire.tensor_map` says. Where one is in memory is not checked: cuda.bindings itself makes
+them at multiples of 16 bytes, not of 64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from attrs import evolve
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.tensor_map import BYTES, Im2col, TensorMap, check, check_rank, pack, unpack
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.structs import address_of
+from pympsd_client._arguments.values import given_numbers
+from pympsd_client._objects.context import current
+
+
+def _check_device() -> None:
+    """Raise NOT_SUPPORTED unless the current context's device has tensor maps; INVALID_CONTEXT if there is none."""
+    context = current()
+    context.usable()
+    if not context.device.facts.attributes.get("TENSOR_MAP_ACCESS_SUPPORTED"):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "this device has no tensor maps (attribute TENSOR_MAP_ACCESS_SUPPORTED is 0): they need an emulated "
+            "device of compute capability 9.0. Copy by cp.async or plain loads",
+        )
+
+
+def _numbers(name: str, given: Any, count: int, code: str) -> tuple[int, ...]:
+    """Return the elements of an array; INVALID_VALUE for NULL and for a list that is too short."""
+    found = given_numbers(given, count, code)
+    if len(found) < count:
+        raise invalid_value(f"{name} has {len(found)} elements; {count} are needed")
+    return tuple(found[:count])
+
+
+def _checked(made: TensorMap) -> bytes:
+    try:
+        check(made)
+    except ValueError as error:
+        raise invalid_value(str(error)) from None
+    if made.interleave:
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, "the emulated device has no interleaved layouts of tensor maps")
+    return pack(made)
+
+
+def _check_count(rank: int, least: int) -> None:
+    """Raise INVALID_VALUE for a rank that is not allowed, before arrays of so many elements are read."""
+    try:
+        check_rank(rank, least)
+    except ValueError as error:
+        raise invalid_value(str(error)) from None
+
+
+def encode_tiled(
+    data_type: int,
+    rank: int,
+    address: int,
+    dimensions: Any,
+    strides: Any,
+    box: Any,
+    element_strides: Any,
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    fill: int,
+) -> bytes:
+    """Return a map of tiles of a tensor.
+
+    INVALID_VALUE for what the manual does not allow; NOT_SUPPORTED for interleaved layouts, and if the current
+    context's device has no tensor maps; INVALID_CONTEXT.
+    """
+    _check_device()
+    _check_count(rank, 1)
+    made = TensorMap(
+        data_type,
+        address,
+        _numbers("globalDim", dimensions, rank, "Q"),
+        _numbers("globalStrides", strides, rank - 1, "Q"),
+        _numbers("boxDim", box, rank, "I"),
+        _numbers("elementStrides", element_strides, rank, "I"),
+        interleave,
+        swizzle,
+        l2_promotion,
+        fill,
+    )
+    return _checked(made)
+
+
+def encode_im2col(
+    data_type: int,
+    rank: int,
+    address: int,
+    dimensions: Any,
+    strides: Any,
+    lower_corner: Any,
+    upper_corner: Any,
+    channels: int,
+    pixels: int,
+    element_strides: Any,
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    fill: int,
+) -> bytes:
+    """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
+    _check_device()
+    _check_count(rank, 3)
+    column = Im2col(
+        _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i"),
+        _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i"),
+        channels,
+        pixels,
+    )
+    made = TensorMap(
+        data_type,
+        address,
+        _numbers("globalDim", dimensions, rank, "Q"),
+        _numbers("globalStrides", strides, rank - 1, "Q"),
+        (0,) * rank,
+        _numbers("elementStrides", element_strides, rank, "I"),
+        interleave,
+        swizzle,
+        l2_promotion,
+        fill,
+        column,
+    )
+    return _checked(made)
+
+
+def encode_im2col_wide() -> bytes:
+    """Raise NOT_SUPPORTED: it needs a device of compute capability 10.0."""
+    _check_device()
+    reason = "cuTensorMapEncodeIm2colWide needs a device of compute capability 10.0"
+    raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+
+
+def replace_address(given: Any, address: int) -> None:
+    """Give a map another global address; INVALID_VALUE if it is none, or the address is not aligned as it needs."""
+    _check_device()
+    if given is None:
+        raise invalid_value("tensorMap is NULL; pass one that cuTensorMapEncodeTiled has made")
+    place = address_of(given, "CUtensorMap")
+    try:
+        found = unpack(ctypes.string_at(place, BYTES))
+    except ValueError as error:
+        raise invalid_value(f"tensorMap: {error}") from None
+    data = _checked(evolve(found, address=address))
+    ctypes.memmove(place, data, BYTES)

@@ -1,0 +1,23 @@
+"""Does what the .pth file does, for Pythons below pympsd-run to which the folder of the packages is no site's.
+
+pip's --target and --prefix put them into such a folder. pympsd-run then names this file's folder in PYTHONPATH.
+"""
+
+import os
+import sys
+
+_here = os.path.dirname(os.path.abspath(__file__))
+_packages = os.path.dirname(os.path.dirname(os.path.dirname(_here)))
+if os.environ.get("PYMPSD_ROUTING") == "1":
+    if _packages not in sys.path:
+        sys.path.append(_packages)
+    from pympsd_client.routing.hook import install
+
+    install()
+# The sitecustomize that there would be without this one comes next.
+_this = sys.modules.pop("sitecustomize")
+sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
+try:
+    __import__("sitecustomize")
+except ModuleNotFoundError:
+    sys.modules["sitecustomize"] = _this

@@ -1,0 +1,185 @@
+"""Copies of boxes between global and shared memory, and reductions in global memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from pympsd.wire.tensor_map import DataType, TensorMap
+from pympsd_server.backends.emulated.ptx.asynchronous.ranges import (
+    by_thread,
+    check_multiple,
+    complete_bytes,
+    consecutive,
+    destinations,
+    repeated,
+)
+from pympsd_server.backends.emulated.ptx.datatypes import (
+    F16,
+    F32,
+    F64,
+    S32,
+    S64,
+    U8,
+    U16,
+    U32,
+    U64,
+    Array,
+    DType,
+    Value,
+)
+from pympsd_server.backends.emulated.ptx.faults import IllegalInstruction
+from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
+from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch
+from pympsd_server.backends.emulated.ptx.tensor_maps.descriptors import map_at
+
+if TYPE_CHECKING:
+    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+_SHARED_ALIGNMENT: Final = 128
+_DTYPES: Final[dict[int, DType]] = dict(
+    zip(DataType, (U8, U16, U32, S32, U64, S64, F16, F32, F64, U16, F32, F32, F32), strict=True)
+)
+"""As which reductions see elements; bfloat16 are bits."""
+_ROUNDED: Final = (DataType.TFLOAT32, DataType.TFLOAT32_FTZ)
+"""What loads convert. They flush no type's subnormal numbers, those of _FTZ neither, as on an H100."""
+_NAN: Final = b"\xf7\x7f"
+"""What an H100 fills with, again and again: a NaN of every type of 2, 4 and 8 bytes."""
+_TF32_NAN: Final = U32.type(0x7FFFE000)
+_MAGNITUDE: Final = U32.type(0x7FFFFFFF)
+_INFINITY: Final = U32.type(0x7F800000)
+
+
+def load_box(
+    state: BatchState,
+    lanes: Lanes,
+    target: Value,
+    map_address: Value,
+    coordinates: tuple[Value, ...],
+    offsets: tuple[Value, ...] | None,
+    barrier: Value,
+    mask: Value | None,
+    guard: Value | None,
+) -> None:
+    """cp.async.bulk.tensor to shared memory.
+
+    ``offsets`` are None for .tile; ``mask`` chooses the blocks of the cluster that get the box.
+    """
+    rank, moved = len(coordinates), offsets or ()
+    values = (target, map_address, barrier, *coordinates, *moved, *(() if mask is None else (mask,)))
+
+    def work(lane: Lanes, given: tuple[int, ...]) -> None:
+        place, where, waiting, *rest = given
+        start, moves = rest[:rank], rest[rank : rank + len(moved)]
+        check_multiple("shared address", place, _SHARED_ALIGNMENT)
+        of = map_at(state, lane, where)
+        limit, is_rounded = state.frame_size("shared"), of.data_type in _ROUNDED
+        box = box_at(of, start, None if offsets is None else moves, limit, is_rounded)
+        elements = _read(state, lane, of, box)
+        blocks = None if mask is None else rest[-1]
+        for to in destinations(place, blocks):
+            threads, places = repeated(lane, len(elements)), _shared_places(of, box, to)
+            store(state, threads, "shared", places, elements.dtype, box.unit, (elements,), None)
+        for each in destinations(waiting, blocks):
+            complete_bytes(state, lane, each, elements.nbytes)
+
+    by_thread(lanes, values, guard, work)
+
+
+def store_box(
+    state: BatchState,
+    lanes: Lanes,
+    map_address: Value,
+    coordinates: tuple[Value, ...],
+    is_im2col: bool,
+    source: Value,
+    function: str,
+    guard: Value | None,
+) -> None:
+    """cp.async.bulk.tensor to global memory; cp.reduce.async.bulk.tensor if there is a function ("" for none)."""
+
+    def work(lane: Lanes, given: tuple[int, ...]) -> None:
+        where, place, *start = given
+        check_multiple("shared address", place, _SHARED_ALIGNMENT)
+        of = map_at(state, lane, where)
+        reduction = _reduction(of, function) if function else ""
+        box = box_at(of, start, () if is_im2col else None, state.frame_size("shared"), bool(reduction))
+        dtype, threads = _DTYPES[of.data_type] if reduction else _bits(box), repeated(lane, len(box.inside))
+        elements = load(state, threads, "shared", _shared_places(of, box, place), dtype, box.unit, None)
+        values, inside = (elements,), box.inside
+        if reduction:
+            atomic(state, threads, "global", reduction, box.addresses, dtype, box.unit, values, False, inside)
+        else:
+            store(state, threads, "global", box.addresses, dtype, box.unit, values, inside)
+
+    by_thread(lanes, (map_address, source, *coordinates), guard, work)
+
+
+def _shared_places(of: TensorMap, box: Box, start: int) -> Array:
+    """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses.
+
+    Its rows lie as far apart as the swizzle's span is wide, even if they are shorter, and what is between is kept.
+    """
+    width = of.inner * of.element_bytes
+    rows = consecutive(start, len(box.inside) * box.unit // width, row_pitch(of))
+    places = rows[:, None] + consecutive(0, width // box.unit, box.unit)
+    return swizzled(places.ravel(), of.swizzle)
+
+
+def swizzled(address: Array, swizzle: int) -> Array:
+    """Return addresses whose bits from 4 on are changed by those from 7 on: 1 bit for 32B, 2 for 64B, 3 for 128B."""
+    changed: Array = address ^ ((address >> U64.type(7) & U64.type((1 << swizzle) - 1)) << U64.type(4))
+    return changed
+
+
+def _bits(box: Box) -> DType:
+    return np.dtype(f"u{box.unit}")
+
+
+def _read(state: BatchState, lane: Lanes, of: TensorMap, box: Box) -> Array:
+    """Return the bits of a box's elements, converted as the type says; those outside of the tensor are 0 or NaN."""
+    dtype, threads = _bits(box), repeated(lane, len(box.inside))
+    elements = np.asarray(load(state, threads, "global", box.addresses, dtype, box.unit, box.inside))
+    if of.data_type in _ROUNDED:
+        elements = _rounded(elements)
+    if of.fill:
+        elements[~box.inside] = np.frombuffer(_NAN * (box.unit // len(_NAN)), dtype)[0]
+    return elements
+
+
+def _rounded(bits: Array) -> Array:
+    """Return 32-bit floats rounded to TF32: to the nearest of 10 bits of fraction, of two the even one.
+
+    Any NaN becomes the same one.
+    """
+    rounded = (bits + U32.type(0xFFF) + (bits >> U32.type(13) & U32.type(1))) & U32.type(0xFFFFE000)
+    return np.where((bits & _MAGNITUDE) > _INFINITY, _TF32_NAN, rounded)
+
+
+# --- reductions
+
+_WHOLE: Final = (DataType.UINT32, DataType.INT32, DataType.UINT64, DataType.INT64)
+_HALVES: Final = (DataType.FLOAT16, DataType.BFLOAT16)
+_SINGLES: Final = (DataType.FLOAT32, DataType.FLOAT32_FTZ, DataType.FLOAT64)
+REDUCTIONS: Final[dict[str, Sequence[int]]] = {
+    "add": (*_WHOLE, *_HALVES, *_SINGLES),
+    "min": (*_WHOLE, *_HALVES),
+    "max": (*_WHOLE, *_HALVES),
+    "inc": (DataType.UINT32,),
+    "dec": (DataType.UINT32,),
+    "and": _WHOLE,
+    "or": _WHOLE,
+    "xor": _WHOLE,
+}
+"""The data types of each function of cp.reduce.async.bulk.tensor."""
+
+
+def _reduction(of: TensorMap, function: str) -> str:
+    """Return the atomic operation of a function on a map's elements; raise IllegalInstruction if there is none."""
+    if of.data_type not in REDUCTIONS[function]:
+        raise IllegalInstruction(f"no reduction .{function} of {DataType(of.data_type).name}")
+    return f"{function}_bf16" if of.data_type == DataType.BFLOAT16 else function

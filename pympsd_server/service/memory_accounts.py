@@ -1,0 +1,78 @@
+"""What clients hold on each device, by executor and in other servers; an executor has to know what others hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import trio
+from attrs import define, field
+
+from pympsd.wire.executor_messages import OthersMemory
+from pympsd_server.service.executor import Executor
+from pympsd_server.state_machine.executor_slots import ExecutorSlot
+
+
+@define
+class MemoryAccounts:
+    """Bytes of device memory, as last reported."""
+
+    groups_of: Callable[[int, int], Iterable[str]] = lambda client, device: ()
+    """Returns the groups of a client, by serial, whose limits hold on a device."""
+    changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    """The tasks that wait for the next report."""
+    _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
+    """By client, by slot."""
+    _elsewhere: dict[int, Counter[str]] = field(factory=dict, init=False)
+    """In other servers, by group, by device; in all under an empty name."""
+    _told: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
+    _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
+
+    def held(self, device: int) -> dict[int, int]:
+        """Return what clients hold on a device, by serial."""
+        of_device = (each for other, each in self._held.items() if other.device == device)
+        return {client: count for each in of_device for client, count in each.items()}
+
+    def in_slot(self, slot: ExecutorSlot) -> dict[int, int]:
+        """Return what the clients in a slot hold."""
+        return self._held.get(slot, {})
+
+    def report(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
+        """Store what a slot's clients hold, and tell the other executors of its device."""
+        self._held[slot] = held
+        self.changed.unpark_all()
+        self._tell(slot.device)
+
+    def set_elsewhere(self, device: int, count: int, groups: dict[str, int]) -> None:
+        """Store what is held in other servers, and tell the executors of the device."""
+        self._elsewhere[device] = Counter({**groups, "": count})
+        self._tell(device)
+
+    def started(self, executor: Executor) -> None:
+        """Tell a new executor what others hold."""
+        self._executors[executor.slot] = executor
+        self._tell(executor.device)
+
+    def ended(self, slot: ExecutorSlot) -> None:
+        """Forget the executor of a slot, and what its clients held."""
+        self._executors.pop(slot, None)
+        self._told.pop(slot, None)
+        self.report(slot, {})
+
+    def _tell(self, device: int) -> None:
+        for slot, executor in self._executors.items():
+            if slot.device != device:
+                continue
+            found = self._others(slot)
+            message = OthersMemory(found.pop("", 0), dict(found))
+            if message != self._told.get(slot, OthersMemory(0, {})):
+                self._told[slot] = message
+                executor.channel.send(message)
+
+    def _others(self, slot: ExecutorSlot) -> Counter[str]:
+        found = Counter(self._elsewhere.get(slot.device, Counter()))
+        for other, clients in self._held.items():
+            if other.device == slot.device and other != slot:
+                for client, count in clients.items():
+                    found.update(dict.fromkeys(("", *self.groups_of(client, slot.device)), count))
+        return found

@@ -1,0 +1,66 @@
+"""The file that a command names: what is not read, and never waited for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pympsd.channel.attached_file import text_of
+from pympsd.wire import frames
+
+ROOT = os.geteuid() == 0
+IS_ROOTS = pytest.mark.skipif(not ROOT, reason="only root is asked to be careful")
+
+
+def _problem(path: Path | str) -> str:
+    with pytest.raises(LookupError) as refused:
+        text_of([str(path)])
+    return str(refused.value.args[0])
+
+
+def test_the_first_word_that_is_no_option_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_bytes(b"x")
+    assert text_of(["--check", str(file), "y"]) == b"x"
+    assert text_of(["--check"]) == b""
+    file.write_bytes(b"x" * (frames.BODY_LIMIT + 1))
+    assert _problem(file) == f"{file}: a configuration file has at most {frames.BODY_LIMIT} bytes"
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    said = "a configuration file is a regular file, not"
+    assert _problem(tmp_path / "fifo") == f"{tmp_path}/fifo: {said} a FIFO; write it to one first"
+    assert _problem("/dev/zero") == f"/dev/zero: {said} a device; write it to one first"
+    assert _problem(tmp_path) == f"{tmp_path}: Is a directory"
+    assert _problem(tmp_path / "none") == f"{tmp_path}/none: No such file or directory"
+
+
+def test_only_root_minds_who_can_write_to_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.touch()
+    file.chmod(0o666)
+    if ROOT:
+        assert _problem(file) == f"{file}: everybody can write to it, so root does not read it; chmod o-w helps"
+    else:
+        assert text_of([str(file)]) == b""
+
+
+@IS_ROOTS
+def test_root_reads_no_file_that_another_user_has_put_where_everybody_can(tmp_path: Path) -> None:
+    public, link, file = tmp_path / "public", tmp_path / "link", tmp_path / "public" / "m.toml"
+    public.mkdir()
+    public.chmod(0o1777)
+    file.touch(0o644)
+    link.symlink_to(file)
+    assert text_of([str(file)]) == text_of([str(link)]) == b""
+    os.chown(file, 10001, 10001)
+    for path in (file, link):
+        assert _problem(path) == (
+            f"{path}: it is user 10001's, in a directory where everybody can put files, so root does not read it; "
+            "copy it to a directory of root's"
+        )
+    public.chmod(0o755)
+    assert text_of([str(file)]) == b""

@@ -1,0 +1,42 @@
+"""What clients of other servers hold on a device, in all and by cgroup."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd.devices.machine import describe
+from pympsd.state_machine.daemon_state import Client, Daemon, Server
+from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
+from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
+
+CGROUPS = ("/", "/a", "/a/b", "/c", "/d")
+LIMITED = ("/a", "/a/b", "/c")
+CLIENTS = st.tuples(st.integers(1, 3), st.sampled_from(CGROUPS), st.integers(0, 1), st.integers(0, 1 << 40))
+
+
+def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
+    daemon = Daemon(0, describe("2xH200"), ThreadPercentage(), ClientPriority(), {})
+    limit = {0: CgroupLimit(PinnedMemory(1 << 30)), 1: CgroupLimit(PinnedMemory(1 << 30))}
+    daemon.cgroup_limits = dict.fromkeys(LIMITED, limit)
+    daemon.servers = {serial: Server(serial, 0, ThreadPercentage()) for serial in (1, 2, 3)}
+    for number, (server, cgroup, device, count) in enumerate(clients, 1):
+        client = Client(number, number, 0, "train", 0, memory={device: count}, cgroups=(cgroup,))
+        daemon.servers[server].clients[number] = client
+    return daemon
+
+
+@given(st.lists(CLIENTS, max_size=8))
+def test_a_server_is_told_the_sums_of_the_others(clients: list[tuple[int, str, int, int]]) -> None:
+    found = memory_elsewhere(_daemon(clients))
+    for server in (1, 2, 3):
+        for ordinal in (0, 1):
+            others = [
+                (cgroup, count) for at, cgroup, device, count in clients if (at != server, device) == (True, ordinal)
+            ]
+            below = {
+                path: sum(count for cgroup, count in others if f"{cgroup}/".startswith(f"{path}/"))
+                for path in LIMITED
+            }
+            groups = {f"cgroup {path}": count for path, count in below.items() if count}
+            assert found[server][ordinal] == Elsewhere(sum(count for _, count in others), groups)
