@@ -257,7 +257,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     awaited = inherit(dispatcher, directory.path, left)
     if dispatcher.state.protocol == 3:
         for server in dispatcher.state.running_servers():
-            dispatcher.journal.of_server(server.name, server.pid)
+            dispatcher.journal.of_server(server.name, server.uid, server.pid)
     dispatcher.save()
     return awaited
 
