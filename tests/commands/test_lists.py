@@ -158,6 +158,7 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
         "uid": 0,
         "command": "python a.py",
         "pid_namespace": 4026531836,
+        "active_thread_percentage": None,
         "namespace": None,
         "active_thread_percentage": None,
         "memory_bytes": {},

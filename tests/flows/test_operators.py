@@ -101,7 +101,7 @@ def test_log_of_a_server(daemon: DaemonProcess) -> None:
     ]
     lines = (daemon.directory / "log" / "server.log").read_text().splitlines()
     stamps = {line.split("]")[0].split(None, 2)[2] for line in lines}
-    assert stamps == {f"Server {server:>5}"}
+    assert stamps == {f"{who} {server:>5}" for who in ("Server", "Other")}
     assert daemon.log("server.log")[-3:] == [
         "Server has been notified to shutdown",
         "Waiting for current clients to finish",
