@@ -185,7 +185,7 @@ def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
                 daemon.wait_at_most(timeout)
             return body != b"\0"
         if kind == frames.OPERATOR_WORKING:
-            watched = _watch(daemon.socket)
+            watched = _watch(daemon)
             daemon.wait_at_most(0)
         elif kind == frames.OPERATOR_STDOUT:
             _write(1, body)
@@ -220,7 +220,7 @@ class Daemon:
 
     def pid(self) -> int:
         """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
-        return _peer_pid(self.socket)
+        return int.from_bytes(_credentials(self.socket)[:4], "little")
 
     def stranger(self, path: bytes) -> bytes:
         """Return a line that says whose daemon is at the path; nothing if it is root's or this user's."""
@@ -272,18 +272,13 @@ def _time_value(seconds: float) -> bytes:
     return whole.to_bytes(8, "little") + rest.to_bytes(8, "little")
 
 
-def _watch(daemon: "_socket.socket") -> "tuple[int, int]":
+def _watch(daemon: "Daemon") -> "tuple[int, int]":
     """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
-    pid = _peer_pid(daemon)
+    pid = daemon.pid()
     try:
         return pid, posix.pidfd_open(pid)
     except OSError:
         return pid, -1
-
-
-def _peer_pid(daemon: "_socket.socket") -> int:
-    """Return the PID of the daemon; 0 if it is in a PID namespace that cannot be seen from here."""
-    return int.from_bytes(_credentials(daemon)[:4], "little")
 
 
 def _credentials(daemon: "_socket.socket") -> bytes:

@@ -155,8 +155,7 @@ CLIENT_VARIABLES: Final = (
     ("PYMPSD_TRACE", "a file to which every driver call of the program is written, with its time"),
     (
         "PYMPSD_EXPLAIN",
-        "under pympsd-run, 1: each call that fails is explained on standard error; 0: none; else what is not supported, "
-        "once",
+        "under pympsd-run, 1: failed calls are explained on standard error; 0: none; else what is not supported",
     ),
 )
 """Variables of programs, not of the daemon; CUDA_VISIBLE_DEVICES and the limits are a client's, too."""

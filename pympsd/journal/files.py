@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import stat
 from typing import Final
 
-MODE = 0o644
+MODE: Final = 0o644
+FOLDER_MODE: Final = 0o755
 _TRUSTED: Final = frozenset({0, os.geteuid()})
 """The users whose links are followed."""
 
@@ -19,10 +21,13 @@ class LogFile:
     ``dropped``: the number of lines dropped since the last report; ``reason``: why the last one was.
     """
 
-    def __init__(self, path: str | None) -> None:
-        """Open the file for appending, creating it if missing; raise OSError if that fails."""
-        self._path = path
-        self._fd = _open(path) if path is not None else os.dup(1)
+    def __init__(self, path: str | None, user: int | None = None) -> None:
+        """Open the file for appending, creating it if missing; raise OSError if that fails.
+
+        ``user``: whose it is to be, with its folder, which is made too.
+        """
+        self._path, self._user = path, user
+        self._fd = _open(path, user) if path is not None else os.dup(1)
         self._room = select.poll()
         self._room.register(self._fd, select.POLLOUT)
         self._torn = False
@@ -63,7 +68,7 @@ class LogFile:
         if self._path is None:
             return
         try:
-            fd = _open(self._path)
+            fd = _open(self._path, self._user)
         except OSError:
             return
         os.close(self._fd)
@@ -75,8 +80,10 @@ class LogFile:
         self._fd = -1
 
 
-def _open(path: str) -> int:
+def _open(path: str, user: int | None) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+    if user is not None:
+        return _open_of_user(path, flags | os.O_NOFOLLOW, user)
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
     except FileExistsError:
@@ -91,6 +98,45 @@ def _open(path: str) -> int:
         return fd
     os.fchmod(fd, MODE)
     return fd
+
+
+def _open_of_user(path: str, flags: int, user: int) -> int:
+    """Open a file in a folder that is its user's, who can put anything there: nothing is reached through a link, and
+    only what the folder's owner owns, or what is made here, is written and becomes the user's.
+    """
+    with contextlib.ExitStack() as stack:
+        is_new = _make(os.path.dirname(path))
+        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        stack.callback(os.close, folder)
+        if is_new:
+            os.fchmod(folder, FOLDER_MODE)
+        owner = os.fstat(folder).st_uid
+        on_error = stack.enter_context(contextlib.ExitStack())
+        name = os.path.basename(path)
+        try:
+            fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
+            on_error.callback(os.close, fd)
+            os.fchmod(fd, MODE)
+        except FileExistsError:
+            fd = os.open(name, flags, dir_fd=folder)
+            on_error.callback(os.close, fd)
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
+                raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path) from None
+        for each in (fd, folder):
+            if os.fstat(each).st_uid != user:
+                os.fchown(each, user, -1)
+        on_error.pop_all()
+        return fd
+
+
+def _make(folder: str) -> bool:
+    """Make a folder; return whether it was missing."""
+    try:
+        os.mkdir(folder, FOLDER_MODE)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _check_link(path: str) -> None:

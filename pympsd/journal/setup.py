@@ -63,15 +63,13 @@ class Journal:
         event = said.documented if self.dialect is Dialect.DOCUMENTED else said.event
         self.write_server(who, pid, event, said.fields, when)
 
-    def of_server(self, name: str, pid: int = 0) -> Journal:
-        """Return a journal whose server.log is that of a named server; lines of process ``pid`` go there from now on.
-
-        Its directory is the daemon's, not the server's user's, who could have this process write anywhere.
+    def of_server(self, name: str, uid: int, pid: int = 0) -> Journal:
+        """Return a journal whose server.log is that of a user's named server; lines of process ``pid`` go there from
+        now on.
         """
         if name not in self._named and self.server is not None:
             try:
-                os.makedirs(os.path.join(self.folder, name), exist_ok=True)
-                self._named[name] = LogFile(os.path.join(self.folder, name, SERVER_LOG))
+                self._named[name] = LogFile(os.path.join(self.folder, name, SERVER_LOG), uid)
             except OSError:
                 return self  # the lines are then in the log of all
         if pid:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
 from attrs import Factory, define, field
@@ -46,9 +46,6 @@ from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
-
-OCCASIONS: Final = (OperatorLine, ClientConnected, ServerExited)
-"""Events before which sockets are looked after: not those of which there are many."""
 
 
 class RunningServer(Protocol):
@@ -173,7 +170,8 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
-        if self.sockets is not None and isinstance(event, OCCASIONS):
+        # Not before events of which there are many.
+        if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
             for lost in self.sockets.lost():
                 self.feed(NamespaceLost(*lost))
         is_answered = False

@@ -11,6 +11,7 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.descriptors import explain
+from pympsd.journal.setup import Journal
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files import namespace_directory
 from pympsd.service.files.log_fifo import read_fifo
@@ -88,7 +89,7 @@ class NamespaceSockets:
         try:
             with namespace_directory.opened(self.dispatcher.pipe_directory, server, namespace, uid) as folder:
                 if not namespace:
-                    self._read_log(server, namespace_directory.open_fifo(folder))
+                    self._read_log(server, uid, namespace_directory.open_fifo(folder))
                 listening = self._listening(folder, server, namespace)
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
@@ -133,16 +134,17 @@ class NamespaceSockets:
         file, path = self._file(server, namespace), self._path(server, namespace)
         return self.left.take_listener(file, path, kind) or namespace_directory.listen(folder, kind)
 
-    def _read_log(self, server: str, fifo: int) -> None:
+    def _read_log(self, server: str, uid: int, fifo: int) -> None:
         if server in self._fifos:
             self._fifos[server].cancel()
         scope = self._fifos[server] = trio.CancelScope()
-        self.dispatcher.nursery.start_soon(self._read, server, fifo, scope)
+        journal = self.dispatcher.journal.of_server(server, uid)
+        self.dispatcher.nursery.start_soon(self._read, journal, fifo, scope)
 
-    async def _read(self, server: str, fifo: int, scope: trio.CancelScope) -> None:
+    async def _read(self, journal: Journal, fifo: int, scope: trio.CancelScope) -> None:
         try:
             with scope:
-                await read_fifo(self.dispatcher.journal.of_server(server), fifo)
+                await read_fifo(journal, fifo)
         finally:
             os.close(fifo)
 

@@ -38,8 +38,8 @@ from pympsd.service.sessions.start import apply_configuration
 from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
+from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
 from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.version import CUDA_VERSION
@@ -257,7 +257,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     awaited = inherit(dispatcher, directory.path, left)
     if dispatcher.state.protocol == 3:
         for server in dispatcher.state.running_servers():
-            dispatcher.journal.of_server(server.name, server.pid)
+            dispatcher.journal.of_server(server.name, server.uid, server.pid)
     dispatcher.save()
     return awaited
 

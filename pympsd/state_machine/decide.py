@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import singledispatch
 
-from pympsd.state_machine import admission, adoption, debuggers, events, failed_starts, shutdown, terminations
+from pympsd.state_machine import admission, debuggers, events, failed_starts, shutdown, terminations
 from pympsd.state_machine.clients import Context
 from pympsd.state_machine.daemon_state import Count, Daemon, Server
+from pympsd.state_machine.handover import adoption
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Reply, SetTimer, SpawnServer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from pympsd.state_machine.other_devices import OtherDevices
-from pympsd.state_machine.persistent_state import PersistentState
+from pympsd.state_machine.handover.other_devices import OtherDevices
+from pympsd.state_machine.handover.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer

@@ -64,12 +64,11 @@ class ClientLimits:
         self, priority: int, ordinals: Sequence[int], seen: Sequence[DeviceFacts]
     ) -> tuple[LimitsInForce, dict[int, str]]:
         """Return what holds for the client, and its partitions, by ordinals of the devices that it sees."""
-        counts = [device.attributes["MULTIPROCESSOR_COUNT"] for device in seen]
+        counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
+        multiprocessors = dict(zip(ordinals, counts, strict=True))
         memory = {ordinal: self.memory[ordinal] for ordinal in ordinals if self.memory.get(ordinal)}
         partitions = {ordinal: one.name for ordinal, one in self.partitions.items() if one.name}
-        return LimitsInForce(
-            self.thread_percentage.value, priority, memory, dict(zip(ordinals, counts, strict=True))
-        ), partitions
+        return LimitsInForce(self.thread_percentage.value, priority, memory, multiprocessors), partitions
 
     def multiprocessors(
         self, ordinal: int, device: DeviceFacts, environment: Mapping[str, str], asked: OpenContext

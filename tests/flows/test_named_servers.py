@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import pytest
 from cgroups import Cgroups
 from fuzz_lines import Lines, conversation
-from processes import ClientProcess, DaemonProcess, alive, clients_of, wait_until
+from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, killed_after, wait_until
 from vendor.install import misbehave
 from vendor.programs import VendorClient
 
@@ -413,3 +415,19 @@ def test_lines_of_control_log_name_the_server_and_the_namespace(
     about = [line for line in lines if f"erver {pid}" in line]
     assert len(about) > 2
     assert all(line.endswith(" (a)") for line in about), about
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
+def test_a_client_in_a_container_is_shown_with_its_pid_there(daemon: DaemonProcess) -> None:
+    inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, CLIENT]
+    at = {**daemon.environment, "CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, "a/hi")), "PATH": os.environ["PATH"]}
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with killed_after(subprocess.Popen(inside, env=at, text=True, **streams)) as process:
+        client = ClientProcess(process).connect()
+        for _ in range(2):
+            (row,) = json.loads(ctl(daemon, "client list --format=json"))
+            assert (row["container_pid"], client.do("pid")) == (1, "1")
+            namespace = os.stat(f"/proc/{row['pid']}/ns/pid").st_ino
+            assert row["maws-ns"] == f"a/hi ({namespace})"
+            daemon.kill()
+            start(daemon)

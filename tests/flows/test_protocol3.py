@@ -1,12 +1,15 @@
-"""The sequences of protocol3.toml, replayed on daemons with two emulated H200."""
+"""The sequences of protocol3.toml, replayed on daemons with two emulated H200, and of the driver's made-up server."""
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import re
 import shlex
 import shutil
 import signal
+import subprocess
 import tempfile
 import tomllib
 from collections.abc import Iterator
@@ -17,10 +20,14 @@ import pytest
 from attrs import define, field
 from cgroups import Cgroups
 from processes import ClientProcess, DaemonProcess, wait_until
+from vendor import devices as vendor_devices
+from vendor.install import install
+from vendor.programs import VendorClient
 
 from pympsd.devices.machine import describe
 
-MACHINE = {"PYMPSD_EMULATED_DEVICES": "2xH200"}
+MACHINE = "2xH200"
+VENDOR = "vendor"
 SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text())["sequence"]
 MARKS = {"doc", "field", "ours"}
 KEYS = {
@@ -29,6 +36,9 @@ KEYS = {
     "client": {"at", "env", "as", "fails", "cgroup"},
     "kill": set(),
     "rmdir": set(),
+    "hold": set(),
+    "rows": {"count"},
+    "owner": {"is"},
     "log": {"lines_like", "lacks_like"},
     "write": {"text"},
     "inode": set(),
@@ -36,13 +46,61 @@ KEYS = {
     "there": set(),
     "gone": set(),
 }
+SAID_BY_THE_VENDORS = {"sm": "sms"}
+"""What a made-up CUDA program calls a command of client_program."""
 WITH_CLIENTS = ("T22", "T30", "T33", "T38", "T42", "T50")
 """Sequences with clients that stand for the others when long tests are left out."""
+CASES = [(each, backend) for each in SEQUENCES for backend in each.get("on", ["emulated"])]
+
+
+def _id(sequence: dict[str, Any], backend: str) -> str:
+    return str(sequence["id"]) if backend == "emulated" else f"{sequence['id']} ({backend})"
+
+
 SHORT = [
-    each["id"]
-    for each in SEQUENCES
+    _id(each, backend)
+    for each, backend in CASES
     if each["id"] in WITH_CLIENTS or not any("client" in step for step in each["steps"])
 ]
+
+
+@define
+class VendorProgram:
+    """A made-up CUDA program, which takes the commands of client_program that it knows."""
+
+    client: VendorClient
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """Its process."""
+        return self.client.process
+
+    @property
+    def pid(self) -> int:
+        """Its PID."""
+        return self.client.pid
+
+    def do(self, step: str) -> str:
+        """Do a step; return its result."""
+        name, blank, rest = step.partition(" ")
+        return self.client.ask(SAID_BY_THE_VENDORS.get(name, name) + blank + rest).partition(" ")[2]
+
+    def connect(self) -> VendorProgram:
+        """Make it a client with a context."""
+        self.client.connect()
+        return self
+
+    def end(self, number: int) -> None:
+        """End it by a signal, and reap it."""
+        self.process.send_signal(number)
+        self.process.communicate()
+
+
+def settings_of(backend: str, machine: str, directory: Path) -> dict[str, str]:
+    """Return the settings of a daemon."""
+    if backend == VENDOR:
+        return {"PYMPSD_BACKEND": VENDOR, "PYMPSD_VENDOR_SERVER": str(install(directory))}
+    return {"PYMPSD_EMULATED_DEVICES": machine}
 
 
 @define
@@ -50,21 +108,32 @@ class Replay:
     """A sequence that is being replayed: its daemon, its clients, and what its texts stand for."""
 
     daemon: DaemonProcess
-    clients: dict[str, ClientProcess] = field(factory=dict)
+    backend: str = "emulated"
+    machine: str = MACHINE
+    clients: dict[str, ClientProcess | VendorProgram] = field(factory=dict)
     inodes: dict[str, int] = field(factory=dict)
     partition: str = ""
     """The last CUDA_MPS_SM_PARTITION that was printed."""
     cgroups: Cgroups = field(factory=Cgroups)
+    held: int = -1
+    """A descriptor of a directory, as a mount in a container is."""
 
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
-        first, second = (device.uuid for device in describe(MACHINE["PYMPSD_EMULATED_DEVICES"]))
-        known = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log", "U0": first, "U1": second}
+        known: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
+        known |= {f"NAME{length}": "n" * (length - len(f"{known['P']}/a//control")) for length in (107, 108)}
+        known["HELD"] = f"/proc/{os.getpid()}/fd/{self.held}"
+        known |= {f"U{ordinal}": uuid for ordinal, uuid in enumerate(self._uuids())}
         known |= {"C": self.cgroups.path, "ME": os.geteuid(), "PARTITION": self.partition}
         known |= {name: client.pid for name, client in self.clients.items()}
         for name, value in known.items():
             text = text.replace("{" + name + "}", str(value))
         return text
+
+    def _uuids(self) -> list[str]:
+        if self.backend == VENDOR:
+            return [vendor_devices.uuid_text(0)]
+        return [device.uuid for device in describe(self.machine)]
 
     def step(self, step: dict[str, Any]) -> None:
         """Do one step, and compare."""
@@ -82,6 +151,12 @@ class Replay:
                 assert not self._logged(step["log"], pattern), pattern
         elif "kill" in step:
             self._kill(*step["kill"].split())
+        elif "hold" in step:
+            self.held = os.open(self.text(step["hold"]), os.O_PATH | os.O_DIRECTORY)
+        elif "rows" in step:
+            self._count(step["rows"], step["count"])
+        elif "owner" in step:
+            assert os.stat(self.text(step["owner"])).st_uid == step["is"], step
         elif "rmdir" in step:
             self.cgroups.remove_one(step["rmdir"])
         elif "write" in step:
@@ -120,7 +195,7 @@ class Replay:
     def _connect(self, step: dict[str, Any]) -> None:
         environment = {name: self.text(value) for name, value in step.get("env", {}).items()}
         environment["CUDA_MPS_PIPE_DIRECTORY"] = self.text(step["at"])
-        client = self.clients[step["client"]] = self.daemon.client(step.get("as"), **environment)
+        client = self.clients[step["client"]] = self._start(step.get("as"), environment)
         if "cgroup" in step:
             self.cgroups.move(client.pid, step["cgroup"])
         if "fails" in step:
@@ -129,6 +204,12 @@ class Replay:
             assert said == step["fails"], (step, client.do("error"))
         else:
             client.connect()
+
+    def _start(self, uid: int | None, environment: dict[str, str]) -> ClientProcess | VendorProgram:
+        if self.backend != VENDOR:
+            return self.daemon.client(uid, **environment)
+        pipe = Path(environment.pop("CUDA_MPS_PIPE_DIRECTORY"))
+        return VendorProgram(VendorClient.start(pipe, settings=environment, uid=uid))
 
     def _kill(self, kind: str, name: str = "") -> None:
         if kind == "daemon":
@@ -153,8 +234,17 @@ class Replay:
         else:
             assert said == self.text(step.get(key, "")), (step, beside)
 
+    def _count(self, words: str, count: int) -> None:
+        """Compare the numbers of rows that a list has in JSON and in CSV."""
+        command = self.text(words).split()
+        in_json = json.loads(self.daemon.run([*command, "--format=json"]).stdout)
+        in_csv = self.daemon.run([*command, "--format=csv"]).stdout.splitlines()
+        assert (len(in_json), len(list(csv.DictReader(in_csv)))) == (count, count), words
+
     def end(self) -> None:
         """End the clients, and delete the servers."""
+        if self.held >= 0:
+            os.close(self.held)
         for client in self.clients.values():
             client.process.kill()
             client.process.communicate()
@@ -163,17 +253,20 @@ class Replay:
 
 
 @pytest.fixture(scope="module")
-def daemons() -> Iterator[dict[str, DaemonProcess]]:
-    """A daemon of each protocol, which the sequences that do not end it share."""
+def daemons() -> Iterator[dict[tuple[str, str], DaemonProcess]]:
+    """A daemon of each protocol and backend, which the sequences that do not end it share."""
     root = Path(tempfile.mkdtemp(prefix="pympsd-p3-"))
     root.chmod(0o755)
     made = {}
-    for protocol in sorted({each["daemon"] for each in SEQUENCES} - {"none"}):
+    for protocol, backend in sorted({(each["daemon"], backend) for each, backend in CASES}):
+        if protocol == "none":
+            continue
+        directory = root / f"{backend}-{protocol}"
         for name in ("pipe", "log"):
-            (root / protocol / name).mkdir(parents=True)
-        made[protocol] = DaemonProcess(root / protocol, dict(MACHINE))
+            (directory / name).mkdir(parents=True)
+        made[protocol, backend] = DaemonProcess(directory, settings_of(backend, MACHINE, directory))
     try:
-        for protocol, daemon in made.items():
+        for (protocol, _), daemon in made.items():
             done = daemon.start("-d", "-p", protocol)
             assert (done.returncode, done.stderr) == (0, "")
         yield made
@@ -184,16 +277,21 @@ def daemons() -> Iterator[dict[str, DaemonProcess]]:
 
 
 @pytest.fixture
-def replay(request: pytest.FixtureRequest, daemons: dict[str, DaemonProcess], directory: Path) -> Iterator[Replay]:
+def replay(
+    request: pytest.FixtureRequest, daemons: dict[tuple[str, str], DaemonProcess], directory: Path
+) -> Iterator[Replay]:
     """Replay on the daemon that a sequence asks for, and leave it without servers and clients."""
-    replay = Replay(daemons.get(request.param) or DaemonProcess(directory, dict(MACHINE)))
+    sequence, backend = request.param
+    machine = sequence.get("machine", MACHINE)
+    shared = daemons.get((sequence["daemon"], backend))
+    replay = Replay(shared or DaemonProcess(directory, settings_of(backend, machine, directory)), backend, machine)
     try:
         yield replay
     finally:
         replay.end()
-        if request.param == "none":
+        if shared is None:
             replay.daemon.stop()
-        elif request.param == "3":
+        elif sequence["daemon"] == "3":
             rows = replay.daemon.run(["server", "list", "--format=csv,noheader"]).stdout.splitlines()
             for name in (row.partition(",")[0] for row in rows):
                 done = replay.daemon.run(["server", "delete", name, "--force"])
@@ -203,7 +301,7 @@ def replay(request: pytest.FixtureRequest, daemons: dict[str, DaemonProcess], di
 @pytest.mark.long(but=SHORT)
 @pytest.mark.parametrize(
     ("replay", "steps"),
-    [pytest.param(each["daemon"], each["steps"], id=each["id"]) for each in SEQUENCES],
+    [pytest.param((each, backend), each["steps"], id=_id(each, backend)) for each, backend in CASES],
     indirect=["replay"],
 )
 def test_a_sequence(replay: Replay, steps: list[dict[str, Any]]) -> None:
@@ -213,7 +311,8 @@ def test_a_sequence(replay: Replay, steps: list[dict[str, Any]]) -> None:
 
 def test_the_table_has_only_what_is_compared() -> None:
     for each in SEQUENCES:
-        assert each.keys() == {"id", "mark", "daemon", "steps"}
+        assert each.keys() - {"on", "machine"} == {"id", "mark", "daemon", "steps"}
+        assert set(each.get("on", ())) <= {"emulated", VENDOR}
         assert each["mark"] in MARKS
         for step in each["steps"]:
             kind = next(kind for kind in KEYS if kind in step)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -221,3 +223,67 @@ def test_ones_own_links_are_followed(tmp_path: Path) -> None:
         file.write(b"line\n")
         file.close()
     assert target.read_text() == "line\nline\n"
+
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+USER, OTHER = 1000, 2000
+
+
+def _owners(log: Path) -> list[int]:
+    return [path.stat().st_uid for path in (log.parent, log)]
+
+
+@ROOT
+@pytest.mark.parametrize("before", [None, 0, USER, OTHER])
+def test_the_log_of_a_users_server_is_the_users(tmp_path: Path, before: int | None) -> None:
+    log = tmp_path / "b" / "server.log"
+    if before is not None:
+        log.parent.mkdir()
+        log.write_bytes(b"earlier\n")
+        for path in (log, log.parent):
+            os.chown(path, before, -1)
+    earlier = os.umask(0o077)
+    try:
+        file = LogFile(str(log), USER)
+    finally:
+        os.umask(earlier)
+    file.write(b"later\n")
+    log.rename(log.with_name("server.log.1"))
+    file.reopen()
+    file.write(b"anew\n")
+    file.close()
+    assert log.with_name("server.log.1").read_bytes().endswith(b"later\n")
+    assert (_owners(log), log.read_bytes()) == ([USER, USER], b"anew\n")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (log.parent, log)]
+    assert before is not None or modes == [0o755, 0o644]
+
+
+@ROOT
+@pytest.mark.parametrize("kind", ["link", "hard link", "file", "fifo", "folder"])
+def test_a_user_has_root_write_nowhere_else(tmp_path: Path, kind: str) -> None:
+    log, roots = tmp_path / "b" / "server.log", tmp_path / "roots"
+    roots.write_bytes(b"mine\n")
+    log.parent.mkdir()
+    match kind:
+        case "link":
+            log.symlink_to(roots)
+        case "hard link":
+            log.hardlink_to(roots)
+        case "file":
+            roots.rename(log)
+            roots.symlink_to(log)
+        case "fifo":
+            os.mkfifo(log)
+            os.chown(log, USER, -1)
+        case "folder":
+            log.parent.rmdir()
+            (tmp_path / "c").mkdir()
+            log.parent.symlink_to(tmp_path / "c")
+    os.chown(log.parent, USER, -1, follow_symlinks=False)
+    with contextlib.ExitStack() as stack:
+        if kind == "fifo":
+            stack.enter_context(open(log, "rb+", buffering=0))
+        stack.enter_context(pytest.raises(OSError, match=r"no file of user|Not a directory|Too many levels"))
+        LogFile(str(log), USER)
+    assert (roots.read_bytes(), roots.stat().st_uid) == (b"mine\n", 0)
+    assert not (tmp_path / "c" / "server.log").exists()

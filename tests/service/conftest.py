@@ -24,8 +24,8 @@ from pympsd.service.listeners import Listener
 from pympsd.service.sessions.adoption import AwaitedServer, inherit
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.handover.persistent_state import PersistentServer, PersistentState
 from pympsd.state_machine.instructions import SpawnServer
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames, messages

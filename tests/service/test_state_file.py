@@ -20,7 +20,7 @@ from pympsd.devices.machine import describe
 from pympsd.service.files import state_file
 from pympsd.service.files.state_file import StateFile, StateRefused, device_keys, read
 from pympsd.service.processes.status import started_at
-from pympsd.state_machine.persistent_state import EMPTY_STATE, PersistentServer, PersistentState
+from pympsd.state_machine.handover.persistent_state import EMPTY_STATE, PersistentServer, PersistentState
 from pympsd.vocabulary import files
 
 DEVICES = device_keys(describe("2xH200"))

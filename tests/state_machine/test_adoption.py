@@ -6,8 +6,17 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.adoption import RETURN_TIMEOUT, first_serial
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.handover.adoption import RETURN_TIMEOUT, first_serial
+from pympsd.state_machine.handover.persistent_state import (
+    EMPTY_STATE,
+    InitialDefaults,
+    PersistentQuit,
+    PersistentServer,
+    PersistentState,
+    check,
+    snapshot,
+)
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
@@ -19,15 +28,6 @@ from pympsd.state_machine.instructions import (
     UpdateServerLimits,
     WatchClient,
     Working,
-)
-from pympsd.state_machine.persistent_state import (
-    EMPTY_STATE,
-    InitialDefaults,
-    PersistentQuit,
-    PersistentServer,
-    PersistentState,
-    check,
-    snapshot,
 )
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage

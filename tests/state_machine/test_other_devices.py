@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd.state_machine.other_devices import OtherDevices, moved
-from pympsd.state_machine.persistent_state import PersistentNamedServer, PersistentNamespace, PersistentState, check
+from pympsd.state_machine.handover.other_devices import OtherDevices, moved
+from pympsd.state_machine.handover.persistent_state import (
+    PersistentNamedServer,
+    PersistentNamespace,
+    PersistentState,
+    check,
+)
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition

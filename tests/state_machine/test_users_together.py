@@ -6,6 +6,7 @@ import pytest
 
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
+from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.instructions import (
     AdmitClient,
     ContinueWithoutMps,
@@ -17,7 +18,6 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     SpawnServer,
 )
-from pympsd.state_machine.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story

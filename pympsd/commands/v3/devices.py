@@ -28,6 +28,8 @@ COLUMNS: Final = tuple(
         "Attributes",
     )
 )
+NOT_POSSIBLE: Final = "no-static-partitions no-memacct"
+"""The attributes of a device of the driver's own server."""
 
 
 @command(Syntax("device list", options={"server": SERVER, "format": FORMAT}))
@@ -54,15 +56,19 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
         }
         if daemon.has_own_servers and view.sees_all(daemon, caller):
             extra["memory_free"] = device.memory_bytes - _held(daemon, index)
-        if chunk_count(device):
+        chunks = chunk_count(device) if daemon.has_own_servers else 0
+        if chunks:
             free = free_of(daemon, index)
             extra["chunk_size"] = chunk_size(device)
-            extra["remainder_sms"] = device.multiprocessors - chunk_count(device) * chunk_size(device)
+            extra["remainder_sms"] = device.multiprocessors - chunks * chunk_size(device)
             if view.sees_all(daemon, caller):
-                extra["free_chunks"] = sum(chunk < chunk_count(device) for chunk in free)
+                extra["free_chunks"] = sum(chunk < chunks for chunk in free)
         static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))
-        chunks, attributes = chunk_count(device) or None, "static-partitions" if static else None
-        cells = (ordinal, name, device.pci, device.uuid, device.name, device.multiprocessors, chunks, attributes)
+        attributes = "static-partitions" if static else None
+        if not daemon.has_own_servers:
+            attributes = NOT_POSSIBLE
+        facts = device.pci, device.uuid, device.name, device.multiprocessors
+        cells = (ordinal, name, *facts, chunks or None, attributes)
         rows.append(Row(cells, extra))
     return listing(COLUMNS, rows, format)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pympsd.commands.registry import Caller, Decision
@@ -11,7 +12,15 @@ from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, done, listing
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.cgroups import cgroup_path, clients_by_cgroup, set_accounting, set_audit, set_limits
+from pympsd.state_machine.v3.cgroups import (
+    NO_CGROUPS,
+    cgroup_path,
+    clients_by_cgroup,
+    set_accounting,
+    set_audit,
+    set_limits,
+)
+from pympsd.state_machine.v3.partitions import NO_PARTITIONS
 from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
@@ -20,6 +29,7 @@ COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODU
 KEYS: Final = (Column("KEY", "KEY"), Column("VALUE", "VALUE"))
 LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "soft-limit", "hard-limit", "used"))
 FEATURES: Final = ("memacct", "context-share")
+PARTITIONS: Final = "static-partitions"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server."
 
 
@@ -50,15 +60,24 @@ def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
 
 @command(Syntax("feature describe", optional=("name",), options={"format": FORMAT}))
 def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
-    """List the features and their states."""
-    default = daemon.has_own_servers
-    accounts = "enabled" if daemon.accounts_cgroups and default else "disabled"
-    states = {
-        "memacct": accounts + " (default)" * (daemon.accounts_cgroups or not default),
-        "context-share": "enabled (default)",
+    """List the features and their states; on the driver's own server also that it has no static SM partitions. JSON
+    says why what is not possible is not.
+    """
+    own = daemon.has_own_servers
+    accounts = "enabled" if daemon.accounts_cgroups and own else "disabled"
+    rows = {
+        "memacct": (accounts + " (default)" * (daemon.accounts_cgroups or not own), "memacct", NO_CGROUPS),
+        "context-share": ("enabled (default)", "context-share", ""),
     }
-    shown = FEATURES if name is None else (_known(name),)
-    return listing(COLUMNS, [Row((feature, states[feature], feature, None)) for feature in shown], format)
+    if not own:
+        rows[PARTITIONS] = "disabled (default)", "sm-partition", NO_PARTITIONS
+    shown = rows if name is None else (_known(name, tuple(rows)),)
+    found = []
+    for feature in shown:
+        state, module, problem = rows[feature]
+        reason = None if own else problem or None
+        found.append(Row((feature, state, module, None), {"possible": reason is None, "reason": reason}))
+    return listing(COLUMNS, found, format)
 
 
 @command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
@@ -150,8 +169,8 @@ def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> st
     return known
 
 
-def _known(name: str) -> str:
+def _known(name: str, features: Sequence[str] = FEATURES) -> str:
     known = name.replace("_", "-")
-    if known not in FEATURES:
+    if known not in features:
         raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(FEATURES))}.")
     return known

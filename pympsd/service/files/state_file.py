@@ -18,7 +18,7 @@ import msgspec
 from attrs import define, field, frozen
 
 from pympsd.service.processes.status import has_ended, started_at
-from pympsd.state_machine.persistent_state import PersistentState, check
+from pympsd.state_machine.handover.persistent_state import PersistentState, check
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user

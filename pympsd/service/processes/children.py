@@ -69,7 +69,7 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
     dispatcher.servers[instruction.server] = session
     if instruction.name:
-        dispatcher.journal.of_server(instruction.name, process.pid)
+        dispatcher.journal.of_server(instruction.name, instruction.uid, process.pid)
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []

@@ -35,7 +35,7 @@ async def spawn_vendor_server(dispatcher: Dispatcher, instruction: SpawnServer) 
     session = VendorServerSession(dispatcher, instruction.server, instruction.uid, process.pid, process.kill)
     dispatcher.servers[instruction.server] = session
     if instruction.name:
-        dispatcher.journal.of_server(instruction.name, process.pid)
+        dispatcher.journal.of_server(instruction.name, instruction.uid, process.pid)
     dispatcher.feed(ServerSpawned(instruction.server, process.pid))
     async with trio.open_nursery() as nursery:
         last_line: list[str] = []

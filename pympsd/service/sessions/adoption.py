@@ -31,9 +31,9 @@ from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.state_machine import events
-from pympsd.state_machine.adoption import first_serial
-from pympsd.state_machine.other_devices import OtherDevices
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState
+from pympsd.state_machine.handover.adoption import first_serial
+from pympsd.state_machine.handover.other_devices import OtherDevices
+from pympsd.state_machine.handover.persistent_state import PersistentServer, PersistentState
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.namespaces import name_problem

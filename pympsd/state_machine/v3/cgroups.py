@@ -17,6 +17,7 @@ from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, Cgroup
 from pympsd.vocabulary.rules import at_or_above
 
 MOST_CGROUPS: Final = 4096
+NO_CGROUPS: Final = "Limits of cgroups are not possible with the driver's own server: it knows single clients."
 MOUNT: Final = "/sys/fs/cgroup"
 _OF_PATTERNS: Final = frozenset("*?[")
 
@@ -36,7 +37,7 @@ def set_limits(
 ) -> Iterator[Instruction]:
     """Set limits of a cgroup on devices, ``hard`` or ``soft`` or both; for clients that come later."""
     if not daemon.has_own_servers:
-        raise NotPossible("Limits of cgroups are not possible with the driver's own server: it knows single clients.")
+        raise NotPossible(NO_CGROUPS)
     limits = dict(daemon.cgroup_limits.get(path, {}))
     limits |= {ordinal: evolve(limits.get(ordinal, CgroupLimit()), **changed) for ordinal in ordinals}
     for limit in limits.values():
@@ -119,7 +120,7 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether limits of cgroups hold for clients that come later."""
     if on and not daemon.has_own_servers:
-        raise NotPossible("Limits of cgroups are not possible with the driver's own server: it knows single clients.")
+        raise NotPossible(NO_CGROUPS)
     daemon.accounts_cgroups = on
     yield Log("accounting_set", {"state": "enabled" if on else "disabled"})
 

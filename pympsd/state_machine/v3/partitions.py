@@ -6,6 +6,7 @@ The chunks of a device are of all servers together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from pympsd.state_machine import terminations
 from pympsd.state_machine.clients import Client
@@ -21,6 +22,11 @@ from pympsd.vocabulary.partitions import (
     free_chunks,
     has_remainder,
     partition_name_problem,
+)
+
+NO_PARTITIONS: Final = (
+    "Static SM partitions are not possible with the driver's own server of this release: "
+    "--active-thread-percentage of a namespace limits the SMs of its clients."
 )
 
 
@@ -121,10 +127,7 @@ def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int)
     if named.deleted:
         raise NotPossible(f"Server '{named.name}' is being deleted.")
     if not daemon.has_own_servers:
-        raise NotPossible(
-            "Static SM partitions are not possible with the driver's own server of this release: "
-            "--active-thread-percentage of a namespace limits the SMs of its clients."
-        )
+        raise NotPossible(NO_PARTITIONS)
     facts = daemon.devices[device]
     if facts.compute_capability < LEAST_CAPABILITY:
         major, minor = facts.compute_capability

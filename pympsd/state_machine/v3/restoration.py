@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.handover.persistent_state import (
+    PersistentNamedServer,
+    PersistentServer,
+    PersistentState,
+    in_memory,
+)
 from pympsd.state_machine.instructions import Instruction
-from pympsd.state_machine.persistent_state import PersistentNamedServer, PersistentServer, PersistentState, in_memory
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import ThreadPercentage

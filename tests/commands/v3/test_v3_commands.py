@@ -17,6 +17,8 @@ from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
+    ClientGonePushed,
+    ContextPushed,
     Event,
     NamespaceOpened,
     OperatorLine,
@@ -30,6 +32,7 @@ from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.statuses import ServerStatus
 
 DEVICES = describe("2xH200")
@@ -64,6 +67,13 @@ def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None) -> An
     text = file if file is None else file.encode()
     (answer,) = _answers(_handle(daemon, OperatorLine(1, uid, line.encode(), file=text)))
     return answer
+
+
+def _cgroups(daemon: Daemon, *existing: str) -> list[str]:
+    """Return the cgroups that memacct list shows when some exist."""
+    event = OperatorLine(1, 0, b"memacct list --format=csv,noheader", cgroups=frozenset(existing))
+    (answer,) = _answers(_handle(daemon, event))
+    return sorted({row.partition(",")[0] for row in answer.printed.splitlines()})
 
 
 def _printed(daemon: Daemon, line: str, uid: int = 0) -> str:
@@ -475,3 +485,49 @@ def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Da
     assert _printed(daemon, "get_default_active_thread_percentage", uid=8) == "100.0\n"
     assert _ask(daemon, "get_default_device_pinned_mem_limit 9", uid=7).diagnostic.startswith("9 is no device of")
     assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused
+
+
+def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon) -> None:
+    for path in ("/seen", "/used", "/awaited"):
+        _ask(daemon, f"memacct limit {path} --hard-limit=2G")
+    (client,) = daemon.servers[1].clients.values()
+    client.cgroups = ("/used/below",)
+    assert _cgroups(daemon, "/seen") == ["/awaited", "/seen", "/used"]
+    assert _cgroups(daemon) == ["/awaited", "/used"]
+    daemon.servers[1].clients.clear()
+    assert _cgroups(daemon) == ["/awaited"]
+    assert _cgroups(daemon, "/awaited") == ["/awaited"]
+    file = 'schema_version = "1.0"\n[[cgroups]]\npath = "/awaited"\nhard_limit = "1G"'
+    _ask(daemon, "config apply f.toml", file=file)
+    assert _cgroups(daemon, "/awaited") == _cgroups(daemon) == ["/awaited"]
+
+
+def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_awaited(daemon: Daemon) -> None:
+    _ask(daemon, "memacct limit /pod --hard-limit=2G")
+    origin = Origin(7, cgroups=("/pod/box",))
+    came = ClientConnected(9, Peer(50, 7, 7, (7,)), "train", 7, server="a", mps_namespace="hi", origin=origin)
+    _handle(daemon, came)
+    _handle(daemon, ClientGonePushed(1, 9))
+    assert _cgroups(daemon) == []
+
+
+def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daemon: Daemon) -> None:
+    def hard() -> list[tuple[int, int | None]]:
+        rows = json.loads(_printed(daemon, "client list --all --format=json"))
+        return [(row["pid"], row["memory_hard_limit"]) for row in rows if row["device"] == DEVICES[0].uuid]
+
+    def joins(serial: int) -> None:
+        came = ClientConnected(serial, Peer(50 + serial, 7, 7, (7,)), "c", 7, server="a", origin=origin)
+        _handle(daemon, came)
+        _handle(daemon, ContextPushed(1, serial, serial, 1, 0))
+
+    origin = Origin(7, cgroups=("/pod",))
+    _ask(daemon, "memacct limit /pod --hard-limit=2G")
+    joins(11)
+    _ask(daemon, "memacct limit /pod --hard-limit=100G")
+    first = 3165259, None
+    assert hard() == [(61, 2 << 30), first]
+    joins(12)
+    assert hard() == [(61, 100 << 30), (62, 100 << 30), first]
+    _handle(daemon, ClientGonePushed(1, 12))
+    assert hard() == [(61, 100 << 30), first]

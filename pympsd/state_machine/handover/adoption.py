@@ -15,10 +15,15 @@ from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.clients import Client, Context
 from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
+from pympsd.state_machine.handover.other_devices import moved
+from pympsd.state_machine.handover.persistent_state import (
+    PersistentServer,
+    PersistentState,
+    in_memory,
+    limits_of_cgroups,
+)
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
-from pympsd.state_machine.other_devices import moved
-from pympsd.state_machine.persistent_state import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.timers import Timer, TimerKind

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from pympsd.state_machine.persistent_state import PersistentNamedServer, PersistentNamespace, PersistentState
+from pympsd.state_machine.handover.persistent_state import PersistentNamedServer, PersistentNamespace, PersistentState
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.rules import Rule
 
