@@ -35,8 +35,8 @@ from pympsd_client._connect.session import Session
 SILENT_WAIT_S: Final = 10.0
 """Seconds until a single warning says what cuInit waits for."""
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
-_NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR, errno.EACCES)
-"""What a path says without a socket, through a file, or through a directory of another user's that a daemon found."""
+_NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
+"""What a path says without a socket, or through a file."""
 GRANTS_LIMIT: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 GRANT_PAUSE_S: Final = 0.1
