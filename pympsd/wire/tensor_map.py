@@ -220,12 +220,13 @@ def _five(values: Sequence[int], count: int = GREATEST_RANK) -> list[int]:
 
 
 def pack(of: TensorMap) -> bytes:
-    """Return the bytes of a map that `check` accepts."""
+    """Return the bytes of a map that `check` accepts. The first element stride is not used, so any may be given."""
     modes = (of.im2col is not None, of.data_type, of.rank - 1, of.interleave, of.swizzle, of.l2_promotion, of.fill, 0)
     column = of.im2col or Im2col((), (), 0, 0)
     return _LAYOUT.pack(
         _MAGIC, *modes, of.address, *_five([size - 1 for size in of.dimensions]), *_five(of.strides, 4),
-        *_five(of.box), *_five(of.element_strides), *_five(column.lower_corner, 3), *_five(column.upper_corner, 3),
+        *_five(of.box), *_five((1, *of.element_strides[1:])),
+        *_five(column.lower_corner, 3), *_five(column.upper_corner, 3),
         column.channels, column.pixels,
     )  # fmt: skip
 

@@ -67,6 +67,13 @@ class Region:
         return space, self.address, self.pitch, self.slice_pitch
 
 
+def check(destination: Region, source: Region, extent: Extent) -> None:
+    """Raise INVALID_VALUE unless what is device memory is all within memory of this process."""
+    for region in (destination, source):
+        if not region.is_host:
+            addresses.check(region.address, region.span(extent))
+
+
 def _packed(is_host: bool, address: int, extent: Extent) -> Region:
     return Region(is_host, address, extent.width, extent.width * extent.height)
 
@@ -84,9 +91,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         synchronize(stream)
         _move(destination, source, extent)
         return
-    for region in (destination, source):
-        if not region.is_host:
-            addresses.check(region.address, region.span(extent))
+    check(destination, source, extent)
     if not destination.is_host and not source.is_host:
         reading = place(source.address, context, its_stream, stream)
         if ordinal_at(source.address) == ordinal_at(destination.address):

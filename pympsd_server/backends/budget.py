@@ -193,12 +193,13 @@ class ClientBudget:
         if (full := self.device.take_all(count, self.groups)) is not None:
             raise BackendError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"{what} takes {count} bytes; the clients of {full.name} have {full.left} of {full.limit} left",
+                f"{what} takes {count} bytes; the clients of {full.name} have {max(0, full.left)} of {full.limit} "
+                "left",
             )
         if not self.device.take(count):
             self.device.give_all(count, self.groups)
             left = self.device.total - self.device.used
-            reason = f"{what} takes {count} bytes; the device has {left} of {self.device.total} left"
+            reason = f"{what} takes {count} bytes; the device has {max(0, left)} of {self.device.total} left"
             if self._is_guaranteed(count):
                 raise Shortage(reason, count - left)
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)

@@ -304,6 +304,13 @@ def test_a_copy_beyond_an_allocation_is_an_error(context: Any) -> None:
     assert cuda.cuCtxSynchronize() == DONE
 
 
+def test_host_memory_that_is_found_by_its_address_has_to_be_there(context: Any) -> None:
+    device, nowhere = (DEVICE, int(ok(cuda.cuMemAlloc(4096)))), (UNIFIED, 0x1000)
+    shape = {"WidthInBytes": 64, "Height": 2, "Depth": 1}
+    for source, destination in ((nowhere, device), (device, nowhere)):
+        assert cuda.cuMemcpy3D(described(shape, source, destination)) == INVALID
+
+
 # --- the records
 
 

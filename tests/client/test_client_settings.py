@@ -337,6 +337,8 @@ def test_no_copy_of_a_wrong_batch_is_made(context: Any) -> None:
         _operation((4, 2, 1), (memory, 0, 1), (memory, 0, 0)),
         _operation((4, 1, 1), (array, 5, 0, 0), (memory, 0, 0)),
         _operation((4, 1, 1), (array, 0, 0, 0), (wide, 0, 0, 0)),
+        _operation((1024, 1, 1), (memory, 0, 0), (memory, 0, 0)),
+        _operation((16, 1, 1), (memory, 0, 0), (cuda.CUdeviceptr(0x1000), 0, 0)),
         cuda.CUDA_MEMCPY3D_BATCH_OP(),
     ):
         assert _name(cuda.cuMemcpy3DBatchAsync(2, [good, wrong], 0, stream)) == "INVALID_VALUE"

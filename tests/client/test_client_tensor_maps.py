@@ -131,6 +131,7 @@ def test_the_corners_of_more_dimensions_are_smaller(context: Any, rank: int, mos
     "given",
     [
         {"elementStrides": [9, 1, 1]},
+        {"elementStrides": [1 << 20, 1, 1]},
         {"globalStrides": [0, 16]},
         {"globalDim": [1 << 32] * 3},
         {"boxDim": [256, 256, 256], "swizzle": 0},

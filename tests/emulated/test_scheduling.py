@@ -51,6 +51,26 @@ def test_endless_kernel_yields_and_is_cancelled() -> None:
     assert batch.steps == 520
 
 
+BULK = kernel("""mov.u32 %r0, %tid.x; mul.lo.u32 %r0, %r0, 16; cvt.u64.u32 %d0, %r0; ld.param.u64 %d1, [out];
+    add.u64 %d1, %d1, %d0; mov.u32 %r1, s; cp.async.bulk.global.shared::cta.bulk_group [%d1], [%r1], 16;""")
+
+
+def test_bulk_copies_of_many_threads_are_done_some_at_a_time() -> None:
+    device = Device(1 << 20)
+    untouched = np.full((64, 4), 7, "u4")
+    out = device.put(untouched)
+    module = device.load(BULK.replace("sm_80", "sm_90"))
+    batch = one_batch(module, 1, 64, out)
+    assert batch.step(0.0, Never()) is False
+    done = (device.get(out, untouched) == 0).all(1)
+    assert done[:8].all()
+    assert not done[8:].any()
+    assert batch.step(60.0, Never())
+    assert not device.get(out, untouched).any()
+    with pytest.raises(Cancelled):
+        one_batch(module, 1, 64, out).step(60.0, CancelAfter(3))
+
+
 NAPS = kernel("""mov.u32 %r0, %ntid.x; setp.gt.u32 %p0, %r0, 1;
     @%p0 nanosleep.u32 1000000; @%p0 nanosleep.u32 4000000000; @%p0 nanosleep.u32 1000000;""")
 

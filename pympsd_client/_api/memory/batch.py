@@ -23,6 +23,7 @@ from pympsd_client._arguments.values import InMemory, check_count
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import current
+from pympsd_client._objects.region_copy import check
 from pympsd_client._objects.stream import LEGACY, resolve
 
 
@@ -54,7 +55,8 @@ def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
     copies = [_described(one) for one in batch_copies(operations, count)]
     for index, one in enumerate(copies):
         with _naming(index):
-            regions(one, context)
+            if (found := regions(one, context)) is not None:
+                check(*found)
     for index, one in enumerate(copies):
         with _naming(index):
             region_copy(one, stream)

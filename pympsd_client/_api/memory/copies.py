@@ -28,7 +28,7 @@ def between_any(destination: int, source: int, count: int, stream: int, wait: bo
     to_host, from_host = (count and is_hosts(one) for one in (destination, source))
     for address, is_host in ((destination, to_host), (source, from_host)):
         if is_host:
-            _check_host(address, count)
+            check_host(address, count)
     if to_host and from_host:
         # In stream order: after the earlier work, and complete on return.
         streams.synchronize(stream)
@@ -46,7 +46,8 @@ def is_hosts(address: int) -> bool:
     return pinned.region_at(address) is not None or not device_memory.is_on_a_device(address)
 
 
-def _check_host(address: int, count: int) -> None:
+def check_host(address: int, count: int) -> None:
+    """Raise INVALID_VALUE unless a range of the host's addresses is memory of this process."""
     region = pinned.region_at(address)
     if region is None and not is_memory(address, count):
         raise invalid_value(f"{count} bytes from {address:#x} are neither all this process's nor a visible device's")
@@ -159,7 +160,7 @@ def fill(
     if region is not None and region.pages is not None:
         streams.synchronize(stream)
         device_memory.check_fill(destination, width, count, pitch, height)
-        _check_host(destination, (height - 1) * pitch + width * count)
+        check_host(destination, (height - 1) * pitch + width * count)
         _fill_host(destination, value, width, count, pitch, height)
         return
     addresses.check(destination, (height - 1) * pitch + width * count)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd_client._api.memory.copies import is_hosts
+from pympsd_client._api.memory.copies import check_host, is_hosts
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.structs import Copy3D, CopySide
@@ -96,6 +96,8 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
     region = Region(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
     if region.address + region.span(extent) > _ADDRESS_LIMIT:
         raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")
+    if is_host and kind == _TYPES["UNIFIED"]:
+        check_host(region.address, region.span(extent))
     return region
 
 

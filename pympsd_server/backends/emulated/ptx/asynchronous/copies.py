@@ -80,7 +80,7 @@ def copy_bulk(
 
     nothing = np.uint32(0)
     values = (target, source, count, nothing if barrier is None else barrier, nothing if mask is None else mask)
-    by_thread(lanes, values, guard, work)
+    by_thread(state, lanes, values, guard, work)
 
 
 def reduce_bulk(
@@ -108,7 +108,7 @@ def reduce_bulk(
         if barrier is not None:
             complete_bytes(state, lane, waiting, size)
 
-    by_thread(lanes, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
+    by_thread(state, lanes, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
 
 
 def _check_bulk(target: int, source: int, size: int) -> None:

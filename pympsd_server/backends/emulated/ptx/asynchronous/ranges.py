@@ -9,7 +9,7 @@ import numpy as np
 
 from pympsd_server.backends.emulated.ptx.asynchronous.mbarrier import arrival
 from pympsd_server.backends.emulated.ptx.datatypes import S64, U32, U64, Array, Value
-from pympsd_server.backends.emulated.ptx.faults import DeviceFault, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT
@@ -21,11 +21,16 @@ Work = Callable[[Lanes, tuple[int, ...]], None]
 """What one thread does, with its element of every value."""
 
 
-def by_thread(lanes: Lanes, values: tuple[Value, ...], guard: Value | None, work: Work) -> None:
-    """Do a work for each thread in turn, but for those whose `guard` is false. A fault says whose it was."""
+def by_thread(state: BatchState, lanes: Lanes, values: tuple[Value, ...], guard: Value | None, work: Work) -> None:
+    """Do a work for each thread in turn, but for those whose `guard` is false. A fault says whose it was.
+
+    Raises Cancelled between two threads: each may copy as much as shared memory holds.
+    """
     columns = [np.broadcast_to(value, lanes.count) for value in values]
     chosen = range(lanes.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, lanes.count)).tolist()
     for position in chosen:
+        if state.cancel.is_set():
+            raise Cancelled
         lane = Lanes(lanes.indices()[position : position + 1], 1)
         try:
             work(lane, tuple(int(column[position]) for column in columns))

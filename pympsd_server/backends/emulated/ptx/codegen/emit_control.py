@@ -42,7 +42,7 @@ class BlockPlan:
     "assert": (message, file, line, function) of __assertfail;
     "barrier": ((number, count or None, predicate or None), registers of `following`).
     `meeting` is a membermask (or the position of its register in live_in) for which lanes meet first, `warps` how
-    many warps meet: 1, or those of a warp group.
+    many warps meet: 1, or those of a warp group. `in_turn`: an instruction of it takes each thread's time.
     """
 
     kind: str
@@ -55,6 +55,7 @@ class BlockPlan:
     weight: int
     barrier: BarrierPlan | None
     warps: int = 1
+    in_turn: bool = False
 
 
 def emit_end(w: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
@@ -152,7 +153,11 @@ def _plan(
     meeting = _meeting(block, w)
     weight = 64 if spins else 1
     warps = GROUP_WARPS if block.meeting is not None and block.meeting.in_group else 1
-    return BlockPlan(kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps)
+    # Bulk copies: for one thread after another, as much as shared memory holds for each.
+    in_turn = any(o.name == "cp" and o.has("bulk") for o in block.operations)
+    return BlockPlan(
+        kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps, in_turn
+    )
 
 
 def _meeting(block: Block, w: Writer) -> int | np.uint32 | None:

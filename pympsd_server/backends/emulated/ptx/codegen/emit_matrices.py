@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from pympsd_server.backends.emulated.ptx.codegen.emission import emits
+from pympsd_server.backends.emulated.ptx.codegen.emit_async import address_of
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
 from pympsd_server.backends.emulated.ptx.datatypes import F32, F64, S32, U32, DType
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation
@@ -90,18 +91,16 @@ def _count(w: Writer, o: Operation) -> int:
     return int(number[1:])
 
 
-def address_of(w: Writer, o: Operation, memory: Argument) -> tuple[str, str]:
+def place_of(w: Writer, o: Operation, memory: Argument) -> tuple[str, str]:
     """Return the state space and the address of a memory operand."""
-    base, offset = w.address(memory)
-    space = o.one_of("global", "shared", "shared::cta").split("::")[0] or "generic"
-    return space, w.keep(f"displaced({base}, {offset})") if offset else base
+    return o.one_of("global", "shared", "shared::cta").split("::")[0] or "generic", address_of(w, memory)
 
 
 @emits("ldmatrix", 2, _TRANSFER, ("b16",))
 def _load(w: Writer, o: Operation) -> None:
     count = _count(w, o)
     targets = items(w, o.operands[0], count)
-    space, address = address_of(w, o, o.operands[1])
+    space, address = place_of(w, o, o.operands[1])
     name = w.name()
     w.lines.append(f"{name} = load_matrices(B, T, {space!r}, {address}, {count}, {o.has('trans')})")
     assign_all(w, targets, name, U32)
@@ -110,7 +109,7 @@ def _load(w: Writer, o: Operation) -> None:
 @emits("stmatrix", 2, _TRANSFER, ("b16",))
 def _store(w: Writer, o: Operation) -> None:
     values = [w.value(item, U32) for item in items(w, o.operands[1], _count(w, o))]
-    space, address = address_of(w, o, o.operands[0])
+    space, address = place_of(w, o, o.operands[0])
     w.lines.append(f"store_matrices(B, T, {space!r}, {address}, ({', '.join(values)},), {o.has('trans')})")
 
 

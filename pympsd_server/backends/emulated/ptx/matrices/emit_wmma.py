@@ -7,9 +7,9 @@ from typing import Final
 from pympsd_server.backends.emulated.ptx.codegen.emission import emits
 from pympsd_server.backends.emulated.ptx.codegen.emit_matrices import (
     ACCUMULATED,
-    address_of,
     assign_all,
     items,
+    place_of,
     registers,
     size_of,
 )
@@ -66,7 +66,7 @@ def _transfer(w: Writer, o: Operation, shape: str) -> None:
         raise w.refuse("this shape of this type")
     size, by_columns = size_of(shape), layout == "col"
     fragment, memory = o.operands[:2][::-1] if stored else o.operands[:2]
-    space, address = address_of(w, o, memory)
+    space, address = place_of(w, o, memory)
     stride = w.value(o.operands[2], U32) if len(o.operands) == 3 else w.scalar(_length(matrix, size, by_columns), U32)
     where, what = f"B, T, {space!r}, {address}, {stride}", f"{size}, {o.type!r}, {by_columns}"
     if stored:

@@ -8,7 +8,6 @@ see their flags, now and then another group gets a burst.
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 import numpy as np
 
@@ -25,7 +24,7 @@ from pympsd_server.backends.emulated.ptx.runtime.barriers import (
     rest_of,
     with_result,
 )
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
 from pympsd_server.backends.emulated.ptx.runtime.printing import failed_assertion
 from pympsd_server.backends.emulated.ptx.runtime.thread_groups import Group, merge, part_of
@@ -36,10 +35,7 @@ PREFERRED_THREADS = 32768
 _MAXIMUM_LOCAL = 256 << 20
 _PATIENCE = 1024
 _BURST = 32
-
-
-class CancelFlag(Protocol):
-    def is_set(self) -> bool: ...
+_IN_TURN = 8
 
 
 def preferred_blocks(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
@@ -111,7 +107,7 @@ class Batch:
 
         At least one block runs. Raises Cancelled when `cancel` is set, DeviceFault on a fault.
         """
-        deadline = time.perf_counter() + quantum_seconds
+        self._state.cancel, deadline = cancel, time.perf_counter() + quantum_seconds
         with np.errstate(all="ignore"):
             while not self.finished:
                 if cancel.is_set():
@@ -150,6 +146,11 @@ class Batch:
             if met is None:
                 return
             group = met
+        if plan.in_turn and plan.meeting is None and group.lanes.count > _IN_TURN:
+            # Some at a time: others' kernels have their turns in between.
+            now, later = np.split(np.arange(group.lanes.count), [_IN_TURN])
+            self._run.setdefault(at, []).append(part_of(group.lanes, group.registers, later))
+            group = part_of(group.lanes, group.registers, now)
         self.steps += 1
         self._impatience += plan.weight
         self._running = lanes = group.lanes

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from threading import Event
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +26,10 @@ def _place(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
     rows, x = divmod(number, extent[0])
     z, y = divmod(rows, extent[1])
     return x, y, z
+
+
+class CancelFlag(Protocol):
+    def is_set(self) -> bool: ...
 
 
 class BatchState:
@@ -48,6 +54,8 @@ class BatchState:
         workspace: int = 0,
         cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
+        self.cancel: CancelFlag = Event()
+        """Looked at within instructions that may take long."""
         self.space, self.multiprocessors = space, multiprocessors
         self.facilities = facilities
         self.grid, self.block = grid, block

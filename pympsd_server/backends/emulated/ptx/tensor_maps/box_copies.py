@@ -87,7 +87,7 @@ def load_box(
         for each in destinations(waiting, blocks):
             complete_bytes(state, lane, each, elements.nbytes)
 
-    by_thread(lanes, values, guard, work)
+    by_thread(state, lanes, values, guard, work)
 
 
 def store_box(
@@ -116,7 +116,7 @@ def store_box(
         else:
             store(state, threads, "global", box.addresses, dtype, box.unit, values, inside)
 
-    by_thread(lanes, (map_address, source, *coordinates), guard, work)
+    by_thread(state, lanes, (map_address, source, *coordinates), guard, work)
 
 
 def _shared_places(of: TensorMap, box: Box, start: int) -> Array:

@@ -67,7 +67,7 @@ def replace_field(
             raise _not_a_map(place, error) from None
         _write(state, lane, space, place, changed)
 
-    by_thread(lanes, (address, value), guard, work)
+    by_thread(state, lanes, (address, value), guard, work)
 
 
 def copy_map(state: BatchState, lanes: Lanes, target: Value, source: Value, guard: Value | None) -> None:
@@ -77,4 +77,4 @@ def copy_map(state: BatchState, lanes: Lanes, target: Value, source: Value, guar
         place, origin = given
         _write(state, lane, "global", place, _read(state, lane, "shared", origin))
 
-    by_thread(lanes, (target, source), guard, work)
+    by_thread(state, lanes, (target, source), guard, work)
