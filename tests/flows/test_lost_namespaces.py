@@ -6,31 +6,12 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from processes import ClientProcess, DaemonProcess, clients_of, wait_until
+from protocol3 import ctl, pipe, start
 
 USER, OTHER = 10001, 10002
-
-
-def ctl(daemon: DaemonProcess, line: str, status: int = 0) -> str:
-    """Give a command; return what it prints."""
-    done = daemon.run(line.split())
-    assert done.returncode == status, done
-    return done.stdout.removesuffix("\n")
-
-
-def pipe(daemon: DaemonProcess, place: str) -> Path:
-    """Return the pipe directory of a server or a namespace."""
-    return daemon.directory / "pipe" / place
-
-
-def start(daemon: DaemonProcess, *more: str) -> DaemonProcess:
-    """Start a daemon of protocol 3, or another one in its place."""
-    done = daemon.start("-d", "-p", "3", *more)
-    assert (done.returncode, done.stderr) == (0, "")
-    return daemon
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import pytest
 from cgroups import Cgroups
 from fuzz_lines import Lines, conversation
 from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, killed_after, wait_until
+from protocol3 import ctl, pipe, start
 from vendor.install import misbehave
 from vendor.programs import VendorClient
 
@@ -25,25 +26,6 @@ GIB = 1 << 30
 OTHER = 10001
 FATAL = "CUDA_ERROR_ILLEGAL_ADDRESS"
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-
-
-def ctl(daemon: DaemonProcess, line: str, status: int = 0) -> str:
-    """Give a command; return what it prints."""
-    done = daemon.run(line.split())
-    assert done.returncode == status, done
-    return done.stdout.removesuffix("\n")
-
-
-def pipe(daemon: DaemonProcess, place: str) -> Path:
-    """Return the pipe directory of a server or a namespace."""
-    return daemon.directory / "pipe" / place
-
-
-def start(daemon: DaemonProcess) -> DaemonProcess:
-    """Start a daemon of protocol 3, or another one in its place."""
-    done = daemon.start("-d", "-p", "3")
-    assert (done.returncode, done.stderr) == (0, "")
-    return daemon
 
 
 @pytest.fixture

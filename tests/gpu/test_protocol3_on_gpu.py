@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from processes import DaemonProcess
+from protocol3 import ctl
 
 from tests.gpu.led import running
 from tests.gpu.led.running import client, connected, end_all
@@ -25,13 +26,6 @@ EACH = 8
 """Clients of a namespace at the same time."""
 ROUNDS = 5
 """Each is followed by so many, so that 200 come in all, and leave while others come."""
-
-
-def ctl(daemon: DaemonProcess, line: str) -> str:
-    """Give a command, which is not refused; return what it prints."""
-    done = daemon.run(line.split())
-    assert done.returncode == 0, done
-    return done.stdout.removesuffix("\n")
 
 
 @pytest.fixture
