@@ -70,6 +70,7 @@ CONTROL_LINES: Final = {
     "server_user_set": same("Server '{name}' is user {uid}'s"),
     "server_ceiling_set": same("No later client of server '{name}' is above: {limits}"),
     "server_contains": same("Faults in SM partitions of server '{name}' reach {reach}"),
+    "server_log_not_opened": same("The lines of server '{name}' are in the log of all servers: its own: {reason}"),
     "server_removed": same("Removing server '{name}'"),
     "namespace_added": same("Adding namespace '{name}'"),
     "namespace_removed": same("Removing namespace '{name}'"),

@@ -102,7 +102,8 @@ def _open(path: str, user: int | None) -> int:
 
 def _open_of_user(path: str, flags: int, user: int) -> int:
     """Open a file in a folder that is its user's, who can put anything there: nothing is reached through a link, and
-    only what the folder's owner owns, or what is made here, is written and becomes the user's.
+    only what the folder's owner owns, or what is made here, is written and becomes the user's. A folder of another
+    user, or of the daemon's with other things in it, is not taken: users choose the names of servers.
     """
     with contextlib.ExitStack() as stack:
         is_new = _make(os.path.dirname(path))
@@ -111,6 +112,8 @@ def _open_of_user(path: str, flags: int, user: int) -> int:
         if is_new:
             os.fchmod(folder, FOLDER_MODE)
         owner = os.fstat(folder).st_uid
+        if owner != user and not (owner == os.geteuid() and _is_of_logs(folder, os.path.basename(path))):
+            raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)
         on_error = stack.enter_context(contextlib.ExitStack())
         name = os.path.basename(path)
         try:
@@ -128,6 +131,11 @@ def _open_of_user(path: str, flags: int, user: int) -> int:
                 os.fchown(each, user, -1)
         on_error.pop_all()
         return fd
+
+
+def _is_of_logs(folder: int, name: str) -> bool:
+    """Return whether a folder has logs of one name only, moved away or not, and so may become a server's user's."""
+    return all(each.startswith(name) for each in os.listdir(folder))
 
 
 def _make(folder: str) -> bool:

@@ -70,7 +70,8 @@ class Journal:
         if name not in self._named and self.server is not None:
             try:
                 self._named[name] = LogFile(os.path.join(self.folder, name, SERVER_LOG), uid)
-            except OSError:
+            except OSError as error:
+                self.write_control("server_log_not_opened", {"name": name, "reason": error.strerror})
                 return self  # the lines are then in the log of all
         if pid:
             for earlier in [each for each, known in self._names.items() if known == name]:

@@ -42,5 +42,9 @@ class MemorySharing:
             self._told[serial] = devices
             known = told.get(serial, {})
             for ordinal, found in devices.items():
-                if found != known.get(ordinal):
+                if found == known.get(ordinal):
+                    continue
+                try:
                     session.send(MemoryElsewhere(ordinal, found.count, found.groups))
+                except Exception as error:  # what servers and clients say must not end the daemon
+                    self.dispatcher.log.error("daemon_defect", reason=repr(error))

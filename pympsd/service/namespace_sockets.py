@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Callable
 
 import trio
@@ -27,6 +28,8 @@ from pympsd.wire.vendor.handshake import HELLO
 class _Socket:
     """One that is open, or that could not be opened."""
 
+    top: str
+    """The pipe directory."""
     path: str
     listener: Listener | None = None
     file: tuple[int, int] = (0, 0)
@@ -36,7 +39,7 @@ class _Socket:
     @property
     def is_there(self) -> bool:
         """Whether it is open, and its file is still the one that was made."""
-        return self.listener is not None and self.file == _file_at(self.path)
+        return self.listener is not None and self.file == _file_at(self.path, self.top)
 
 
 @define
@@ -57,7 +60,9 @@ class NamespaceSockets:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
         cannot be. A namespace has none while its server has none.
         """
-        known = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
+        known = self._sockets.setdefault(
+            (server, namespace), _Socket(self.dispatcher.pipe_directory, self._path(server, namespace))
+        )
         if not known.is_there:
             self._stop(known)
             own = self._sockets.get((server, "")) if namespace else None
@@ -94,7 +99,7 @@ class NamespaceSockets:
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file = self._file(server, namespace)
-        known.file = _file_at(known.path)
+        known.file = _file_at(known.path, known.top)
         self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(known.path))
         speaks = VendorConversation if self._is_vendor else Conversation
         conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
@@ -159,8 +164,18 @@ class NamespaceSockets:
         return os.path.join(self.dispatcher.pipe_directory, self._file(server, namespace))
 
 
-def _file_at(path: str) -> tuple[int, int]:
+def _file_at(path: str, top: str) -> tuple[int, int]:
+    """Return the device and inode of a socket below the pipe directory; zeros if it is not there, or behind a link.
+
+    Its folders are users', who may put links there.
+    """
+    *folders, _ = path.removeprefix(top).strip("/").split("/")
+    place = top
     try:
+        for name in folders:
+            place = f"{place}/{name}"
+            if not stat.S_ISDIR(os.lstat(place).st_mode):
+                return 0, 0
         status = os.lstat(path)
     except OSError:
         return 0, 0

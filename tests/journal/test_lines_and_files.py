@@ -234,7 +234,7 @@ def _owners(log: Path) -> list[int]:
 
 
 @ROOT
-@pytest.mark.parametrize("before", [None, 0, USER, OTHER])
+@pytest.mark.parametrize("before", [None, 0, USER])
 def test_the_log_of_a_users_server_is_the_users(tmp_path: Path, before: int | None) -> None:
     log = tmp_path / "b" / "server.log"
     if before is not None:
@@ -256,6 +256,20 @@ def test_the_log_of_a_users_server_is_the_users(tmp_path: Path, before: int | No
     assert (_owners(log), log.read_bytes()) == ([USER, USER], b"anew\n")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (log.parent, log)]
     assert before is not None or modes == [0o755, 0o644]
+
+
+@ROOT
+@pytest.mark.parametrize(("owner", "other"), [(OTHER, None), (OTHER, "access.log"), (0, "access.log")])
+def test_no_folder_of_others_becomes_a_users(tmp_path: Path, owner: int, other: str | None) -> None:
+    log = tmp_path / "nginx" / "server.log"
+    log.parent.mkdir()
+    if other is not None:
+        (log.parent / other).touch()
+    os.chown(log.parent, owner, -1)
+    with pytest.raises(OSError, match=f"its folder is user {owner}'s"):
+        LogFile(str(log), USER)
+    assert log.parent.stat().st_uid == owner
+    assert not log.exists()
 
 
 @ROOT

@@ -6,12 +6,14 @@ The test process plays the server: the state file names its PID.
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 from time_limit import bounded
 
 from pympsd.service.processes.known_process import KnownProcess
@@ -67,6 +69,21 @@ async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) 
     await server_end.send(messages.encode(link.LogRecord("server_exiting", {}, 0.0)))
     assert await daemon.still_answers() is False, "there is a server in the list now"
     assert server.clients == {}
+
+
+@bounded
+@pytest.mark.parametrize("memory", [{5: 1 << 63}, {5: (1 << 64) - 1, 6: (1 << 64) - 1}, {5: -1}])
+async def test_a_server_whose_clients_cannot_hold_what_it_says_is_killed(
+    daemon: RunningDaemon, killed: list[int], memory: dict[int, int]
+) -> None:
+    save_predecessor(daemon)
+    (server_end,) = daemon.inherit(SERIAL)
+    await server_end.report(ME, CLIENT)
+    await server_end.send(messages.encode(link.MemoryReported(0, memory)))
+    while await server_end.message() is not None:
+        pass
+    assert killed
+    assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: nobody holds such memory")
 
 
 @bounded
@@ -197,6 +214,9 @@ async def test_a_driver_s_server_that_cannot_be_adopted_ends_with_its_link(daemo
         (link.ReturningClient(0, 4105, 0, "train", 99, ()), 1),
         (link.ReturningClient(2 << 40, 4105, 0, "train", 99, ()), 1),
         (link.ReturningClient(5, 4105, 0, "train", 99, tuple((n, n, 0) for n in range(1, 4000))), 1),
+        (evolve(CLIENT, since=1e300), 1),
+        (evolve(CLIENT, since=math.nan), 1),
+        (evolve(CLIENT, groups={7: ()}), 1),
         (CLIENT, 1 << 15),
         (CLIENT, -2),
     ],

@@ -172,5 +172,5 @@ def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> st
 def _known(name: str, features: Sequence[str] = FEATURES) -> str:
     known = name.replace("_", "-")
     if known not in features:
-        raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(FEATURES))}.")
+        raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")
     return known

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -45,6 +46,8 @@ from pympsd.wire.versions import Versions, agree
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MOST_CLIENTS: Final = 1 << 14
+CLOCK_SECONDS: Final = 60.0
+"""By so much may the clock have been set back since a client came."""
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
@@ -307,6 +310,9 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     devices = range(len(dispatcher.state.devices))
     if any(device not in devices or (name and name_problem(name)) for device, name in report.partitions.items()):
         raise RemoteError("it cannot have such SM partitions")
+    in_force = report.limits.multiprocessors if report.limits is not None else {}
+    if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
+        raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
     origin = dispatcher.origin_of_pid(report.pid) if dispatcher.state.cgroup_limits else None
     contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
     command = sanitised(report.command.encode())

@@ -227,7 +227,9 @@ class ServerSession:
                 self._contexts -= 1
                 dispatcher.feed(events.ContextGonePushed(self.serial, client, serial))
             case link.MemoryReported(device, clients, launches):
-                if not 0 <= device < len(dispatcher.state.devices) or min(*clients.values(), launches, 0) < 0:
+                devices = dispatcher.state.devices
+                most = devices[device].memory_bytes if 0 <= device < len(devices) else -1
+                if any(not 0 <= count <= most for count in (0, *clients.values())) or not 0 <= launches < 1 << 63:
                     raise RemoteError(f"nobody holds such memory on device {device}")
                 dispatcher.feed(events.MemoryPushed(self.serial, device, clients, launches))
             case link.ClientGone(client):

@@ -13,7 +13,7 @@ from pympsd.vocabulary.rules import at_or_above
 
 @frozen
 class Elsewhere:
-    """The bytes that clients of other servers hold on a device, in all and by group."""
+    """The bytes that clients of other servers hold on a device, in all and by group of the server's own clients."""
 
     count: int = 0
     groups: dict[str, int] = field(factory=dict)
@@ -28,16 +28,22 @@ def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
         for held in own.values():
             in_all.update(held[ordinal])
         for serial, held in own.items():
-            left = {name: count for name in in_all if (count := in_all[name] - held[ordinal][name])}
-            found[serial][ordinal] = Elsewhere(left.pop("", 0), left)
+            left = {name: in_all[name] - count for name, count in held[ordinal].items()}
+            found[serial][ordinal] = Elsewhere(left.pop(""), {name: count for name, count in left.items() if count})
     return found
 
 
 def _held(daemon: Daemon, server: Server) -> list[Counter[str]]:
-    """Return by device what a server's clients hold by group of several servers; in all under an empty name."""
-    held = [Counter[str]() for _ in daemon.devices]
+    """Return by device what a server's clients hold by group of several servers; in all under an empty name.
+
+    A server's reports are its user's word: it is not believed that they hold more than there is.
+    """
+    held = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
         paths = [path for path in at_or_above(client.cgroups or ()) if path in daemon.cgroup_limits]
-        for ordinal, count in client.memory.items():
-            held[ordinal].update(dict.fromkeys(("", *map(cgroup_group, paths)), count))
-    return held
+        for ordinal, of_device in enumerate(held):
+            of_device.update(dict.fromkeys(("", *map(cgroup_group, paths)), client.memory.get(ordinal, 0)))
+    return [
+        Counter({name: min(count, device.memory_bytes) for name, count in of_device.items()})
+        for device, of_device in zip(daemon.devices, held, strict=True)
+    ]
