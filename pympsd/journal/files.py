@@ -21,13 +21,13 @@ class LogFile:
     ``dropped``: the number of lines dropped since the last report; ``reason``: why the last one was.
     """
 
-    def __init__(self, path: str | None, user: int | None = None) -> None:
+    def __init__(self, path: str | None, user: int | None = None, former: int | None = None) -> None:
         """Open the file for appending, creating it if missing; raise OSError if that fails.
 
-        ``user``: whose it is to be, with its folder, which is made too.
+        ``user``: whose it is to be, with its folder, which is made too; ``former``: whose they may have been.
         """
         self._path, self._user = path, user
-        self._fd = _open(path, user) if path is not None else os.dup(1)
+        self._fd = _open(path, user, former) if path is not None else os.dup(1)
         self._room = select.poll()
         self._room.register(self._fd, select.POLLOUT)
         self._torn = False
@@ -80,10 +80,10 @@ class LogFile:
         self._fd = -1
 
 
-def _open(path: str, user: int | None) -> int:
+def _open(path: str, user: int | None, former: int | None = None) -> int:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
     if user is not None:
-        return _open_of_user(path, flags | os.O_NOFOLLOW, user)
+        return _open_of_user(path, flags | os.O_NOFOLLOW, user, former)
     try:
         fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, MODE)
     except FileExistsError:
@@ -100,7 +100,7 @@ def _open(path: str, user: int | None) -> int:
     return fd
 
 
-def _open_of_user(path: str, flags: int, user: int) -> int:
+def _open_of_user(path: str, flags: int, user: int, former: int | None) -> int:
     """Open a file in a folder that is its user's, who can put anything there: nothing is reached through a link, and
     only what the folder's owner owns, or what is made here, is written and becomes the user's. A folder of another
     user, or of the daemon's with other things in it, is not taken: users choose the names of servers.
@@ -112,7 +112,9 @@ def _open_of_user(path: str, flags: int, user: int) -> int:
         if is_new:
             os.fchmod(folder, FOLDER_MODE)
         owner = os.fstat(folder).st_uid
-        if owner != user and not (owner == os.geteuid() and _is_of_logs(folder, os.path.basename(path))):
+        own = os.geteuid()
+        is_free = user == own or (owner == own and _is_of_logs(folder, os.path.basename(path)))
+        if owner not in (user, former) and not is_free:
             raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)
         on_error = stack.enter_context(contextlib.ExitStack())
         name = os.path.basename(path)

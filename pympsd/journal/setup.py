@@ -32,6 +32,8 @@ class Journal:
     _recogniser: Recogniser = field(factory=Recogniser, init=False)
     _named: dict[str, LogFile] = field(factory=dict, init=False)
     """The logs of named servers, by name."""
+    _given: dict[str, int] = field(factory=dict, init=False)
+    """The users whose the folders of these are."""
     _names: dict[int, str] = field(factory=dict, init=False)
     """The names of servers by the PIDs of their latest processes."""
 
@@ -69,7 +71,8 @@ class Journal:
         """
         if name not in self._named and self.server is not None:
             try:
-                self._named[name] = LogFile(os.path.join(self.folder, name, SERVER_LOG), uid)
+                file = LogFile(os.path.join(self.folder, name, SERVER_LOG), uid, self._given.get(name))
+                self._named[name], self._given[name] = file, uid
             except OSError as error:
                 self.write_control("server_log_not_opened", {"name": name, "reason": error.strerror})
                 return self  # the lines are then in the log of all

@@ -86,15 +86,19 @@ def remove(folder: int, file: str) -> None:
 
 def _entered(parent: int, name: str, path: str, uid: int) -> int:
     """Return a descriptor of a directory that is made if it is missing."""
-    with contextlib.suppress(FileExistsError):
+    is_new = True
+    try:
         os.mkdir(name, DIRECTORY_MODE, dir_fd=parent)
+    except FileExistsError:
+        is_new = False
     try:
         fd = os.open(name, FLAGS, dir_fd=parent)
     except NotADirectoryError:
         raise Foreign(f"{path} is no directory: remove it") from None
     try:
         owner = os.fstat(fd).st_uid
-        if owner not in (os.geteuid(), uid):
+        # Users choose the names of servers: what is there already does not become theirs.
+        if owner != uid and not is_new:
             raise Foreign(f"{path} belongs to user {owner}: remove it")
         if owner != uid:
             os.fchown(fd, uid, -1)
