@@ -33,7 +33,7 @@ class Journal:
     _named: dict[str, LogFile] = field(factory=dict, init=False)
     """The logs of named servers, by name."""
     _given: dict[str, int] = field(factory=dict, init=False)
-    """The users whose the folders of these are."""
+    """The users to whom the folders of these belong."""
     _names: dict[int, str] = field(factory=dict, init=False)
     """The names of servers by the PIDs of their latest processes."""
 

@@ -28,18 +28,11 @@ from pympsd.wire.vendor.handshake import HELLO
 class _Socket:
     """One that is open, or that could not be opened."""
 
-    top: str
-    """The pipe directory."""
     path: str
     listener: Listener | None = None
     file: tuple[int, int] = (0, 0)
     """The device and inode of its file."""
     problem: str = ""
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it is open, and its file is still the one that was made."""
-        return self.listener is not None and self.file == _file_at(self.path, self.top)
 
 
 @define
@@ -60,10 +53,8 @@ class NamespaceSockets:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
         cannot be. A namespace has none while its server has none.
         """
-        known = self._sockets.setdefault(
-            (server, namespace), _Socket(self.dispatcher.pipe_directory, self._path(server, namespace))
-        )
-        if not known.is_there:
+        known = self._sockets.setdefault((server, namespace), _Socket(self._path(server, namespace)))
+        if not self._is_there(known):
             self._stop(known)
             own = self._sockets.get((server, "")) if namespace else None
             known.problem = (own.problem if own is not None else "") or self._open(known, server, namespace, uid)
@@ -71,7 +62,7 @@ class NamespaceSockets:
 
     def lost(self) -> list[tuple[str, str]]:
         """Return the sockets that are not there, for they were removed or could not be made."""
-        lost = [key for key, known in self._sockets.items() if not known.is_there]
+        lost = [key for key, known in self._sockets.items() if not self._is_there(known)]
         return [] if lost and self.taken_by_another() else lost
 
     def close(self, server: str, namespace: str) -> None:
@@ -99,7 +90,7 @@ class NamespaceSockets:
         except OSError as error:
             return str(error) if isinstance(error, namespace_directory.Foreign) else explain(error)
         file = self._file(server, namespace)
-        known.file = _file_at(known.path, known.top)
+        known.file = self._file_at(known.path)
         self.dispatcher.hold(listener_name(file), listening.fileno(), file_note(known.path))
         speaks = VendorConversation if self._is_vendor else Conversation
         conversation = speaks(self.dispatcher, accepts_clients=True, server=server, namespace=namespace)
@@ -113,6 +104,27 @@ class NamespaceSockets:
         )
         self.dispatcher.nursery.start_soon(known.listener.run)
         return ""
+
+    def _is_there(self, known: _Socket) -> bool:
+        """Return whether a socket is open, and its file is still the one that was made."""
+        return known.listener is not None and known.file == self._file_at(known.path)
+
+    def _file_at(self, path: str) -> tuple[int, int]:
+        """Return the device and inode of a socket below the pipe directory; zeros if it is not there.
+
+        Nor is one behind a link: its folders are users', who may put links there.
+        """
+        place = self.dispatcher.pipe_directory
+        *folders, _ = path.removeprefix(place).strip("/").split("/")
+        try:
+            for name in folders:
+                place = f"{place}/{name}"
+                if not stat.S_ISDIR(os.lstat(place).st_mode):
+                    return 0, 0
+            status = os.lstat(path)
+        except OSError:
+            return 0, 0
+        return status.st_dev, status.st_ino
 
     def _stop(self, known: _Socket) -> None:
         if known.listener is not None:
@@ -162,21 +174,3 @@ class NamespaceSockets:
 
     def _path(self, server: str, namespace: str) -> str:
         return os.path.join(self.dispatcher.pipe_directory, self._file(server, namespace))
-
-
-def _file_at(path: str, top: str) -> tuple[int, int]:
-    """Return the device and inode of a socket below the pipe directory; zeros if it is not there, or behind a link.
-
-    Its folders are users', who may put links there.
-    """
-    *folders, _ = path.removeprefix(top).strip("/").split("/")
-    place = top
-    try:
-        for name in folders:
-            place = f"{place}/{name}"
-            if not stat.S_ISDIR(os.lstat(place).st_mode):
-                return 0, 0
-        status = os.lstat(path)
-    except OSError:
-        return 0, 0
-    return status.st_dev, status.st_ino

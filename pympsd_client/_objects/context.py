@@ -247,6 +247,15 @@ def current() -> Context:
     return context
 
 
+def current_on_device_with(attribute: str, problem: str) -> Context:
+    """Return the current context, which is usable; NOT_SUPPORTED, for ``problem``, if this device attribute is 0."""
+    context = current()
+    context.usable()
+    if not context.device.facts.attributes.get(attribute):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, problem)
+    return context
+
+
 def context_on(ordinal: int) -> Context:
     """Return a usable context on a device (its ordinal), preferably the current one; raise INVALID_VALUE if none.
 

@@ -16,19 +16,16 @@ from pympsd.wire.tensor_map import BYTES, Im2col, TensorMap, check, check_rank, 
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.structs import address_of
 from pympsd_client._arguments.values import given_numbers
-from pympsd_client._objects.context import current
+from pympsd_client._objects.context import current_on_device_with
 
 
 def _check_device() -> None:
     """Raise NOT_SUPPORTED unless the current context's device has tensor maps; INVALID_CONTEXT if there is none."""
-    context = current()
-    context.usable()
-    if not context.device.facts.attributes.get("TENSOR_MAP_ACCESS_SUPPORTED"):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "this device has no tensor maps (attribute TENSOR_MAP_ACCESS_SUPPORTED is 0): they need an emulated "
-            "device of compute capability 9.0. Copy by cp.async or plain loads",
-        )
+    current_on_device_with(
+        "TENSOR_MAP_ACCESS_SUPPORTED",
+        "this device has no tensor maps (attribute TENSOR_MAP_ACCESS_SUPPORTED is 0): they need an emulated "
+        "device of compute capability 9.0. Copy by cp.async or plain loads",
+    )
 
 
 def _numbers(name: str, given: Any, count: int, code: str) -> tuple[int, ...]:

@@ -6,12 +6,11 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.arrays.array_structs import ArrayDescription
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import invalid_handle, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.arrays.shapes import check, element_bytes, level, level_count
-from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.context import Context, current_on_device_with
 from pympsd_client._objects.handle_table import HandleTable
 
 
@@ -68,15 +67,11 @@ mipmapped_arrays: Final = HandleTable[MipmappedArray]("mipmapped array", "destro
 
 def texturing_context() -> Context:
     """Return the current context; NOT_SUPPORTED if its device has no arrays and no textures."""
-    context = current()
-    context.usable()
-    if not context.device.facts.attributes.get("MAXIMUM_TEXTURE2D_WIDTH"):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "pympsd has no arrays, textures and surfaces on this device (attribute MAXIMUM_TEXTURE2D_WIDTH is 0). "
-            "Use linear memory",
-        )
-    return context
+    return current_on_device_with(
+        "MAXIMUM_TEXTURE2D_WIDTH",
+        "pympsd has no arrays, textures and surfaces on this device (attribute MAXIMUM_TEXTURE2D_WIDTH is 0). "
+        "Use linear memory",
+    )
 
 
 def _checked(given: ArrayDescription | None) -> tuple[Context, ArrayDescription]:
