@@ -1,4 +1,7 @@
-"""The sequences of protocol3.toml, replayed on daemons with two emulated H200, and of the driver's made-up server."""
+"""The sequences of protocol3.toml, replayed on daemons with two emulated H200, and of the driver's made-up server.
+
+Under scripts/test-gpu the daemons have the GPUs of the machine, and lead the driver's own server.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,28 @@ import signal
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 from cgroups import Cgroups
 from processes import ClientProcess, DaemonProcess, wait_until
+from tested_machine import gpus, on_gpu, on_real_gpu
 from vendor import devices as vendor_devices
-from vendor.install import install
 from vendor.programs import VendorClient
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.device_facts import DeviceFacts
+from tests.gpu.led import running
 
 MACHINE = "2xH200"
 VENDOR = "vendor"
 SEQUENCES = tomllib.loads(Path(__file__).with_name("protocol3.toml").read_text())["sequence"]
 MARKS = {"doc", "field", "ours"}
 KEYS = {
-    "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as", "keep", "same"},
+    "ctl": {"env", "in", "out", "out_like", "err", "err_like", "exit", "as", "keep", "same", "wait"},
     "in": {"out", "out_like", "err", "err_like", "exit", "as"},
     "client": {"at", "env", "as", "fails", "cgroup"},
     "kill": set(),
@@ -47,7 +52,7 @@ KEYS = {
     "gone": set(),
 }
 SAID_BY_THE_VENDORS = {"sm": "sms"}
-"""What a made-up CUDA program calls a command of client_program."""
+"""What an unmodified CUDA program of the tests calls a command of client_program."""
 WITH_CLIENTS = ("T22", "T30", "T33", "T38", "T42", "T50")
 """Sequences with clients that stand for the others when long tests are left out."""
 CASES = [(each, backend) for each in SEQUENCES for backend in each.get("on", ["emulated"])]
@@ -66,7 +71,7 @@ SHORT = [
 
 @define
 class VendorProgram:
-    """A made-up CUDA program, which takes the commands of client_program that it knows."""
+    """An unmodified CUDA program, or a made-up one, which takes the commands of client_program that it knows."""
 
     client: VendorClient
 
@@ -96,10 +101,17 @@ class VendorProgram:
         self.process.communicate()
 
 
+def on_gpus(machine: str) -> bool:
+    """Whether GPUs, or what stands for them, are the devices of a daemon of ours with this machine."""
+    return on_gpu() and machine == MACHINE
+
+
 def settings_of(backend: str, machine: str, directory: Path) -> dict[str, str]:
     """Return the settings of a daemon."""
     if backend == VENDOR:
-        return {"PYMPSD_BACKEND": VENDOR, "PYMPSD_VENDOR_SERVER": str(install(directory))}
+        return running.settings(directory)
+    if on_gpus(machine):
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus()[:2]))))}
     return {"PYMPSD_EMULATED_DEVICES": machine}
 
 
@@ -123,21 +135,26 @@ class Replay:
         known: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
         known |= {f"NAME{length}": "n" * (length - len(f"{known['P']}/a//control")) for length in (107, 108)}
         known["HELD"] = f"/proc/{os.getpid()}/fd/{self.held}"
-        known |= {f"U{ordinal}": uuid for ordinal, uuid in enumerate(self._uuids())}
+        for ordinal, device in enumerate(self._devices()):
+            known |= {f"U{ordinal}": device.uuid, f"PCI{ordinal}": device.pci, f"MODEL{ordinal}": device.name}
         known |= {"C": self.cgroups.path, "ME": os.geteuid(), "PARTITION": self.partition}
         known |= {name: client.pid for name, client in self.clients.items()}
         for name, value in known.items():
             text = text.replace("{" + name + "}", str(value))
         return text
 
-    def _uuids(self) -> list[str]:
-        if self.backend == VENDOR:
-            return [vendor_devices.uuid_text(0)]
-        return [device.uuid for device in describe(self.machine)]
+    def _devices(self) -> Sequence[DeviceFacts]:
+        if self.backend == VENDOR and not on_real_gpu():
+            return [evolve(describe("H200")[0], uuid=vendor_devices.uuid_text(0))]
+        if self.backend == VENDOR or on_gpus(self.machine):
+            return gpus()
+        return describe(self.machine)
 
     def step(self, step: dict[str, Any]) -> None:
         """Do one step, and compare."""
-        if "ctl" in step or "in" in step:
+        if step.get("wait"):
+            wait_until(lambda: self._goes(step), f"the answer of {step}")
+        elif "ctl" in step or "in" in step:
             self._ctl(step)
         elif "client" in step:
             self._connect(step)
@@ -168,6 +185,14 @@ class Replay:
             assert os.path.exists(self.text(path)), path
         for path in step.get("gone", ()):
             assert not os.path.exists(self.text(path)), path
+
+    def _goes(self, step: dict[str, Any]) -> bool:
+        """Give a command; return whether all is as it has to be."""
+        try:
+            self._ctl(step)
+        except AssertionError:
+            return False
+        return True
 
     def _ctl(self, step: dict[str, Any]) -> None:
         words = shlex.split(self.text(step.get("ctl", "")))
@@ -208,8 +233,7 @@ class Replay:
     def _start(self, uid: int | None, environment: dict[str, str]) -> ClientProcess | VendorProgram:
         if self.backend != VENDOR:
             return self.daemon.client(uid, **environment)
-        pipe = Path(environment.pop("CUDA_MPS_PIPE_DIRECTORY"))
-        return VendorProgram(VendorClient.start(pipe, settings=environment, uid=uid))
+        return VendorProgram(running.client(self.daemon, uid=uid, settings=environment))
 
     def _kill(self, kind: str, name: str = "") -> None:
         if kind == "daemon":

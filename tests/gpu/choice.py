@@ -15,6 +15,8 @@ TABLE = Path(__file__).with_name("choice.toml")
 OTHER_USERS = "PYMPSD_TEST_OTHER_USERS"
 """``no``: users other than root cannot reach the interpreter that the tests run with."""
 RECORDED = "NVIDIA H200"
+MULTIPROCESSORS = 132
+"""Of the GPU of protocol 3's sequences: an H100 has as many as an H200."""
 
 
 @frozen
@@ -33,6 +35,10 @@ class Choice:
             machine["other_users"] = "only root, with an interpreter that all users can reach, starts their clients"
         if gpu().name != RECORDED:
             machine["figures"] = f"its figures are of an {RECORDED}, not of a {gpu().name}"
+        if gpu().multiprocessors != MULTIPROCESSORS:
+            machine["multiprocessors"] = f"its figures are of a GPU with {MULTIPROCESSORS} multiprocessors"
+        if len(gpus()) < 2:
+            machine["two_gpus"] = "it is about two devices"
         if os.environ.get("PYMPSD_TEST_CONFORMANCE") != "vendor" or len(gpus()) < 2:
             machine["two_led_gpus"] = "it is replayed on two GPUs with the driver's own server"
         if rehearses():

@@ -49,8 +49,9 @@ class Part:
 
 DIFFERENTIAL = "tests/gpu/test_differential.py"
 VENDOR = ("tests/gpu/test_vendor_on_gpu.py", "tests/gpu/test_protocol3_on_gpu.py")
-OWN_PARTS = (DIFFERENTIAL, *VENDOR)
-"""Files of tests/gpu that are parts of their own."""
+PROTOCOL3 = "tests/flows/test_protocol3.py"
+OWN_PARTS = (DIFFERENTIAL, *VENDOR, PROTOCOL3)
+"""Files that are parts of their own."""
 
 PARTS = {
     part.name: part
@@ -61,6 +62,7 @@ PARTS = {
             ("tests/gpu", "tests/flows", "tests/conformance", *map("--ignore={}".format, OWN_PARTS)),
             spread=1.0,
         ),
+        Part("protocol3", (PROTOCOL3,), spread=1.0),
         Part("vendor", VENDOR, spread=1.0),
         Part(
             "vendor-sessions",

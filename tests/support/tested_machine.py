@@ -32,9 +32,14 @@ def rehearses() -> bool:
     return os.environ.get(VARIABLE) == REHEARSAL
 
 
+def on_real_gpu() -> bool:
+    """Whether daemons that ask for no machine of their own get a GPU."""
+    return os.environ.get(VARIABLE) == "cuda"
+
+
 def on_gpu() -> bool:
     """Whether daemons that ask for no machine of their own get a GPU, or the device that stands for it."""
-    return os.environ.get(VARIABLE) in ("cuda", REHEARSAL)
+    return on_real_gpu() or rehearses()
 
 
 def with_machine(settings: Mapping[str, str]) -> dict[str, str]:

@@ -111,8 +111,9 @@ def list_partitions(
         ordinals = named.ordinals(len(daemon.devices))
         for ordinal in ordinals if device is None else [_device(daemon, named, device)]:
             rows += _rows(daemon, named, ordinal)
-            # Of the other servers' chunks a tenant's view knows nothing.
-            if all and view.sees_all(daemon, caller) and (free := free_of(daemon, ordinal)):
+            # Of the other servers' chunks a tenant's view knows nothing, and the driver's own server has none.
+            known = all and daemon.has_own_servers and view.sees_all(daemon, caller)
+            if known and (free := free_of(daemon, ordinal)):
                 rows.append(_unallocated(named, daemon.devices[ordinal], free))
     return listing(COLUMNS, rows, format)
 

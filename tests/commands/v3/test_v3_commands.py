@@ -531,3 +531,10 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
     assert hard() == [(61, 100 << 30), (62, 100 << 30), first]
     _handle(daemon, ClientGonePushed(1, 12))
     assert hard() == [(61, 100 << 30), first]
+
+
+def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
+    line = "sm-partition list --all --server=b --format=csv,noheader"
+    assert _printed(daemon, line).splitlines()[0].startswith("b,GPU-")
+    daemon.has_own_servers = False
+    assert _printed(daemon, line) == ""

@@ -1,4 +1,4 @@
-"""A daemon that leads the driver's server, and its clients; in a rehearsal both are the made-up ones."""
+"""A daemon that leads the driver's server, and its clients; without a GPU both are the made-up ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import DaemonProcess
-from tested_machine import gpu, gpus, rehearses
+from tested_machine import gpu, gpus, on_real_gpu
 from vendor import devices
 from vendor.install import install
 from vendor.programs import VendorClient
@@ -35,7 +35,7 @@ def driver_program(name: str) -> str | None:
 
 def settings(folder: Path) -> dict[str, str]:
     """Return the settings of a daemon that leads the driver's server; skip the test if there is none."""
-    if rehearses():
+    if not on_real_gpu():
         return {"PYMPSD_BACKEND": "vendor", "PYMPSD_VENDOR_SERVER": str(install(folder))}
     server = os.environ.get("PYMPSD_VENDOR_SERVER") or driver_program(SERVER)
     if server is None:
@@ -58,7 +58,7 @@ def client(
     settings: dict[str, str] | None = None,
 ) -> VendorClient:
     """Start a CUDA program that does lines."""
-    if rehearses():
+    if not on_real_gpu():
         return VendorClient.start(pipe(daemon), *arguments, uid=uid, prefix=prefix, settings=settings)
     command = [*prefix, sys.executable, "-B", str(HERE / "program.py"), *arguments]
     return program(daemon, *command, uid=uid, settings=settings)
@@ -108,7 +108,7 @@ def connected(one: VendorClient, device: int = 0) -> VendorClient:
 
 def multiprocessors(percentage: int) -> int:
     """Return how many SMs the driver gives a client: an even number, of the percentage rounded down."""
-    there = devices.SM_COUNT if rehearses() else gpu().multiprocessors
+    there = devices.SM_COUNT if not on_real_gpu() else gpu().multiprocessors
     return max(2, there * percentage // 100 // 2 * 2)
 
 
