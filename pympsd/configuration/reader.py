@@ -167,7 +167,9 @@ class _Reading(Tables):
         return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling, contains)
 
     def _namespace(self, server: str, name: str, path: Path, given: Any) -> NamespaceLimits:
-        reason = name_problem(name) or socket_problem(self.surroundings.pipe_directory, server, name)
+        reason = name_problem(name) or socket_problem(
+            self.surroundings.pipe_directory, server, name, for_libcuda=not self.surroundings.has_own_servers
+        )
         if reason and name != DEFAULT:
             self.wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):

@@ -83,6 +83,8 @@ class ClientNote:
     namespace: int
     mps_namespace: str = ""
     since: float = 0.0
+    terminated: tuple[int, ...] = ()
+    """Its contexts that an operator has terminated (vendor.terminations)."""
 
 
 @frozen

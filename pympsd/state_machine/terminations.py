@@ -25,6 +25,10 @@ _CAUSES: Final[dict[int, str]] = {
         "a kernel of it still runs, or its executor is stopped; a daemon with --terminate-by-reset would end it with "
         "its device's work"
     ),
+    Result.ERROR_NOT_SUPPORTED: (
+        "it has made contexts since it was terminated, and keeps the terminated ones; the driver's server would hang "
+        "if it was asked again: end the process"
+    ),
     Result.ERROR_MPS_RPC_FAILURE: "the server has ended meanwhile, and the client's work with it",
 }
 """Why the client was not terminated, by the number that is printed; docs/operations.md says what can be done."""

@@ -31,6 +31,9 @@ CLIENTS_ONLY_MODES = {CONTROL: 0o222, OWN_CONTROL: 0o600}
 SOCKET_PATH_LIMIT = 107
 """The most bytes in a Unix socket's path: sun_path less its terminating NUL (unix(7))."""
 
+LIBCUDA_SOCKET_PATH_LIMIT = 106
+"""The most that libcuda can take: with one byte more a program's standard input breaks (measured on driver 580)."""
+
 
 def pipe_directory(environment: "dict[str, str]") -> str:
     """Return the pipe directory that an environment names, or the documented default."""

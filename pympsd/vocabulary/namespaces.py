@@ -55,13 +55,14 @@ def name_problem(name: str, of_server: bool = False) -> str:
     return ""
 
 
-def socket_problem(pipe_directory: str, server: str, namespace: str) -> str:
-    """Return why a namespace's socket cannot be made; nothing if it can."""
+def socket_problem(pipe_directory: str, server: str, namespace: str, *, for_libcuda: bool) -> str:
+    """Return why a namespace's socket cannot be made; nothing if it can. ``for_libcuda``: libcuda connects to it."""
     path = f"{pipe_directory}/{server}/{namespace}/{files.CONTROL}"
     size = len(path.encode("utf-8", "surrogateescape"))
-    if size <= files.SOCKET_PATH_LIMIT:
+    most = files.LIBCUDA_SOCKET_PATH_LIMIT if for_libcuda else files.SOCKET_PATH_LIMIT
+    if size <= most:
         return ""
     return (
-        f"The socket path {path} is {size} bytes long; at most {files.SOCKET_PATH_LIMIT} are possible: choose a "
-        "shorter name or CUDA_MPS_PIPE_DIRECTORY."
+        f"The socket path {path} is {size} bytes long; at most {most} are possible: choose a shorter "
+        "name or CUDA_MPS_PIPE_DIRECTORY."
     )

@@ -29,6 +29,7 @@ from vendor.programs import VendorClient
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.files import LIBCUDA_SOCKET_PATH_LIMIT, SOCKET_PATH_LIMIT
 from tests.gpu.led import running
 
 MACHINE = "2xH200"
@@ -133,7 +134,9 @@ class Replay:
     def text(self, text: str) -> str:
         """Fill in what a text stands for."""
         known: dict[str, object] = {"P": self.daemon.directory / "pipe", "L": self.daemon.directory / "log"}
-        known |= {f"NAME{length}": "n" * (length - len(f"{known['P']}/a//control")) for length in (107, 108)}
+        most = LIBCUDA_SOCKET_PATH_LIMIT if self.backend == VENDOR else SOCKET_PATH_LIMIT
+        name = "n" * (most - len(f"{known['P']}/a//control"))
+        known |= {"LONGEST": name, "TOO_LONG": f"{name}n", "MOST": most, "OVER": most + 1}
         known["HELD"] = f"/proc/{os.getpid()}/fd/{self.held}"
         for ordinal, device in enumerate(self._devices()):
             known |= {f"U{ordinal}": device.uuid, f"PCI{ordinal}": device.pci, f"MODEL{ordinal}": device.name}

@@ -248,6 +248,25 @@ def test_a_killed_daemon_is_replaced_and_nobody_notices(daemon: DaemonProcess, c
         assert waiting.answer() == "init CUDA_SUCCESS"
 
 
+def test_the_server_is_never_asked_to_terminate_a_context_twice(daemon: DaemonProcess, client: VendorClient) -> None:
+    """Asked so, it would answer nobody until the client's process has ended."""
+    (server,) = daemon.servers()
+    terminate = f"terminate_client {server} {client.pid}"
+    assert daemon.say(terminate) == "0\n"
+    assert daemon.say(terminate) == "201\n"
+    daemon.kill()
+    assert daemon.start().returncode == 0
+    assert daemon.say(terminate) == "201\n"
+    assert client.ask("ctx 0") == "ctx CUDA_SUCCESS"
+    done = daemon.run([], terminate)
+    assert (done.stdout, "end the process" in done.stderr) == ("801\n", True)
+    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert client.ask("destroy 0") == "destroy CUDA_SUCCESS"
+    assert daemon.say(terminate) == "0\n"
+    assert client.ask("sync") == "sync CUDA_ERROR_MPS_CLIENT_TERMINATED"
+    assert daemon.say(f"get_server_status {server}") == "ACTIVE\n"
+
+
 def test_limits_outlive_a_daemon_that_learns_of_the_devices_from_its_server(daemon: DaemonProcess) -> None:
     with VendorClient.start(pipe(daemon)) as running:
         running.connect()

@@ -198,6 +198,11 @@ def test_termination(daemon: MinimalDaemon, launcher: Path, start: Callable[...,
     assert daemon.serve(client, "ctx 0") == "ctx CUDA_SUCCESS"
     assert client.ask("destroy 0") == "destroy CUDA_SUCCESS"
     assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert daemon.number(13, client.pid) == 0
+    daemon.say(13, struct.pack("<i", client.pid))
+    assert other.ask("sync") == "sync CUDA_SUCCESS"
+    client.end()
+    assert daemon.hear() == struct.pack("<i", 0), "the answer comes when the process has ended"
 
 
 def test_a_fault_and_the_recovery(daemon: MinimalDaemon, launcher: Path, start: Callable[..., VendorClient]) -> None:

@@ -26,5 +26,6 @@ def test_names_that_a_socket_or_a_file_has() -> None:
 
 def test_a_path_of_107_bytes_is_the_longest() -> None:
     directory = "/" + "d" * (107 - len("//a/b/control"))
-    assert socket_problem(directory, "a", "b") == ""
-    assert "is 108 bytes long; at most 107 are possible" in socket_problem(directory, "a", "bc")
+    assert socket_problem(directory, "a", "b", for_libcuda=False) == ""
+    assert "is 108 bytes long; at most 107 are possible" in socket_problem(directory, "a", "bc", for_libcuda=False)
+    assert "is 107 bytes long; at most 106 are possible" in socket_problem(directory, "a", "b", for_libcuda=True)

@@ -249,6 +249,8 @@ def _vendor_session(
         del left.clients[serial]
     session.handoffs.earlier = left.take_newcomers(server.serial)
     session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
+    for entry in mine.values():
+        session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
     session.inherited = {
         serial: events.ReturnedClient(
             serial,

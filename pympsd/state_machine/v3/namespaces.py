@@ -24,7 +24,9 @@ def create_namespace(
 ) -> Iterator[Instruction]:
     """Make a namespace; its ``session`` is answered when its socket is open."""
     named = _server(daemon, server_name)
-    problem = name_problem(name) or socket_problem(daemon.pipe_directory, server_name, name)
+    problem = name_problem(name) or socket_problem(
+        daemon.pipe_directory, server_name, name, for_libcuda=not daemon.has_own_servers
+    )
     if problem:
         raise NotPossible(problem)
     if name in named.namespaces:

@@ -69,7 +69,7 @@ def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient 
         )
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
-        reason = socket_problem(daemon.pipe_directory, name, DEFAULT)
+        reason = socket_problem(daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers)
     return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
 
 

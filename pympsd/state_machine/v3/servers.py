@@ -70,7 +70,9 @@ def create_server(
     session: int = 0,
 ) -> Iterator[Instruction]:
     """Make a server and start it; its ``session`` is answered when it is ready, or cannot start."""
-    problem = name_problem(name, of_server=True) or socket_problem(daemon.pipe_directory, name, DEFAULT)
+    problem = name_problem(name, of_server=True) or socket_problem(
+        daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers
+    )
     if problem:
         raise NotPossible(problem)
     if daemon.quitting is not None:

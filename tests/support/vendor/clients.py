@@ -118,16 +118,19 @@ class Clients:
             said += [devices.uuid(device), devices.client_list_record(device), struct.pack("<i", len(here)), *here]
         return said
 
-    def terminate(self, pid: int) -> int:
-        """End a process's contexts; return 0, or 201 when it has none that is not terminated yet."""
-        active = [context for context in self.contexts() if context.pid == pid and not context.error]
-        if not active:
+    def terminate(self, pid: int) -> int | None:
+        """End a process's contexts; return 0, 201 when it has none, and None if one has been terminated before."""
+        present = [context for context in self.contexts() if context.pid == pid]
+        if not present:
             write(f"Client termination request failed: There is no active client context found for process {pid}.")
             write("Client termination failed with invalid device context.")
             return 201
-        for context in active:
+        hangs = any(context.error == TERMINATED for context in present)
+        for context in present:
             write(f"MPS server requesting client {context} to exit")
             context.error = TERMINATED
+        if hangs:
+            return None
         write("Client termination succeeded.")
         return 0
 

@@ -58,6 +58,8 @@ class MpsServer:
         self._awaits_confirmation = False
         self._newcomer: Connection | None = None
         """Whom it talks with: it hears nothing from the daemon meanwhile."""
+        self._awaits_end_of = 0
+        """The process that it was asked to terminate a second time: until it ends no command is heard."""
         # Not epoll: a connection that is closed here stays in its set as long as another process has a copy of it.
         self._selector = selectors.PollSelector()
 
@@ -121,6 +123,10 @@ class MpsServer:
         goes_on = self.clients.serve(connection)
         if not goes_on:
             self._selector.unregister(connection.socket)
+            if self._awaits_end_of and self._awaits_end_of not in self.clients.processes:
+                self._awaits_end_of = 0
+                self.daemon.send(struct.pack("<i", 0))
+                self._selector.register(self.daemon, selectors.EVENT_READ, None)
         # As measured: after one that leaves without a word it waits for ever.
         if connection is self._newcomer and connection.words and (connection.number >= 0 or not goes_on):
             self._newcomer = None
@@ -159,6 +165,11 @@ class MpsServer:
         if ends or (number == 5 and not self.clients.workers()):
             raise End
         self._awaits_confirmation = COMMANDS[number].confirmed and bool(answer)
+
+    def wait_for_end(self, pid: int) -> None:
+        """Hear no command until a client's process has ended."""
+        self._selector.unregister(self.daemon)
+        self._awaits_end_of = pid
 
     def watch(self, connection: Connection) -> None:
         """Serve a client from now on, and nobody else's commands until it has said who it is."""
@@ -212,7 +223,12 @@ def _set_percentage(server: MpsServer, words: list[bytes]) -> list[bytes]:
 
 
 def _terminate(server: MpsServer, words: list[bytes]) -> list[bytes]:
-    return [struct.pack("<i", server.clients.terminate(struct.unpack("<i", words[0])[0]))]
+    (pid,) = struct.unpack("<i", words[0])
+    code = server.clients.terminate(pid)
+    if code is None:  # as measured
+        server.wait_for_end(pid)
+        return []
+    return [struct.pack("<i", code)]
 
 
 def _ps(server: MpsServer, words: list[bytes]) -> list[bytes]:

@@ -6,13 +6,10 @@ so the end of the last one passes the turn on at once.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
-import msgspec
 import trio
 from attrs import Factory, define, field
 
@@ -20,12 +17,10 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.driver_probe import driver_version
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import fd_quota
-from pympsd.service.inheritance import ClientNote, client_name
-from pympsd.service.processes.status import is_stopped, process_end
-from pympsd.service.sessions.server import WATCHED_DIVISOR
+from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.vendor.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.vendor.server_link import ServerLink
+from pympsd.service.sessions.vendor.watched_clients import WatchedClients
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import ClientLimits
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -79,7 +74,12 @@ class VendorServerSession:
     _changed: trio.Event = field(factory=trio.Event, init=False)
     """A client's process has ended."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
-    _watched: int = field(default=0, init=False)
+    clients: WatchedClients = field(
+        default=Factory(
+            lambda self: WatchedClients(self.dispatcher, self.serial, self.ended, self._gone), takes_self=True
+        ),
+        init=False,
+    )
     handoffs: Handoffs = field(
         default=Factory(
             lambda self: Handoffs(self.dispatcher, self.serial, self.pid, set_limits=self._set_next), takes_self=True
@@ -153,7 +153,7 @@ class VendorServerSession:
         if self._link is None:
             answered(Result.ERROR_INVALID_CONTEXT)
         else:
-            self._link.ask(commands.terminate(pid), answered)
+            self.clients.terminations.terminate(self._link, pid, answered)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
         """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
@@ -179,31 +179,11 @@ class VendorServerSession:
         """
         server = dispatcher.state.servers.get(self.serial)
         known = server.clients.get(client) if server is not None else None
-        if pidfd < 0:
-            return
-        has_room = self._watched < fd_quota(WATCHED_DIVISOR) and not self.ended.is_set()
-        if known is None or self._nursery is None or not has_room:
-            os.close(pidfd)
-            return
-        self._watched += 1
-        shown = known.command, known.namespace, known.mps_namespace, known.since
-        note = ClientNote(self.serial, known.pid, known.uid, *shown)
-        self._nursery.start_soon(self._watch, client, pidfd, msgspec.json.encode(note))
+        self.clients.add(self._nursery, client, known, pidfd)
 
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
         """Watch a client that an earlier daemon admitted."""
         self.watch(dispatcher, client, self.pidfds.pop(client, -1))
-
-    async def _watch(self, client: int, pidfd: int, note: bytes) -> None:
-        try:
-            with suppress(OSError), self.dispatcher.held(client_name(client), pidfd, note):
-                await process_end(pidfd)
-                self._gone(client)
-        finally:
-            if self.ended.is_set():
-                self.dispatcher.drop(client_name(client))
-            self._watched -= 1
-            os.close(pidfd)
 
     def _gone(self, client: int) -> None:
         self.handoffs.ended(client)
