@@ -52,6 +52,7 @@ def _hard(devices: Sequence[DeviceFacts], text: str) -> dict[int, PinnedMemory]:
 
 def _soft(devices: Sequence[DeviceFacts], text: str) -> dict[int, int]:
     """Return the least of each device's guarantees in a dmem.min, in bytes; 0: it has none."""
+    # A region's 0 is left out: nobody has set it.
     return {each: min(filter(None, counts), default=0) for each, counts in _by_device(devices, text).items()}
 
 
