@@ -51,14 +51,8 @@ class Device:
 
     @property
     def bus_id(self) -> str:
-        """The PCI id as nvidia-smi writes it: 0000:00.06.00 is 00000000:00:06.0; other texts are unchanged."""
-        domain, _, rest = self.facts.pci.partition(":")
-        parts = rest.split(".")
-        try:
-            bus, slot, function = (int(part, 16) for part in parts)
-            return f"{int(domain, 16):08X}:{bus:02X}:{slot:02X}.{function:X}"
-        except ValueError:
-            return self.facts.pci
+        """As in DeviceFacts."""
+        return self.facts.bus_id
 
     @property
     def mode(self) -> str:

@@ -84,6 +84,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         sm_partition=event.environment.get(VARIABLE, ""),
         since=event.at,
         container_pid=event.container_pid,
+        kernel_limits=event.kernel_limits,
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not queue.is_closed_to_newcomers(daemon, uid)
@@ -321,7 +322,8 @@ def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in queue.take_admissible(daemon, server.name):
         if entry.client and entry.peer is not None:
-            limits = client_limits(daemon, server, entry.mps_namespace, entry.rule, entry.cgroups, entry.sm_partition)
+            known = entry.mps_namespace, entry.rule, entry.cgroups, entry.kernel_limits, entry.sm_partition
+            limits = client_limits(daemon, server, *known)
             if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):
                 server.clients[entry.client] = Client(
                     entry.client,

@@ -143,6 +143,8 @@ class QueueEntry:
     since: float = 0.0
     """As in Client."""
     container_pid: int = 0
+    kernel_limits: CgroupLimits = field(factory=dict)
+    """As in ClientConnected."""
 
 
 @define

@@ -9,7 +9,7 @@ from pympsd.state_machine.handover.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
+from pympsd.vocabulary.limits import CgroupLimits, LimitsInForce, MemoryGroup
 from pympsd.vocabulary.rules import Origin
 
 
@@ -59,6 +59,8 @@ class ClientConnected:
     """When it connected, in seconds since 1970."""
     container_pid: int = 0
     """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
+    kernel_limits: CgroupLimits = field(factory=dict)
+    """Limits that the kernel has for its cgroup and those above."""
 
 
 @frozen

@@ -15,7 +15,15 @@ from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, MemoryGroup, PinnedMemory, cgroup_group
+from pympsd.vocabulary.limits import (
+    MOST_MEMORY,
+    CgroupLimit,
+    CgroupLimits,
+    MemoryGroup,
+    PinnedMemory,
+    cgroup_group,
+    least,
+)
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 
@@ -73,16 +81,17 @@ def client_limits(
     namespace: str,
     rule: NamespaceLimits | None,
     cgroups: Sequence[str] = (),
+    kernel_limits: CgroupLimits | None = None,
     sm_partition: str = "",
 ) -> ClientLimits | None:
     """Return the limits of a client: those of its namespace, lowered by its server's ceiling, or of its server in
     protocol 2; lowered by a rule.
 
-    None: they are its server's. ``cgroups`` and ``sm_partition``: as in QueueEntry.
+    None: they are its server's. ``cgroups``, ``kernel_limits`` and ``sm_partition``: as in QueueEntry.
     """
     own = routing.client_limits(daemon, server.name, namespace)
     if own is not None:
-        groups = _memory_groups(daemon, server.name, namespace, cgroups)
+        groups = _memory_groups(daemon, server.name, namespace, cgroups, kernel_limits or {})
         partitions = chosen(daemon, server.name, namespace, sm_partition)
         own = evolve(own, partitions=partitions, groups=groups, audited=daemon.audits_memory)
         own = _below(own, daemon.named_servers[server.name].ceiling)
@@ -105,10 +114,10 @@ def _below(limits: ClientLimits, highest: NamespaceLimits) -> ClientLimits:
 
 
 def _memory_groups(
-    daemon: Daemon, server: str, namespace: str, cgroups: Sequence[str]
+    daemon: Daemon, server: str, namespace: str, cgroups: Sequence[str], kernel_limits: CgroupLimits
 ) -> dict[int, tuple[MemoryGroup, ...]]:
     """Return the limits of memory that a client has together with others, by device ordinal: those of its namespace,
-    and of each cgroup that it is in or below.
+    and of each cgroup that it is in or below, the least of the daemon's own and the kernel's.
     """
     named = daemon.named_servers.get(server)
     groups: dict[int, tuple[MemoryGroup, ...]] = {}
@@ -118,7 +127,9 @@ def _memory_groups(
         for ordinal, total in found.total_memory.items():
             groups[ordinal] = (MemoryGroup(f"namespace {server}/{found.name}", total.value),)
     for path in at_or_above(cgroups):
-        for ordinal, limit in daemon.cgroup_limits.get(path, {}).items():
+        own, kernels = daemon.cgroup_limits.get(path, {}), kernel_limits.get(path, {})
+        for ordinal in {**own, **kernels}:
+            limit = least(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
             # While they do not hold, what clients take is counted all the same: they may hold again.
             holds = limit if daemon.accounts_cgroups else CgroupLimit()
             most, soft = holds.hard or _NO_LIMIT, holds.soft

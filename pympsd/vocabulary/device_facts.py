@@ -52,6 +52,17 @@ class DeviceFacts:
         """Whether the device takes part in Volta MPS (compute capability 7.0 and up)."""
         return self.compute_capability >= (7, 0)
 
+    @property
+    def bus_id(self) -> str:
+        """The PCI id as nvidia-smi writes it: 0000:00.06.00 is 00000000:00:06.0; other texts are unchanged."""
+        domain, _, rest = self.pci.partition(":")
+        parts = rest.split(".")
+        try:
+            bus, slot, function = (int(part, 16) for part in parts)
+            return f"{int(domain, 16):08X}:{bus:02X}:{slot:02X}.{function:X}"
+        except ValueError:
+            return self.pci
+
 
 def uuid_text(uuid: bytes) -> str:
     """Return a UUID of 16 bytes as text: GPU- and 32 hexadecimal digits in five groups."""

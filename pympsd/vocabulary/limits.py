@@ -59,8 +59,8 @@ class MemoryGroup:
 
 
 def cgroup_group(path: str) -> str:
-    """Return the name of the group that a cgroup's clients are."""
-    return f"cgroup {path}"
+    """Return the name of the group that a cgroup's clients are; bytes of it that are no UTF-8 as ``\\xff``."""
+    return f"{OF_CGROUP}{path.encode(errors='surrogateescape').decode(errors='backslashreplace')}"
 
 
 @frozen
@@ -83,6 +83,13 @@ class CgroupLimit:
     """They get no more than this."""
     soft: PinnedMemory | None = None
     """They are guaranteed this: clients of others that hold more than theirs are ended."""
+
+
+def least(one: CgroupLimit, other: CgroupLimit) -> CgroupLimit:
+    """Return the lower limit of each kind."""
+    hard = (limit for limit in (one.hard, other.hard) if limit is not None)
+    soft = (limit for limit in (one.soft, other.soft) if limit is not None)
+    return CgroupLimit(min(hard, default=None), min(soft, default=None))
 
 
 CgroupLimits = dict[str, dict[int, CgroupLimit]]

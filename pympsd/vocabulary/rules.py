@@ -35,7 +35,7 @@ class Origin:
     uid: int
     groups: tuple[int, ...] = ()
     cgroups: tuple[str, ...] | None = None
-    """Its paths in the hierarchies of cgroups: one, but with cgroup v1."""
+    """Its paths in the hierarchies of cgroups: one, but with cgroup v1; that of cgroup v2 is the last."""
     executable: str | None = None
 
 

@@ -21,6 +21,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.files.dmem import has_dmem
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.service.inheritance import Inherited, link_name
 from pympsd.service.processes.children import LEAVE_SECONDS
@@ -315,7 +316,8 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     in_force = report.limits.multiprocessors if report.limits is not None else {}
     if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
-    origin = dispatcher.origin_of_pid(report.pid) if dispatcher.state.cgroup_limits else None
+    asks_cgroup = dispatcher.state.cgroup_limits or has_dmem()
+    origin = dispatcher.origin_of_pid(report.pid) if asks_cgroup else None
     contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
     command = sanitised(report.command.encode())
     mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""

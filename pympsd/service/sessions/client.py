@@ -11,14 +11,18 @@ from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
+from pympsd.service.files.dmem import has_dmem, kernel_limits
 from pympsd.service.ports import Admission
 from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.rules import Origin
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted
 from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
@@ -48,6 +52,7 @@ class ClientSession(Waiting):
             return
         namespace = namespace_of(self.known, self.hello.pid_namespace)
         environment, traced = self.hello.environment, self.hello.traced
+        origin, of_kernel = self._origin(dispatcher.state)
         connected = ClientConnected(
             self.client,
             self.peer,
@@ -57,11 +62,20 @@ class ClientSession(Waiting):
             traced,
             server=self.to_server,
             mps_namespace=self.to_namespace,
-            origin=origin_of(self.known) if dispatcher.state.asks_origins else None,
+            origin=origin,
             at=self.since,
             container_pid=container_pid_of(self.peer.pid),
+            kernel_limits=of_kernel,
         )
         await self.queue(dispatcher, self, connected, self._hung_up)
+
+    def _origin(self, state: Daemon) -> tuple[Origin | None, CgroupLimits]:
+        """Return what has to be known of the process, and the limits that the kernel has for its cgroup."""
+        asks_kernel = state.protocol == 3 and has_dmem()
+        if not (asks_kernel or state.asks_origins):
+            return None, {}
+        origin = origin_of(self.known)
+        return origin, kernel_limits(state.devices, origin.cgroups[-1]) if asks_kernel and origin.cgroups else {}
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
         """Give the client one end of a new session and the server the other; raise OSError."""

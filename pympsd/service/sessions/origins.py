@@ -39,6 +39,14 @@ def origin_of_pid(pid: int) -> Origin | None:
         os.close(pidfd)
 
 
+def cgroups_in(text: bytes) -> tuple[str, ...]:
+    """Return the paths in a /proc/PID/cgroup, each once; that of cgroup v2 is the last."""
+    # Users name cgroups: only a line feed, which the kernel has in no name, ends a line.
+    lines = os.fsdecode(text).removesuffix("\n").split("\n") if text else []
+    paths = [line.split(":", 2)[2].removesuffix(_DELETED) for line in lines]
+    return tuple(dict.fromkeys(reversed(paths)))[::-1]
+
+
 def _seen(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
     """Return the cgroups and the executable of a process; None for what cannot be seen."""
     if pid <= 0:
@@ -46,8 +54,7 @@ def _seen(pid: int, pidfd: int) -> tuple[tuple[str, ...] | None, str | None]:
     cgroups: tuple[str, ...] | None = None
     executable: str | None = None
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="surrogateescape").splitlines()
-        cgroups = tuple(dict.fromkeys(line.split(":", 2)[2].removesuffix(_DELETED) for line in lines))
+        cgroups = cgroups_in(Path(f"/proc/{pid}/cgroup").read_bytes())
     with contextlib.suppress(OSError):
         executable = os.readlink(f"/proc/{pid}/exe").removesuffix(_DELETED)
     # Another process may have the PID by now: what was read is believed only if this one has not ended.

@@ -21,7 +21,8 @@ class Elsewhere:
 
 def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
     """Return for each server, by serial, what clients of the others hold, by device ordinal."""
-    own = {server.serial: _held(daemon, server) for server in daemon.servers.values()}
+    limited = _limited(daemon)
+    own = {server.serial: _held(daemon, server, limited) for server in daemon.servers.values()}
     found: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
     for ordinal in range(len(daemon.devices)):
         in_all = Counter[str]()
@@ -33,16 +34,23 @@ def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
     return found
 
 
-def _held(daemon: Daemon, server: Server) -> list[Counter[str]]:
+def _limited(daemon: Daemon) -> set[str]:
+    """Return the groups of cgroups that have limits, and those that clients came with: the kernel had some then."""
+    clients = [client for server in daemon.servers.values() for client in server.clients.values()]
+    found = {group.name for client in clients for groups in client.groups.values() for group in groups}
+    return found.union(map(cgroup_group, daemon.cgroup_limits))
+
+
+def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
     """Return by device what a server's clients hold by group of several servers; in all under an empty name.
 
     A server's reports are its user's word: it is not believed that they hold more than there is.
     """
     held = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
-        paths = [path for path in at_or_above(client.cgroups or ()) if path in daemon.cgroup_limits]
+        groups = limited.intersection(map(cgroup_group, at_or_above(client.cgroups)))
         for ordinal, of_device in enumerate(held):
-            of_device.update(dict.fromkeys(("", *map(cgroup_group, paths)), client.memory.get(ordinal, 0)))
+            of_device.update(dict.fromkeys(("", *groups), client.memory.get(ordinal, 0)))
     return [
         Counter({name: min(count, device.memory_bytes) for name, count in of_device.items()})
         for device, of_device in zip(daemon.devices, held, strict=True)

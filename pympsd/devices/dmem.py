@@ -1,0 +1,81 @@
+"""The limits in the files of the kernel's dmem controller, by cgroup and device (cgroup-v2.rst, DMEM)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, CgroupLimits, PinnedMemory
+
+_LINE: Final = re.compile(r"(\S+) ([0-9]{1,20}|max)")
+_BUS_ID: Final = re.compile(
+    r"(?<![0-9a-f])([0-9a-f]{4,8})(:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])(?![0-9a-f])", re.ASCII | re.IGNORECASE
+)
+"""A PCI address in the name of a region, such as ``drm/0000:03:00.0/vram0``."""
+
+
+@frozen
+class CgroupFiles:
+    """The texts of a cgroup's files; empty if it has none that can be read."""
+
+    path: str
+    max: str
+    min: str
+
+
+def limits_in(devices: Sequence[DeviceFacts], cgroups: Iterable[CgroupFiles]) -> CgroupLimits:
+    """Return the limits of cgroups, each of which is in the one before, by ordinal of ``devices``.
+
+    A line that is of no device, or cannot be read, does not count.
+    """
+    found: CgroupLimits = {}
+    guaranteed: dict[int, int] = {}
+    for files in cgroups:
+        hard, soft = _hard(devices, files.max), _soft(devices, files.min)
+        # As in the kernel a guarantee holds as far as those above have it: a cgroup's owner cannot give it more.
+        guaranteed |= {ordinal: min(own, guaranteed.get(ordinal, own)) for ordinal, own in soft.items()}
+        kept = {ordinal: PinnedMemory(guaranteed[ordinal]) for ordinal in soft if guaranteed[ordinal]}
+        if hard or kept:
+            found[files.path] = {each: CgroupLimit(hard.get(each), kept.get(each)) for each in {**hard, **kept}}
+    return found
+
+
+def _hard(devices: Sequence[DeviceFacts], text: str) -> dict[int, PinnedMemory]:
+    """Return the least of each device's limits in a dmem.max."""
+    least = {ordinal: min(counts) for ordinal, counts in _by_device(devices, text).items()}
+    return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MOST_MEMORY}
+
+
+def _soft(devices: Sequence[DeviceFacts], text: str) -> dict[int, int]:
+    """Return the least of each device's guarantees in a dmem.min, in bytes; 0: it has none."""
+    # A region's 0 is left out: nobody has set it.
+    return {each: min(filter(None, counts), default=0) for each, counts in _by_device(devices, text).items()}
+
+
+def _by_device(devices: Sequence[DeviceFacts], text: str) -> dict[int, list[int]]:
+    """Return the values of each device's regions, in bytes.
+
+    Of several regions the least counts: the memory of a client may lie in any of them, and nobody tells in which.
+    """
+    found: dict[int, list[int]] = {}
+    for region, value in _lines(text):
+        named = _bus_ids(region)
+        for ordinal, device in enumerate(devices):
+            if device.bus_id in named:
+                found.setdefault(ordinal, []).append(value)
+    return found
+
+
+def _lines(text: str) -> Iterator[tuple[str, int]]:
+    for line in text.split("\n"):
+        if match := _LINE.fullmatch(line):
+            yield match[1], MOST_MEMORY if match[2] == "max" else min(int(match[2]), MOST_MEMORY)
+
+
+def _bus_ids(region: str) -> set[str]:
+    """Return the PCI addresses in a region's name, as DeviceFacts.bus_id writes them."""
+    return {f"{int(domain, 16):08X}{rest.upper()}" for domain, rest in _BUS_ID.findall(region)}

@@ -1,0 +1,125 @@
+"""Limits of memory that the kernel has for a client's cgroups, together with the daemon's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from pympsd.commands.operator_line import answer_line
+from pympsd.devices.machine import describe
+from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.decide import handle
+from pympsd.state_machine.events import ClientConnected, StatusPushed
+from pympsd.state_machine.instructions import AdmitClient, Instruction
+from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.memory_elsewhere import memory_elsewhere
+from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limits import (
+    MOST_MEMORY,
+    CgroupLimit,
+    CgroupLimits,
+    MemoryGroup,
+    PinnedMemory,
+    ThreadPercentage,
+    cgroup_group,
+)
+from pympsd.vocabulary.rules import Origin
+
+GIB = 1 << 30
+
+
+def limit(hard: int | None = None, soft: int | None = None) -> CgroupLimit:
+    """Return limits in GiB."""
+    return CgroupLimit(*(None if count is None else PinnedMemory(count * GIB) for count in (hard, soft)))
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    """A daemon with servers a and b, whose processes are there."""
+    daemon = Daemon(0, describe("2xH200"), protocol=3, most_servers=9)
+    for serial, name in enumerate("ab", 1):
+        daemon.named_servers[name] = NamedServer(name, 7, {"default": Namespace("default")})
+        daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=serial, phase=Phase.ACTIVE, name=name)
+    return daemon
+
+
+def comes(serial: int, kernels: CgroupLimits, server: str = "a", cgroup: str | None = "/pod/box") -> ClientConnected:
+    """Return the event of a client that connects."""
+    origin = None if cgroup is None else Origin(7, cgroups=(cgroup,))
+    peer = Peer(50 + serial, 7, 7, (7,))
+    return ClientConnected(serial, peer, "c", 7, server=server, origin=origin, kernel_limits=kernels)
+
+
+def groups_of(
+    daemon: Daemon, kernels: CgroupLimits, cgroup: str | None = "/pod/box"
+) -> dict[int, tuple[MemoryGroup, ...]]:
+    """Return the groups that a client is in when it is admitted."""
+    return groups_in(handle(daemon, comes(1, kernels, cgroup=cgroup), answer_line))
+
+
+def groups_in(instructions: list[Instruction]) -> dict[int, tuple[MemoryGroup, ...]]:
+    """Return the groups of the client that is admitted."""
+    (admitted,) = (each for each in instructions if isinstance(each, AdmitClient))
+    assert admitted.limits is not None
+    return admitted.limits.groups
+
+
+@pytest.mark.parametrize(
+    ("ours", "kernels", "holds"),
+    [
+        ({}, {0: limit(4)}, {0: (4 * GIB, 0)}),
+        ({}, {1: limit(soft=2)}, {1: (MOST_MEMORY, 2 * GIB)}),
+        ({0: limit(8, 3)}, {0: limit(4, 1)}, {0: (4 * GIB, GIB)}),
+        ({0: limit(4, 1)}, {0: limit(8, 3)}, {0: (4 * GIB, GIB)}),
+        ({0: limit(8, 1)}, {0: limit(4, 3)}, {0: (4 * GIB, GIB)}),
+        ({0: limit(8)}, {0: limit(soft=3)}, {0: (8 * GIB, 3 * GIB)}),
+        ({0: limit(8)}, {1: limit(4)}, {0: (8 * GIB, 0), 1: (4 * GIB, 0)}),
+        ({}, {0: limit(0)}, {0: (0, 0)}),
+    ],
+)
+def test_the_lower_of_the_kernels_and_our_own_holds(
+    daemon: Daemon,
+    ours: dict[int, CgroupLimit],
+    kernels: dict[int, CgroupLimit],
+    holds: dict[int, tuple[int, int]],
+) -> None:
+    daemon.cgroup_limits = {"/pod": ours} if ours else {}
+    found = groups_of(daemon, {"/pod": kernels})
+    assert found == {ordinal: (MemoryGroup("cgroup /pod", *limits),) for ordinal, limits in holds.items()}
+
+
+def test_the_limits_of_all_cgroups_above_hold_outer_ones_first(daemon: Daemon) -> None:
+    daemon.cgroup_limits = {"/": {0: limit(100)}}
+    found = groups_of(daemon, {"/pod/box": {0: limit(2)}, "/pod": {0: limit(4)}, "/elsewhere": {0: limit(1)}})
+    expected = (("/", 100), ("/pod", 4), ("/pod/box", 2))
+    assert found == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
+
+
+def test_they_hold_not_while_memacct_is_disabled_and_what_is_taken_is_counted(daemon: Daemon) -> None:
+    daemon.accounts_cgroups = False
+    assert groups_of(daemon, {"/pod": {0: limit(4, 1)}}) == {0: (MemoryGroup("cgroup /pod", MOST_MEMORY),)}
+
+
+def test_a_client_whose_cgroup_cannot_be_seen_is_let_in(daemon: Daemon) -> None:
+    """Unlike with limits that were set here: that a kernel has the controller refuses nobody."""
+    assert groups_of(daemon, {}, cgroup=None) == {}
+
+
+def test_a_client_that_waits_for_its_server_keeps_them(daemon: Daemon) -> None:
+    daemon.servers[1].phase = Phase.INITIALIZING
+    waits = handle(daemon, comes(1, {"/pod": {0: limit(4)}}), answer_line)
+    assert not any(isinstance(each, AdmitClient) for each in waits)
+    ready = handle(daemon, StatusPushed(1, "ACTIVE"), answer_line)
+    assert groups_in(ready) == {0: (MemoryGroup("cgroup /pod", 4 * GIB),)}
+
+
+def test_what_is_held_in_other_servers_counts_though_only_the_kernel_has_a_limit(daemon: Daemon) -> None:
+    handle(daemon, comes(1, {}, "a"), answer_line)
+    handle(daemon, comes(2, {"/pod": {0: limit(4)}}, "b"), answer_line)
+    daemon.servers[1].clients[1].memory = {0: GIB}
+    assert memory_elsewhere(daemon)[2][0].groups == {"cgroup /pod": GIB}
+
+
+def test_a_name_that_is_no_utf_8_can_be_sent() -> None:
+    assert cgroup_group("/a/\udcff") == r"cgroup /a/\xff"
+    assert cgroup_group("/ä") == "cgroup /ä"
