@@ -21,7 +21,7 @@ from pympsd.wire.versions import Versions
 LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
 ROSTER_BYTES: Final = 4 << 20
-"""The same, beyond which changes of the roster wait: without a daemon nobody reads, and the link must not break."""
+"""The same, beyond which changes of the roster wait: without a daemon the link is not read, and must not break."""
 
 
 @frozen
@@ -46,7 +46,7 @@ class DaemonLink:
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
     _last_left: Admitted | None = field(default=None, init=False)
-    """The client that has left last: lines about it may follow."""
+    """The client that has left last: log lines about it may follow."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""

@@ -262,7 +262,7 @@ class Server:
         self._end()
 
     def leave(self, forced: bool, is_deletion: bool = False) -> None:
-        """End with the last client, or at once; clients of a server that is deleted so are told."""
+        """End with the last client, or at once; ``is_deletion``: send its clients the reason."""
         self.log.info("server_shutdown_notified")
         if self.phase in (Phase.SERVING, Phase.FAULT):
             self.phase = phases.move(self.phase, Phase.LEAVING)

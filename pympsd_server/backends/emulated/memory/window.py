@@ -181,7 +181,7 @@ class Window:
             self.views = {}
             self._bytes = np.zeros(0, np.uint8)
             self._close_file()
-            with suppress(BufferError):  # somebody has a part: it is unmapped with that
+            with suppress(BufferError):  # a view of it is in use: it is unmapped with that
                 self._map.close()
 
     def _close_file(self) -> None:
