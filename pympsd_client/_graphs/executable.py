@@ -1,4 +1,4 @@
-"""Executable graphs: a copy of a graph's nodes here, their records in the executor, launched by one record."""
+"""Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pympsd_client._objects.stream import resolve
 from pympsd_client._objects.thread_local import this_thread
 
 _next_id: Final = count(1).__next__
-_STREAMS_REMEMBERED: Final = 64
+_STREAMS_CACHED: Final = 64
 _known_stream: Final = streams.streams.get
 _NOT_MADE: Final = 0
 AUTO_FREE: Final = 1
@@ -160,7 +160,7 @@ class Executable:
             if record is None:
                 # Nothing is answered, so that launches need no numbers of their own.
                 record = operations.LAUNCH_GRAPH.record(opened.serial, 0, its_stream, self._made)
-                if len(self._records) >= _STREAMS_REMEMBERED:
+                if len(self._records) >= _STREAMS_CACHED:
                     self._records.clear()
                 self._records[its_stream] = record
             opened.transport.post(record)

@@ -18,7 +18,7 @@ from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, context_on, new_handle
 from pympsd_client._objects.memory import Allocation, allocations
-from pympsd_client._objects.pools.arena import Arena, Place, rounded
+from pympsd_client._objects.pools.arena import Arena, FreePoint, rounded
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
 from pympsd_client._objects.process import Primary, process
 from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
@@ -51,7 +51,7 @@ class Block(PoolAllocation):
 
     def free_in_order(self, context: Context, stream: int) -> None:
         """Free it when a stream has reached this point."""
-        self.pool.free(self, Place(context, stream))
+        self.pool.free(self, FreePoint(context, stream))
 
 
 @frozen
@@ -95,7 +95,7 @@ class Pool:
         self._primary: Primary | None = None
         """What the pool has retained."""
         self._arenas: Final[dict[Context, Arena]] = {}
-        # An allocation may end a context's stream, and a waiting call may settle: both come here again.
+        # An allocation may end a context's stream, and a waiting call may settle: both take the lock again.
         self._lock: Final = RLock()
 
     @property
@@ -111,7 +111,7 @@ class Pool:
 
     def _settle_all(self) -> None:
         for arena in self._arenas.values():
-            arena.settle(Place.is_passed)
+            arena.settle(FreePoint.is_passed)
 
     @property
     def used_high(self) -> int:
@@ -163,7 +163,7 @@ class Pool:
             arena = self._arenas.get(context)
             if arena is None:
                 arena = self._arenas[context] = Arena.of(context, self._source(context))
-            place = Place(user, stream)
+            place = FreePoint(user, stream)
             start = arena.take(taken, place)
             if start is None:
                 start = self._take_with_effort(arena, taken, place)
@@ -189,7 +189,7 @@ class Pool:
             start, _ = arena.chunk_of(block.handle)
             return arena.source.secret(start), block.handle - start
 
-    def _take_with_effort(self, arena: Arena, size: int, place: Place) -> int:
+    def _take_with_effort(self, arena: Arena, size: int, place: FreePoint) -> int:
         if self.is_opportunistic and arena.freed:
             arena.settle_some()
             start = arena.take(size, place)
@@ -225,7 +225,7 @@ class Pool:
             return None
         return error
 
-    def free(self, block: Block, place: Place | None) -> None:
+    def free(self, block: Block, place: FreePoint | None) -> None:
         """Free a block at a point of a stream; None: at once."""
         with self._lock:
             arena = self._arenas.get(block.context)
@@ -271,7 +271,7 @@ class Pool:
                     for start, end in ranges:
                         arena.give(start, end - start, None if done else place)
                     if done:
-                        place.forget()
+                        place.destroy_event()
                 if done:
                     self._release_some()
 
@@ -291,16 +291,16 @@ class Pool:
             self._end()
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """Remember by an event what was freed in a stream."""
-        place = Place(context, stream)
+        """Keep the point of a stream's frees as an event."""
+        place = FreePoint(context, stream)
         with self._lock:
             for arena in self._arenas.values():
                 ranges = arena.freed.pop(place, None)
                 if ranges is not None:
-                    arena.freed[place.outlive()] = ranges
+                    arena.freed[place.as_event()] = ranges
 
     def drop(self, context: Context) -> None:
-        """Forget the memory of a context that closes; what was freed in its streams is free for all."""
+        """Drop the memory of a context that closes; what was freed in its streams is free for all."""
         with self._lock:
             arena = self._arenas.pop(context, None)
             if arena is not None:
