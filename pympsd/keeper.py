@@ -36,7 +36,7 @@ The note asks the server to end if it has no clients."""
 CLIENT_PREFIX = "client "
 """Entries with such names are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10
-"""After so many waits for a daemon, and after as many again, servers without clients are asked to end."""
+"""The number of waits for a daemon after each of which servers without clients are asked to end."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16
@@ -66,7 +66,7 @@ class Keeper:
             pass
 
     def _on_sigterm(self, *_: object) -> None:
-        """End if there is no daemon. If there is one it decides, for it may have been told to end as well."""
+        """End if there is no daemon. If there is one it decides, for it may have received the signal as well."""
         if self._link is None:
             os._exit(0)
 
@@ -109,7 +109,7 @@ class Keeper:
                 elif events:
                     poll.unregister(fd)
                     name = watched.pop(fd)
-                    if not _has_unread(fd):  # a server's last words are for the next daemon
+                    if not _has_unread(fd):  # what a server sent before its end is for the next daemon
                         self._drop(name)
         return True
 

@@ -95,7 +95,7 @@ class Noted(Generic[T]):
     is_new: bool = False
     """It is this daemon's own, and not an earlier one's."""
     offered: tuple[int, int] | None = None
-    """Of a client that was offered a connection to a server: the server's end of that, and the client's."""
+    """The server's and the client's end of a connection to a server that the client was offered."""
 
 
 @define

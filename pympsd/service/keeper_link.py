@@ -3,7 +3,7 @@
     found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it is of no use
     keeper, held = found or (Keeper(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
-    keeper.hold("control", listener.fileno())       # before anybody relies on the descriptor
+    keeper.hold("control", listener.fileno())       # before anything relies on the descriptor
     await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
     keeper.drop("control")                          # before the descriptor is closed
     keeper.end()                                    # the daemon ends in order; ``run`` returns soon afterwards
@@ -97,7 +97,7 @@ class Keeper:
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
         believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
-        as it is, if this process may not open so many files.
+        as it is, if this process may not open that many files.
         """
         process = KeeperProcess.find(directory)
         if process is None:
@@ -134,7 +134,7 @@ class Keeper:
         self._changed(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
-        """Have an entry closed and forgotten."""
+        """Have an entry closed and removed."""
         self._held.pop(name, None)
         self._changed(name, False)
 

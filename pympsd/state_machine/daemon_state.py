@@ -179,7 +179,7 @@ class Termination:
     answer: Answer | None = None
     """Given when it is over, in place of the number that terminate_client prints."""
     pid: int = 0
-    """The client, if the operator is told in words."""
+    """The client's PID, if the answer is in words; 0: it is a number."""
     expelled: tuple[int, ...] = ()
     """Clients whose namespace or SM partition was deleted."""
 

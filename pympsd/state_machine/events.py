@@ -32,7 +32,7 @@ class OperatorLine:
     process: Origin | None = None
     """The process that the line names, if there is one."""
     cgroups: frozenset[str] | None = None
-    """Of the cgroups whose limits go with them, those that exist; None: nobody has looked."""
+    """Those that exist of the cgroups whose limits end with them; None: not checked."""
 
 
 @frozen
@@ -166,7 +166,7 @@ class ServerExited:
 
     server: int
     status: int | None
-    last_words: str = ""
+    last_stderr_line: str = ""
     """The last line it wrote to its standard error."""
 
 

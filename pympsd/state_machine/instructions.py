@@ -98,7 +98,7 @@ class ShutDownServer:
     server: int
     forced: bool
     is_deletion: bool = False
-    """Whether clients that it ends so are told."""
+    """Whether the clients that it ends are sent the reason."""
 
 
 @frozen

@@ -124,7 +124,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """Whether clients that it ends so are told."""
+    """Whether the clients that it ends are sent the reason."""
 
 
 @message(40)
@@ -166,7 +166,7 @@ class TerminateClient:
     by_reset: bool = False
     """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
     expelled: tuple[int, ...] = ()
-    """Clients, by serial, that get no context any more: what they came to is there no more."""
+    """Clients, by serial, that get no context any more: their namespace or SM partition was deleted."""
 
 
 @message(44)

@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.service.files.lock_holders import Holder, are_strangers, holders
+from pympsd.service.files.lock_holders import Holder, are_foreign, holders
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
@@ -83,7 +83,7 @@ class PipeDirectory:
         except OSError:
             os.close(lock)
             found = holders(file)
-            if not are_strangers(found, os.path.join(path, files.CONTROL)):
+            if not are_foreign(found, os.path.join(path, files.CONTROL)):
                 names = " and ".join(map(str, found))
                 raise AlreadyRunning(names and f"{file} is open in {names}") from None
             lock = _replaced_lock(given, file, found[0])

@@ -47,7 +47,7 @@ LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MOST_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
-"""By so much may the clock have been set back since a client came."""
+"""How far the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 

@@ -50,7 +50,7 @@ def begin(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     entry.has_turn = True
     daemon.turns_had[entry.server] += 1
     for other in daemon.queue:
-        if other.server != entry.server:  # by another policy than the order of arrival it may have come first
+        if other.server != entry.server:  # by another policy than first come, first served it may have come first
             yield from _limit_overtaking(daemon, other)
 
 

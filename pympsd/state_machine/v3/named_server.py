@@ -12,7 +12,7 @@ from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition
 
 MOST_NAMESPACES: Final = 256
-"""Of one server: each takes descriptors of the daemon and its keeper."""
+"""The limit of one server: each takes descriptors of the daemon and its keeper."""
 
 
 class Source(StrEnum):

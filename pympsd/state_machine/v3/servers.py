@@ -182,7 +182,7 @@ def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
 
 
 def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
-    """Remove a deleted server that has no process any more, and answer who deleted it."""
+    """Remove a deleted server that has no process any more, and answer the operators that deleted it."""
     named = daemon.named_servers.get(name)
     if named is None or not named.deleted:
         return

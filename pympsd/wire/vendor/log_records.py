@@ -1,4 +1,4 @@
-"""What the driver's own programs write to the named pipe ``log``: records, among lines of text by anybody.
+"""What the driver's own programs write to the named pipe ``log``: records, among lines of text by any process.
 
 A record: int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second, millisecond
 (local time), int64 length of the text, the text without a newline; recorded with driver 580.
@@ -28,7 +28,7 @@ _FIRST_YEAR, _LAST_YEAR = 1971, 9998
 
 
 class Origin(IntEnum):
-    """Who a record says wrote it."""
+    """The program that a record names as its writer."""
 
     SERVER = 1
     CLIENT = 2

@@ -32,7 +32,7 @@ POLL_SECONDS: Final = 0.005
 
 @define
 class VendorConversation:
-    """Speaks with whoever connects to ``control`` (``accepts_clients``) or ``control_privileged``."""
+    """A connection to ``control`` (``accepts_clients``) or ``control_privileged``."""
 
     dispatcher: Dispatcher
     accepts_clients: bool
