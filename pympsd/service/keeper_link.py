@@ -61,7 +61,7 @@ class _Request:
     answered: trio.Event = field(factory=trio.Event)
 
     def answer(self, fd: int | None) -> None:
-        """Give the answer to whoever waits for it, or, too late for that, to ``late``."""
+        """Give the answer to the task that waits for it, or, too late for that, to ``late``."""
         self.fd = fd
         self.answered.set()
         if self.is_late and fd is not None and fd >= 0:

@@ -49,7 +49,7 @@ class Listener:
     """Where connections are served; None: no more are."""
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _plain: socket.socket = field(init=False)
-    """The listening socket again, to accept without a turn for other tasks; it is detached, not closed."""
+    """The listening socket again, to accept without a checkpoint of trio; it is detached, not closed."""
 
     def __attrs_post_init__(self) -> None:
         self._plain = socket.socket(fileno=self.listening.fileno())

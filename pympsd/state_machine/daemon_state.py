@@ -281,7 +281,7 @@ class Daemon:
 
     @property
     def asks_origins(self) -> bool:
-        """Whether what rules and limits of cgroups ask of a client has to be known."""
+        """Whether rules or limits of cgroups depend on facts of a client's process."""
         return self.rules is not None or bool(self.cgroup_limits)
 
     def serving_uid(self, uid: int) -> int:

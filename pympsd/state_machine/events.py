@@ -94,7 +94,7 @@ class StatusPushed:
 
 @frozen
 class ClientJoined:
-    """A server reported what holds for a client."""
+    """A server reported the limits in force for a client."""
 
     server: int
     client: int
@@ -220,7 +220,7 @@ class ReturnedClient:
     container_pid: int = 0
     """As in ClientConnected."""
     limits: LimitsInForce | None = None
-    """What holds for it, if its server tells that."""
+    """The limits in force for it, if its server reports them."""
 
 
 @frozen

@@ -82,7 +82,7 @@ class AdmitClient:
 @message(62)
 @frozen
 class ClientJoined:
-    """A client has been let in; what holds for it as long as it is there."""
+    """A client was accepted; the limits in force for it as long as it stays."""
 
     client: int
     limits: LimitsInForce
@@ -276,7 +276,7 @@ class ReturningClient:
     since: float = 0.0
     """As in AdmitClient."""
     limits: LimitsInForce | None = None
-    """As in ClientJoined, if it has been let in."""
+    """As in ClientJoined, if it was accepted."""
 
 
 @message(54)

@@ -68,7 +68,7 @@ class Executable:
             self._make()
         except Failed as failed:
             works.destroy(self.graph)
-            originals = (graphs.nodes.get(handle) for handle, mine in self._copies.items() if mine is failed.node)
+            originals = (graphs.nodes.get(handle) for handle, own in self._copies.items() if own is failed.node)
             raise Failed(next(originals), failed.error) from None
         except BaseException:
             works.destroy(self.graph)
@@ -90,11 +90,11 @@ class Executable:
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
         """Take over the work of other nodes, except for the graphs in nodes, whose nodes are among the pairs."""
         with self._launching:
-            for mine, other in pairs:
-                if not works.inner_graphs(mine.work):
-                    mine.work = other.work
-                elif isinstance(mine.work, works.ConditionalWork):
-                    mine.work.condition = other.work.condition
+            for own, other in pairs:
+                if not works.inner_graphs(own.work):
+                    own.work = other.work
+                elif isinstance(own.work, works.ConditionalWork):
+                    own.work.condition = other.work.condition
             self._drop()
 
     def is_enabled(self, node: Node) -> bool:

@@ -49,7 +49,7 @@ class Allocation:
 
     @property
     def is_reached(self) -> bool:
-        """Whether its device does."""
+        """Whether its device reaches it."""
         return True
 
     def is_accessible_from(self, context: Context) -> bool:
@@ -209,8 +209,8 @@ def devices_address(context: Context, address: int, count: int) -> int:
     """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
     found = allocations.containing(address) if allocations.any_shared else None
     if found is None:
-        mine, reached = pinned.addresses_of(address)
-        region = pinned.region_at(mine) if reached else None
+        host_address, reached = pinned.addresses_of(address)
+        region = pinned.region_at(host_address) if reached else None
         end = 0 if region is None else region.address + region.size
     else:
         reached = address if found.is_shared and found.is_reached else 0

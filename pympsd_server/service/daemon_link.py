@@ -32,7 +32,7 @@ class Admitted:
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
     """(serial, number, device) by serial."""
     limits: LimitsInForce | None = None
-    """What holds for it, once it has been let in."""
+    """The limits in force for it, once it was accepted."""
 
 
 @define
@@ -80,7 +80,7 @@ class DaemonLink:
         self._clients[message.client] = Admitted(message)
 
     def client_joined(self, client: int, limits: LimitsInForce) -> None:
-        """Push what holds for a client."""
+        """Push the limits in force for a client."""
         if client in self._clients:
             self._clients[client] = evolve(self._clients[client], limits=limits)
         self._change((client, 0), link.ClientJoined(client, limits))

@@ -139,7 +139,7 @@ class Server:
         self.log.info("client_worker", pid=client.pid, context=0)
 
     def client_joined(self, client: Client, limits: LimitsInForce, partitions: dict[int, str]) -> None:
-        """Report what holds for a client that is let in; log it if it came to a namespace."""
+        """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
         self.link.client_joined(client.serial, limits)
         if client.namespace:
             shown = f"{limits.thread_percentage:.2f} %, priority {limits.priority}"

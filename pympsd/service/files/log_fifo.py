@@ -30,7 +30,7 @@ UNKNOWN_PID: Final = 0
 PAUSE: Final = 0.1
 """Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
 READ_BYTES: Final = 4 * PIPE_BUF
-"""Little enough that even the worst garbage is read in milliseconds."""
+"""Few enough that even malformed input is parsed in milliseconds."""
 RECENT_SERVERS: Final = 16
 """Servers whose lines are still theirs after their end."""
 CLOCK_TOLERANCE: Final = 60.0

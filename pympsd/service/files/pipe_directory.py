@@ -27,7 +27,7 @@ MODES = {
 }
 PID_MODE = 0o644
 VENDORS_PID_MODE = 0o666
-"""As recorded. Whoever writes another PID there has it killed by a script that trusts the file."""
+"""As recorded. A script that trusts the file would kill any other PID that is written there."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -43,7 +43,7 @@ class Unusable(Exception):
 
 
 class AlreadyRunning(Exception):
-    """Another daemon holds the lock of the directory; the message names who has it open, if that can be seen."""
+    """Another daemon holds the lock of the directory; the message names who has it open, if visible."""
 
 
 @define

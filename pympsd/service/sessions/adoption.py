@@ -244,11 +244,11 @@ def _vendor_session(
     session = VendorServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
-    mine = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
-    for serial in mine:
+    own = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
+    for serial in own:
         del left.clients[serial]
     session.handoffs.earlier = left.take_newcomers(server.serial)
-    session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
+    session.pidfds = {serial: entry.fd for serial, entry in own.items()}
     session.inherited = {
         serial: events.ReturnedClient(
             serial,
@@ -260,7 +260,7 @@ def _vendor_session(
             since=entry.note.since,
             container_pid=container_pid_of(entry.note.pid),
         )
-        for serial, entry in mine.items()
+        for serial, entry in own.items()
     }
     return session
 

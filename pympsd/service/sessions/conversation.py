@@ -119,7 +119,7 @@ class Conversation:
 
 
 def _received(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
-    """Return what there is to receive, without a turn for other tasks."""
+    """Return what there is to receive, without a checkpoint of trio."""
     plain = socket.socket(fileno=sock.fileno())
     try:
         return plain.recv(most, flags | socket.MSG_DONTWAIT)

@@ -130,7 +130,7 @@ def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
     known = with_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
-        # Readable by everybody, unlike the links in /proc/PID/ns.
+        # Readable by every user, unlike the links in /proc/PID/ns.
         same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
         return peer.pid == 0 or len(pids) != 1 or not same or (known.pidfd >= 0 and has_ended(known.pidfd))
     except OSError:

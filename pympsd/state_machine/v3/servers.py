@@ -195,7 +195,7 @@ def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
 
 
 def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
-    """Refuse what operators who wait for a server or its namespaces have asked for."""
+    """Refuse the commands that wait for a server or its namespaces."""
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{named.name}' {why}"))
     named.creators.clear()

@@ -22,7 +22,7 @@ _HEADER: Final = Struct("<I9iq")
 _SIGN: Final = re.compile(rb"[\x01-\x03]\xe0\xcd\xab")
 _BEGIN_OF_SIGN: Final = re.compile(rb"[\x01-\x03](\xe0\xcd?)?\Z")
 _NO_TEXT: Final = re.compile(rb"[\x01-\x03]")
-"""In no text of the vendor's, so the next record shows that this one was cut short."""
+"""Bytes in no text of the vendor's: they begin the next record, so this one was cut short."""
 _FIRST_YEAR, _LAST_YEAR = 1971, 9998
 """Local times of these years are times since the epoch in every zone."""
 

@@ -136,7 +136,7 @@ class Captures(ABC):
         """Set the calling thread's mode and return the one before; INVALID_VALUE."""
         if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
             raise invalid_value(f"the capture mode is GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
-        before, self._modes.mine = self._modes.mine, mode
+        before, self._modes.current = self._modes.current, mode
         return before
 
     def change_dependencies(self, place: StreamKey, given: dict[Node, Edge], replaces: bool) -> None:
@@ -162,7 +162,7 @@ class Captures(ABC):
 
 
 class Modes(threading.local):
-    mine = GLOBAL
+    current = GLOBAL
     """The mode of each thread."""
 
 

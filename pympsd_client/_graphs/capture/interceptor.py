@@ -77,11 +77,11 @@ class CapturingInterceptor(Captures):
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Let this thread make its own calls, whatever is captured."""
-        before, self._modes.mine = self._modes.mine, RELAXED
+        before, self._modes.current = self._modes.current, RELAXED
         try:
             yield
         finally:
-            self._modes.mine = before
+            self._modes.current = before
 
     def takes_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
         """Take a host function; UNSUPPORTED for a callback."""
@@ -192,9 +192,9 @@ class CapturingInterceptor(Captures):
 
         One whose answer is not waited for is no call of its own: memory that is freed in stream order.
         """
-        if operation.name not in _UNSAFE or self._modes.mine == RELAXED or flags & FLAG_QUIET:
+        if operation.name not in _UNSAFE or self._modes.current == RELAXED or flags & FLAG_QUIET:
             return False
-        me, mode = threading.get_ident(), self._modes.mine
+        me, mode = threading.get_ident(), self._modes.current
         prohibiting = [
             each
             for each in set(self._of.values())

@@ -93,7 +93,7 @@ class ImportedPool(Pool):
             made = ImportedBlock(address, context, handle.size, pool=self, chunk=chunk, is_host=self.kind.is_host)
             return allocations.add(made).handle
 
-    def release(self, block: ImportedBlock, place: FreePoint | None) -> None:
+    def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
         """Count one import less; destroy_event the block with the last."""
         with self._importing:
             block.references -= 1
@@ -102,15 +102,15 @@ class ImportedPool(Pool):
                 return
             chunk = block.chunk
             chunk.blocks -= 1
-            if place is not None:
-                chunk.freed.add(place)
+            if point is not None:
+                chunk.freed.add(point)
             elif not chunk.blocks:
                 block.context.call(operations.SYNCHRONIZE_CONTEXT)
             self._settle()
 
     def _settle(self) -> None:
         for key, chunk in tuple(self._chunks.items()):
-            if not chunk.blocks and all(place.is_passed() for place in chunk.freed):
+            if not chunk.blocks and all(point.is_passed() for point in chunk.freed):
                 self._drop_unused(key)
 
     def _drop_unused(self, key: tuple[Context, int]) -> None:
@@ -118,8 +118,8 @@ class ImportedPool(Pool):
         if not chunk.blocks:
             del self._chunks[key]
             chunk.range.unmap()
-            for place in chunk.freed:
-                place.destroy_event()
+            for point in chunk.freed:
+                point.destroy_event()
             self._end_unused()
 
     # --- what happens to streams and contexts
@@ -142,12 +142,12 @@ class ImportedPool(Pool):
 
     def before_destroying(self, context: Context, stream: int) -> None:
         """Keep the point of a stream's frees as an event."""
-        place = FreePoint(context, stream)
+        point = FreePoint(context, stream)
         with self._importing:
             for chunk in self._chunks.values():
-                if place in chunk.freed:
-                    chunk.freed.remove(place)
-                    chunk.freed.add(place.as_event())
+                if point in chunk.freed:
+                    chunk.freed.remove(point)
+                    chunk.freed.add(point.as_event())
 
     def drop(self, context: Context) -> None:
         """Drop the chunks of a context that closes: they are unmapped with it."""

@@ -44,9 +44,9 @@ def _other_memory(address: int) -> tuple[int, int]:
     for module in modules.all():
         if (variable := module.variable_at(address)) is not None:
             return variable.address, variable.size
-    mine, reached = pinned.addresses_of(address)
-    if (region := pinned.region_at(mine)) is not None:
-        return region.address + (reached - mine if reached == address else 0), region.size
+    host_address, reached = pinned.addresses_of(address)
+    if (region := pinned.region_at(host_address)) is not None:
+        return region.address + (reached - host_address if reached == address else 0), region.size
     others = [(one.handle, one.size) for one in graph_allocations.all()]
     for start, size in (*others, *((one.address, one.size) for one in arrays.all())):
         if start <= address < start + size:

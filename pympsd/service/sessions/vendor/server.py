@@ -169,7 +169,7 @@ class VendorServerSession:
         self._wanted.set()
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Do nothing: the driver's server does not tell when it works."""
+        """Do nothing: the driver's server does not report when it works."""
 
     async def stop_trace(self) -> None:
         """Do nothing."""

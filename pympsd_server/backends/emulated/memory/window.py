@@ -110,7 +110,7 @@ class Window:
             os.close(file)
 
     def clear(self, offset: int, count: int) -> None:
-        """Undo `place` and `map_file`. What still accesses the pages meets others."""
+        """Undo `place` and `map_file`. Later accesses reach other pages."""
         with self._lock:
             if not self.is_closed:
                 self._placed.pop(offset, None)
