@@ -31,11 +31,11 @@ LINE_SHOWN = 200
 AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
 """The most lines, and bytes of lines, that are sent before the first of them is answered."""
 OTHER_KIND = "Protocol wrong type for socket"
-"""The daemon's socket is one for packets: it leads the driver's server, or is the vendor's own."""
+"""The daemon's socket is one for packets: it runs the driver's server, or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
-STRANGER = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
+OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
 UNMAPPED_UID = 65534
-"""What the kernel reports, in a container, for a user outside it: whose daemon it is cannot be told."""
+"""What the kernel reports, in a container, for a user outside it: the daemon's user is then unknown."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
@@ -69,8 +69,8 @@ def give_commands(
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
-        if stranger := daemon.stranger(path):
-            _complain(stranger)
+        if owner_warning := daemon.owner_warning(path):
+            _complain(owner_warning)
         typed = not words and posix.isatty(0) and posix.isatty(1)
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
         protocol = daemon.protocol() if if_protocol or typed else b""
@@ -222,10 +222,10 @@ class Daemon:
         """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
         return int.from_bytes(_credentials(self.socket)[:4], "little")
 
-    def stranger(self, path: bytes) -> bytes:
+    def owner_warning(self, path: bytes) -> bytes:
         """Return a line that says whose daemon is at the path; nothing if it is root's or this user's."""
         owner = int.from_bytes(_credentials(self.socket)[4:8], "little")
-        return b"" if owner in (0, posix.geteuid(), UNMAPPED_UID) else STRANGER % (path, owner)
+        return b"" if owner in (0, posix.geteuid(), UNMAPPED_UID) else OWNER_WARNING % (path, owner)
 
     def protocol(self) -> bytes:
         """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""

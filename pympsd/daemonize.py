@@ -209,7 +209,7 @@ def _complain(reason: str, status: int) -> int:
 
 
 def _warn_of_owner(variable: str, folder: str) -> None:
-    """Say that a directory is another user's, who can put other files in the place of the daemon's."""
+    """Warn that a directory is another user's, who can replace the daemon's files."""
     with contextlib.suppress(OSError):
         owner = os.stat(folder).st_uid
         if owner not in (0, os.geteuid()):
@@ -239,7 +239,7 @@ def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
 
 
 def _say_how_to_connect(daemon: DaemonSetup) -> None:
-    """Print the line that protocol 3 has for whoever starts a daemon."""
+    """Print the line that protocol 3 has for the user that starts a daemon."""
     if daemon.protocol == 3:
         print(f"{CONNECT_HINT}{daemon.settings.pipe_directory}", flush=True)
 

@@ -11,7 +11,7 @@ from pympsd.wire import frames
 
 
 def found_daemon(timeout: float) -> tuple[str, int]:
-    """Return a line that says which daemon there is, and the status; one may be silent for so many seconds."""
+    """Return a line that says which daemon there is, and the status; wait ``timeout`` seconds for an answer."""
     daemon = Daemon()
     path, status = pipe_sockets.control(), 0
     try:

@@ -36,7 +36,7 @@ The note asks the server to end if it has no clients."""
 CLIENT_PREFIX = "client "
 """Entries with such names are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10
-"""After so many waits for a daemon, and after as many again, servers without clients are asked to end."""
+"""The number of waits for a daemon after each of which servers without clients are asked to end."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16
@@ -66,7 +66,7 @@ class Keeper:
             pass
 
     def _on_sigterm(self, *_: object) -> None:
-        """End if there is no daemon. If there is one it decides, for it may have been told to end as well."""
+        """End if there is no daemon. If there is one it decides, for it may have received the signal as well."""
         if self._link is None:
             os._exit(0)
 
@@ -109,7 +109,7 @@ class Keeper:
                 elif events:
                     poll.unregister(fd)
                     name = watched.pop(fd)
-                    if not _has_unread(fd):  # a server's last words are for the next daemon
+                    if not _has_unread(fd):  # what a server sent before its end is for the next daemon
                         self._drop(name)
         return True
 
@@ -121,7 +121,7 @@ class Keeper:
                     _ask(fd, note)
 
     def _is_reachable(self) -> bool:
-        """Return whether the next daemon would find this keeper: nobody has removed or replaced its socket."""
+        """Return whether the next daemon would find this keeper: its socket was not removed or replaced."""
         return self._inode is not None and _inode(self._path) == self._inode
 
     def _accept(self) -> bool:
@@ -279,7 +279,7 @@ def _accepted(listener: int, fd_limit: int) -> int:
 
 
 def _greet(fd: int, greeting: bytes) -> None:
-    """Send the first packet of a connection. A peer that is gone is the daemon's business."""
+    """Send the first packet of a connection. The daemon handles a peer that is gone."""
     sock = _socket.socket(fileno=fd)
     try:
         sock.send(greeting, _socket.MSG_DONTWAIT | _socket.MSG_NOSIGNAL)
@@ -340,7 +340,7 @@ def main(listener_fd: str, link_fd: str, waiting_seconds: str) -> None:
     listener, link = _socket.socket(fileno=int(listener_fd)), _socket.socket(fileno=int(link_fd))
     for sock in (listener, link):
         sock.setblocking(False)
-    # Again, after the daemon: whoever connects is to see this process's credentials (SO_PEERCRED), not its.
+    # Again, after the daemon: clients are to see this process's credentials (SO_PEERCRED), not its.
     listener.listen(BACKLOG)
     Keeper(listener, link, float(waiting_seconds)).run()
 

@@ -1,4 +1,4 @@
-"""The options of the command line. Imports nothing, for the quick command line.
+"""The options of the command line. Imports nothing, so that commands start fast.
 
 The launcher passes the name it was started under as ``--argv0=NAME`` first, so that texts and process names say
 nvidia-cuda-mps-control if it was started as that.
@@ -65,7 +65,7 @@ class Options:
         self.replace = False
         self.terminate_by_reset = False
         self.start_flags: set[str] = set()
-        """Of START_FLAGS."""
+        """Those of START_FLAGS that are given."""
         self.timeout = 10.0
         self.is_timeout_given = False
         self.protocol = ""

@@ -1,6 +1,6 @@
 """Where a command finds its daemon: the sockets in the pipe directory.
 
-Imports almost nothing, for the quick command line.
+Imports almost nothing, so that commands start fast.
 """
 
 import posix

@@ -1,4 +1,4 @@
-"""The versions of pympsd and of the CUDA driver API it reports. Imports nothing, for the quick command line."""
+"""The versions of pympsd and of the CUDA driver API it reports. Imports nothing, so that commands start fast."""
 
 VERSION = "0.1.0"
 """The release, as in pyproject.toml (which reads it here)."""

@@ -17,7 +17,7 @@ __all__ = ["PrivateExecutorWarning", "driver", "last_error"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for: importing the package alone loads nothing."""
+    """Import an attribute's module when it is first used."""
     if name == "last_error":
         from pympsd_client._arguments import errors
 

@@ -1,4 +1,4 @@
-"""Report what a program sees here, what is wrong and what to do: ``python -m pympsd_client``. Exit status 1: wrong.
+"""Report a program's devices, what is wrong and what to do: ``python -m pympsd_client``. Exit status 1: wrong.
 
 As any program does, it calls cuInit, for which a daemon may start a server of this user. The backend is the one that
 the environment chooses: a daemon that was started in another one may have another.
@@ -33,7 +33,7 @@ COMPILED = {
     "pympsd_client.native._pages": "kernels do not reach memory that a program registers",
     "pympsd_server.native._worker": "launches on a GPU go through the interpreter of an executor, slower",
 }
-"""The modules in C, and what is so without each."""
+"""The modules in C, and the effect of the absence of each."""
 NO_OUTPUT = 74
 SECONDS = 60.0
 INIT_SECONDS = 30.0
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is seen, by name; add to ``wrong`` what is not as it should be."""
+    """Yield the findings, by name; add the problems to ``wrong``."""
     yield "pympsd", f"{VERSION}, Python {platform.python_version()} ({sys.executable})"
     for package in PACKAGES:
         yield package, _version(package, wrong)

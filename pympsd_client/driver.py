@@ -1,7 +1,7 @@
 """The CUDA driver API by the names, argument order and returns of ``cuda.bindings.driver``.
 
 ``from pympsd_client import driver as cuda`` and go on as with ``from cuda.bindings import driver as cuda``: every
-call returns ``(CUresult, output, ...)``; `pympsd_client.last_error` tells in words what a failed one meant. Enums,
+call returns ``(CUresult, output, ...)``; `pympsd_client.last_error` returns the message of a failed one. Enums,
 handle and structure types are those of cuda-bindings, reached through this module too.
 """
 

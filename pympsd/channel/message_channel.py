@@ -44,7 +44,7 @@ class MessageChannel(SendQueue):
                 if self._is_packets and error.errno == errno.ECONNRESET:
                     continue  # said once, before what the peer sent last
                 return None
-            if self._is_packets and not self._keeps_in_step(data):
+            if self._is_packets and not self._is_whole(data):
                 close_all(fds)
                 continue
             if not data:
@@ -78,8 +78,8 @@ class MessageChannel(SendQueue):
         data, ancillary, flags, _ = await self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         return data, *whole(received(ancillary), flags)
 
-    def _keeps_in_step(self, packet: bytes) -> bool:
-        """Return False for the rest of a frame whose beginning was sent to a process that has been killed.
+    def _is_whole(self, packet: bytes) -> bool:
+        """Return False for a packet that continues a frame whose beginning went to a process that was killed.
 
         Drop a frame that such a process did not send to its end.
         """

@@ -36,7 +36,7 @@ class PacketChannel(SendQueue):
     async def _next(self, limit: int, room: int, flags: int = 0) -> tuple[bytes, list[tuple[int, int, bytes]]]:
         """Return the next packet and its control messages.
 
-        Without a turn for other tasks between taking a packet and returning it: whoever notes it at the keeper must
+        Without a checkpoint of trio between taking a packet and returning it: a task that notes it at the keeper must
         not be killed in between.
         """
         await trio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Files in memory whose size nobody can change (memfd_create(2), F_ADD_SEALS in fcntl(2)): safe to map.
+"""Files in memory whose size is sealed (memfd_create(2), F_ADD_SEALS in fcntl(2)): safe to map.
 
 If a file shrinks, reading its mapping raises SIGBUS; so does one of huge pages, of which there may be none.
 """

@@ -12,7 +12,7 @@ from typing import Final
 from distributed import Worker, WorkerPlugin
 
 from pympsd.clusters.device_locks import lock_part
-from pympsd.clusters.share import BadShare, devices_here, share_of, take
+from pympsd.clusters.share import BadShare, daemon_devices, share_of, take
 
 RESOURCE: Final = "GPU"
 
@@ -20,7 +20,7 @@ RESOURCE: Final = "GPU"
 class GpuShare(WorkerPlugin):
     """Gives each worker the share that its resource says, before anything of CUDA runs in it.
 
-    Workers with a fraction get it of the first device that has so much left; those with more than 1 all devices of
+    Workers with a fraction get it of the first device with enough left; those with more than 1 all devices of
     the daemon, which have to be as many.
     """
 
@@ -36,5 +36,5 @@ class GpuShare(WorkerPlugin):
             return
         if worker.nanny is None:
             raise BadShare("a share is for the life of a process: start workers with a nanny, as processes")
-        devices = devices_here()
+        devices = daemon_devices()
         take(share_of([lock_part(devices, wanted)] if wanted <= 1 else devices, wanted))

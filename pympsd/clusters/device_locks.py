@@ -16,8 +16,8 @@ from pympsd.control import Device
 
 _FLOCK: Final = "@hhqqi4x"
 """struct flock of 64-bit Linux (fcntl(2)): type, whence, start, length, PID."""
-PARTS: Final = 1000
-"""The bytes of a device's file: who has a thousandth of the device has locked one."""
+THOUSANDTHS: Final = 1000
+"""The bytes of a device's file; a process locks one for each thousandth of the device that it has."""
 
 
 def folder() -> str:
@@ -26,12 +26,12 @@ def folder() -> str:
 
 
 def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Device:
-    """Lock a part of the first device that has so much left, until this process has ended; return the device.
+    """Lock a part of the first device with enough left, until this process has ended; return the device.
 
-    ``wanted``: above 0, at most 1. Raise BadShare if no device has so much left.
+    ``wanted``: above 0, at most 1. Raise BadShare if no device has enough left.
     """
-    count = round(wanted * PARTS)
-    if not 0 < count <= PARTS:
+    count = round(wanted * THOUSANDTHS)
+    if not 0 < count <= THOUSANDTHS:
         raise BadShare(f"a share of {wanted:g}: it is 0.01 to 1 of a GPU")
     where = where or folder()
     os.makedirs(where, mode=0o700, exist_ok=True)
@@ -41,7 +41,7 @@ def lock_part(devices: Sequence[Device], wanted: float, where: str = "") -> Devi
     for device in devices:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(os.path.join(where, device.uuid), flags, 0o600)
-        if any(_is_locked(file, start, count) for start in range(PARTS - count + 1)):
+        if any(_is_locked(file, start, count) for start in range(THOUSANDTHS - count + 1)):
             return device  # the descriptor stays open: closing it would end the lock
         os.close(file)
     raise BadShare(f"none of {len(devices)} GPUs has {wanted:g} left; fewer workers, or smaller shares, fit")

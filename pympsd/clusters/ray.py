@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from pympsd.clusters.share import BadShare, devices_here, share_of, take
+from pympsd.clusters.share import BadShare, daemon_devices, share_of, take
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ def take_share() -> None:
     wanted = float(context.get_assigned_resources().get("GPU", 0))
     if not wanted:
         raise BadShare("this task has no GPU: ask for a part of one with num_gpus=0.25")
-    devices = {str(device.ordinal): device for device in devices_here()}
+    devices = {str(device.ordinal): device for device in daemon_devices()}
     names = context.get_accelerator_ids().get("GPU", [])
     if unknown := [name for name in names if name not in devices]:
         raise BadShare(f"Ray assigned GPU {', '.join(unknown)}, and the daemon has {', '.join(devices)}")

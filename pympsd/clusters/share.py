@@ -76,7 +76,7 @@ def take(share: Share, environment: Any = os.environ, modules: Mapping[str, Any]
     _taken.update(variables)
 
 
-def devices_here() -> tuple[Device, ...]:
+def daemon_devices() -> tuple[Device, ...]:
     """Return the devices of this machine's daemon; CannotAsk without one."""
     return RunningDaemon().devices()
 

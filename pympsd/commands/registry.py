@@ -60,7 +60,7 @@ class Command:
     asks_servers: bool = False
     """Its answer depends on what servers know: those that do not report by themselves are asked before."""
     takes: str | None = None
-    """Of a query: the pattern of the arguments that it knows; with any others it is refused, unless what it answers
+    """The pattern of the arguments that a query knows; with any others it is refused, unless what it answers
     to them is recorded."""
     prints_anyway: bool = False
     """Driver 580 ignores arguments that it does not know (recorded): the answer is printed, though refused."""

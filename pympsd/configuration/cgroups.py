@@ -58,7 +58,7 @@ def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, 
 
 
 def shown_cgroups(cgroups: CgroupLimits, devices: int) -> Iterator[str]:
-    """Yield the lines of a file that has these limits, on a machine of so many devices."""
+    """Yield the lines of a file that has these limits, on a machine with this number of devices."""
     for path, limits in sorted(cgroups.items()):
         yield from ("", "[[cgroups]]", f"path = {quoted(path)}")
         for key, each in zip(

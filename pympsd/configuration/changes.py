@@ -192,7 +192,7 @@ CountClients = Callable[[str, str | None], int]
 
 @frozen
 class State:
-    """The daemon's servers, and who is there."""
+    """The daemon's servers, and the numbers of their clients."""
 
     servers: Mapping[str, NamedServer]
     surroundings: Surroundings

@@ -51,10 +51,10 @@ class Control:
                 reason = "its daemon has ended"
             if reason:
                 raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
-            self.stranger = self._daemon.stranger(path).decode(errors="replace").rstrip()
+            self.owner_warning = self._daemon.owner_warning(path).decode(errors="replace").rstrip()
             """A sentence that names the daemon's user, if that is neither root nor this one."""
-            if self.stranger:
-                warn(self.stranger)
+            if self.owner_warning:
+                warn(self.owner_warning)
             self._daemon.send(frames.encode(frames.OPERATOR_HELLO))
         except (CannotAsk, TimeoutError, OSError) as error:
             self.close()

@@ -60,7 +60,7 @@ class RunningDaemon:
         return tuple(client for server in self.servers() for client in server.clients if client.contexts)
 
     def waiting(self) -> tuple[Waiting, ...]:
-        """Return who waits for a server, in their order."""
+        """Return the clients and start requests that wait for a server, in their order."""
         return _as(tuple[Waiting, ...], self._query("get_waiting_list"))
 
     def listing(self, query: str) -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ class Daemon(RunningDaemon):
         own = {
             "CUDA_MPS_PIPE_DIRECTORY": self.pipe_directory,
             "CUDA_MPS_LOG_DIRECTORY": self.log_directory,
-            # Compute modes that somebody has set for a machine of this name are not this one's.
+            # Compute modes that were set for a machine of this name are not this one's.
             "PYMPSD_STATE_DIRECTORY": str(self._folder),
         }
         return {**inherited, **own, **emulated, **self._settings}

@@ -38,7 +38,7 @@ class Client:
     namespace: str | None
     """The namespace of its server that it came to, in protocol 3."""
     active_thread_percentage: float | None
-    """What holds for it; the driver's own server does not report it."""
+    """The percentage in force for it; the driver's own server does not report it."""
     memory_bytes: dict[int, int]
     """Device memory that it holds, by the daemon's ordinal; the driver's own server does not report it."""
     contexts: tuple[Context, ...]

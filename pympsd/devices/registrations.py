@@ -136,7 +136,7 @@ def _server(folder: int, name: str) -> Registered | None:
 def _belongs_to(pid: int, uid: int) -> bool:
     """Whether a process exists and belongs to a user; raise ProcessLookupError or OverflowError if it cannot exist.
 
-    The owner of /proc/PID does not tell: it is root for a process that is not dumpable.
+    Not by the owner of /proc/PID, which is root for a process that is not dumpable.
     """
     try:
         with open(f"/proc/{pid}/status", "rb") as file:

@@ -26,7 +26,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 
 MODES: Final = "modes"
 READ_BYTES: Final = 1 << 16
-"""The most bytes of a file here."""
+"""The most bytes of a file in the folder."""
 LOCK_SECONDS: Final = 5.0
 """Seconds to wait for the lock, which is usually held for some microseconds."""
 _RETRY_SECONDS: Final = 0.001
@@ -98,7 +98,7 @@ class StateFolder:
         if isinstance(error, IsADirectoryError):
             remedy = "End the process that creates it and remove it."
             return f"{self.path}/{MODES}: a folder is in its place and comes back. {remedy}"
-        if (owner := self._strangers_uid()) is not None:
+        if (owner := self._untrusted_owner()) is not None:
             found = f"{error.strerror}: it is user {owner}'s, and not for everybody"
             return f"{self.path}: {found}. Remove it, or name another in {DIRECTORY}, of daemon and pympsd-smi."
         return f"{self.path}: {error.strerror}. Make the folder for everybody (mkdir -m 1777)."
@@ -111,11 +111,11 @@ class StateFolder:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            if self._strangers_uid() is not None:
+            if self._untrusted_owner() is not None:
                 return {}  # what is in it does not count
             raise BadMachine(self.explain(error)) from None
 
-    def _strangers_uid(self) -> int | None:
+    def _untrusted_owner(self) -> int | None:
         """Return whose the folder is, or what is in its place, if its user is not trusted with it."""
         try:
             owner = os.lstat(self.path).st_uid

@@ -37,7 +37,7 @@ class Line:
         return self.r580 if dialect is Dialect.R580 else self.documented
 
     def who(self, dialect: Dialect) -> str | None:
-        """Return whom the line names as its author in a text dialect; None: who it was.
+        """Return the author that the line names in a text dialect; None: the one that wrote it.
 
         Of a server that starts, which calls itself Other, the documents have no line, so that driver 580's is taken.
         """

@@ -21,7 +21,7 @@ class Slice:
     began: float
     ended: float
     client: int
-    """The PID of the client that it was for; 0: nobody's."""
+    """The PID of the client that it was for; 0: none's."""
 
 
 @frozen

@@ -32,7 +32,7 @@ def fd_quota(divisor: int) -> int:
 
 
 def can_open(count: int) -> bool:
-    """Return whether this process may open so many files more."""
+    """Return whether this process may open ``count`` more files."""
     opened: list[int] = []
     try:
         opened.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(count))

@@ -45,7 +45,7 @@ def link_name(server: int) -> str:
 
 
 def connection_name(serial: int, file: str) -> str:
-    """Return the name of a connection to a listening socket whose peer waits, or has not said yet who it is."""
+    """Return the name of a connection to a listening socket whose peer waits, or has not identified itself yet."""
     return f"connection {serial} {file}"
 
 
@@ -97,12 +97,12 @@ class Noted(Generic[T]):
     is_new: bool = False
     """It is this daemon's own, and not an earlier one's."""
     offered: tuple[int, int] | None = None
-    """Of a client that was offered a connection to a server: the server's end of that, and the client's."""
+    """The server's and the client's end of a connection to a server that the client was offered."""
 
 
 @define
 class Inherited:
-    """The descriptors an earlier daemon left; whoever uses one takes it out, the rest is closed by ``close``."""
+    """The descriptors an earlier daemon left; each that is used is taken out, the rest is closed by ``close``."""
 
     keeper: Keeper | None = None
     listeners: dict[str, Noted[bytes]] = field(factory=dict)
@@ -159,9 +159,9 @@ class Inherited:
 
     def take_connections(self, file: str) -> list[Noted[bytes]]:
         """Return the connections to a listening socket."""
-        mine = [one for one in self.connections if one.name.split(" ")[2] == file]
-        self.connections = [one for one in self.connections if one not in mine]
-        return [evolve(one, offered=self._take_offer(serial_of(one.name))) for one in mine]
+        found = [one for one in self.connections if one.name.split(" ")[2] == file]
+        self.connections = [one for one in self.connections if one not in found]
+        return [evolve(one, offered=self._take_offer(serial_of(one.name))) for one in found]
 
     def _take_offer(self, connection: int) -> tuple[int, int] | None:
         client = next((one for one in self.newcomers if serial_of(one.name) == connection), None)
@@ -172,11 +172,11 @@ class Inherited:
 
     def take_newcomers(self, server: int) -> tuple[tuple[str, int], ...]:
         """Return the names and ends of the clients that a server may be talking with."""
-        mine = [one for one in self.newcomers if one.note == server]
+        found = [one for one in self.newcomers if one.note == server]
         # It is not known whether the server has the other end of one that is still on offer.
-        shared = [one for one in mine if serial_of(one.name) in self.offers]
-        self.newcomers = [one for one in self.newcomers if one not in mine or one in shared]
-        return tuple((one.name, os.dup(one.fd) if one in shared else one.fd) for one in mine)
+        shared = [one for one in found if serial_of(one.name) in self.offers]
+        self.newcomers = [one for one in self.newcomers if one not in found or one in shared]
+        return tuple((one.name, os.dup(one.fd) if one in shared else one.fd) for one in found)
 
     def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
         """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
@@ -206,7 +206,7 @@ class Inherited:
         return -1
 
     def close(self) -> None:
-        """Close what nobody has taken, and have it dropped."""
+        """Close what was not taken, and have it dropped."""
         left = [(link_name(server), fd) for server, fd in self.links.items()]
         left += [(one.name, one.fd) for one in self.listeners.values()]
         left += [(one.name, one.fd) for one in self.clients.values()]

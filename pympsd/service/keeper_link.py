@@ -3,7 +3,7 @@
     found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it is of no use
     keeper, held = found or (Keeper(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
-    keeper.hold("control", listener.fileno())       # before anybody relies on the descriptor
+    keeper.hold("control", listener.fileno())       # before anything relies on the descriptor
     await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
     keeper.drop("control")                          # before the descriptor is closed
     keeper.end()                                    # the daemon ends in order; ``run`` returns soon afterwards
@@ -61,7 +61,7 @@ class _Request:
     answered: trio.Event = field(factory=trio.Event)
 
     def answer(self, fd: int | None) -> None:
-        """Give the answer to whoever waits for it, or, too late for that, to ``late``."""
+        """Give the answer to the task that waits for it, or, too late for that, to ``late``."""
         self.fd = fd
         self.answered.set()
         if self.is_late and fd is not None and fd >= 0:
@@ -97,7 +97,7 @@ class Keeper:
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
         believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
-        as it is, if this process may not open so many files.
+        as it is, if this process may not open that many files.
         """
         process = KeeperProcess.find(directory)
         if process is None:
@@ -134,7 +134,7 @@ class Keeper:
         self._changed(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
-        """Have an entry closed and forgotten."""
+        """Have an entry closed and removed."""
         self._held.pop(name, None)
         self._changed(name, False)
 

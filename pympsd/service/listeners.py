@@ -23,7 +23,7 @@ from pympsd.vocabulary.identities import Peer
 CONNECTIONS_PER_USER: Final = 4096
 """A user's further connections are closed at once, so that no user can take them all."""
 CONNECTIONS_DIVISOR: Final = 4
-"""Of the quota of descriptors for one user's connections; each takes up to two."""
+"""Divides the quota of descriptors for one user's connections; each takes up to two."""
 DRIVERS_DIVISOR: Final = 10
 """The same of libcuda's, which take up to five: both ends of a connection to a server are among them."""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -49,7 +49,7 @@ class Listener:
     """Where connections are served; None: no more are."""
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
     _plain: socket.socket = field(init=False)
-    """The listening socket again, to accept without a turn for other tasks; it is detached, not closed."""
+    """The listening socket again, to accept without a checkpoint of trio; it is detached, not closed."""
 
     def __attrs_post_init__(self) -> None:
         self._plain = socket.socket(fileno=self.listening.fileno())
@@ -89,7 +89,7 @@ class Listener:
             fd = await self._accept_at_the_keeper(name)
             if fd is None:
                 name = self._next_name()  # another connection may come under the first one, too late
-                fd = self._accept_here(name)
+                fd = self._accept_directly(name)
         except OSError as error:
             if error.errno in OUT_OF_FDS:
                 await self._reject_one(error)
@@ -109,7 +109,7 @@ class Listener:
             listener_name(self.file), name, self.greeting, lambda fd: self._start(fd, name)
         )
 
-    def _accept_here(self, name: str) -> int:
+    def _accept_directly(self, name: str) -> int:
         """Accept a connection, and have it held."""
         # trio's accept() lets other tasks run after it, and in that time this daemon may be killed.
         sock, _ = self._plain.accept()

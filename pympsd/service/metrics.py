@@ -25,12 +25,12 @@ LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1
 CONNECTIONS: Final = 16
 """Connections that are open at a time: for a further one another is closed."""
 REQUEST_SECONDS: Final = 1.0
-"""What a request may take to arrive; then its connection is closed."""
+"""A connection whose request is not complete by then is closed."""
 SECONDS: Final = 5.0
 """What a connection may take in all."""
 REQUEST_BYTES: Final = 8192
 FRESH_SECONDS: Final = 0.25
-"""For so long a text is given again: any user of the machine may ask as often as they like."""
+"""How long a text is cached: any user of the machine may ask as often as they like."""
 PAUSE_SECONDS: Final = 1.0
 """The pause when no descriptor is left for a connection."""
 
@@ -67,7 +67,7 @@ def _listen_at(path: str) -> socket.socket:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise FileExistsError(errno.EEXIST, "it is there, and no socket: remove it, or choose another path")
-            if _is_left(path):
+            if _was_abandoned(path):
                 os.unlink(path)
         sock.bind(path)
         sock.listen()
@@ -88,8 +88,8 @@ def end(listening: socket.socket, handed_over: bool) -> None:
             os.unlink(path)
 
 
-def _is_left(path: str) -> bool:
-    """Whether nobody listens at a socket's path: its daemon was killed."""
+def _was_abandoned(path: str) -> bool:
+    """Whether no process listens at a socket's path: its daemon was killed."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.setblocking(False)
         try:
@@ -108,13 +108,13 @@ class _Scraper:
     user: int | None
     """None or a number that is no user's, of a port."""
     scope: trio.CancelScope = field(factory=trio.CancelScope, init=False)
-    is_mute: bool = field(default=True, init=False)
-    """Its request has not arrived."""
+    is_requested: bool = field(default=False, init=False)
+    """Its request has been received."""
 
 
 @define
 class MetricsServer:
-    """Answers scrapers; the socket stays its maker's."""
+    """Answers scrapers; the caller closes the socket."""
 
     dispatcher: Dispatcher
     listening: socket.socket
@@ -140,12 +140,12 @@ class MetricsServer:
                 nursery.start_soon(self._serve, trio.SocketStream(peer), scraper)
 
     def _make_room(self) -> None:
-        """Close a connection if there are enough: the oldest mute one of the user who has most of them."""
+        """Close a connection if there are enough: the oldest without a request of the user who has most of them."""
         if len(self._open) < CONNECTIONS:
             return
         ((user, _),) = Counter(each.user for each in self._open).most_common(1)
         theirs = [each for each in self._open if each.user == user]
-        closed = next((each for each in theirs if each.is_mute), theirs[0])
+        closed = next((each for each in theirs if not each.is_requested), theirs[0])
         self._open.remove(closed)
         closed.scope.cancel()
 
@@ -155,7 +155,7 @@ class MetricsServer:
                 with trio.move_on_after(REQUEST_SECONDS) as waiting:
                     request = await _request(peer)
                 if not waiting.cancelled_caught:
-                    scraper.is_mute = False
+                    scraper.is_requested = True
                     await peer.send_all(await self._answer(request))
                     await peer.send_eof()
         finally:

@@ -1,4 +1,4 @@
-"""Tell a service manager what the daemon does, as sd_notify(3) describes; without one all of this does nothing."""
+"""Notify a service manager of the daemon's state, as sd_notify(3) describes; without one all of this does nothing."""
 
 from __future__ import annotations
 

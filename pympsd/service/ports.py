@@ -1,4 +1,4 @@
-"""What the dispatcher needs of operators' sessions and of sockets, and what a server is told of a client."""
+"""The interfaces of operators' sessions and of sockets for the dispatcher, and the admission of a client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pympsd.vocabulary.identities import Peer
 
 @frozen
 class Admission:
-    """What a server is told of a client that it gets; ``pidfd`` is a copy for the server, -1: none."""
+    """What a server is sent with a new client; ``pidfd`` is a copy for the server, -1: none."""
 
     client: int
     peer: Peer

@@ -1,4 +1,4 @@
-"""The trace of a daemon (``trace start``): its servers, their clients, who waits; executors add what devices do."""
+"""The trace of a daemon (``trace start``): servers, their clients, the queue; executors add what devices do."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Tracing:
         return self._path
 
     def start(self, path: str, daemon: Daemon, servers: Collection[TracedServer], times_devices: bool) -> Answer:
-        """Begin a trace in a new file; return the answer to who asked for it."""
+        """Begin a trace in a new file; return the answer to the command."""
         if self._trace is not None:
             return refusal(f"A trace is written to {self._path}: end it with 'trace stop' first.")
         if not os.path.isabs(path):
@@ -96,7 +96,7 @@ class Tracing:
             self._lasting.setdefault(key, (state, now))
 
     async def stop(self, daemon: Daemon, servers: Collection[TracedServer]) -> Answer:
-        """Complete the trace; return the answer to who asked for that."""
+        """Complete the trace; return the answer to the command."""
         if self._trace is None:
             return refusal("There is no trace: begin one with 'trace start FILE'.")
         if self._is_ending:

@@ -20,7 +20,7 @@ INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 _MOUNT: Final = "/sys/fs/cgroup"
 _MIB: Final = 1 << 20
 _MOST_MIB: Final = MOST_MEMORY // _MIB
-"""The greatest limit; a soft limit of ``max``."""
+"""The greatest limit, for which ``max`` stands in a soft limit."""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.turns import queue
-from pympsd.state_machine.v3 import places, routing
+from pympsd.state_machine.v3 import log_names, routing
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.partitions import VARIABLE
@@ -49,7 +49,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, f"this process cannot be let in: {error}")
         return
     if event.joins and (server := _joined_server(daemon, event)) is not None:
-        where = places.place(daemon, server.name, event.mps_namespace)
+        where = log_names.name_field(daemon, server.name, event.mps_namespace)
         uid = daemon.serving_uid(event.peer.uid)
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
         failed_starts.has_served(daemon, server)
@@ -88,7 +88,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not queue.is_closed_to_newcomers(daemon, uid)
-    where = places.place(daemon, name, event.mps_namespace)
+    where = log_names.name_field(daemon, name, event.mps_namespace)
     yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid, **where})
     if ready:
         daemon.queue.append(entry)
@@ -173,7 +173,7 @@ def _make_room(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def _is_waited_for(daemon: Daemon, server: Server) -> bool:
-    """Whether anybody waits for a server's end, or for that of its clients."""
+    """Whether a client or command waits for a server's end, or for that of its clients."""
     return server.phase is Phase.LEAVING or (daemon.is_full and bool(_without_server(daemon)))
 
 

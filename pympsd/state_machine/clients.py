@@ -45,7 +45,7 @@ class Client:
     container_pid: int = 0
     """As in ClientConnected."""
     limits: LimitsInForce | None = None
-    """What holds for it, as its server reported; the driver's own server does not."""
+    """The limits in force for it, as its server reported; the driver's own server does not."""
 
     def is_process(self, pid: int, process: int) -> bool:
         """Whether this is the client of a process."""

@@ -181,7 +181,7 @@ class Termination:
     answer: Answer | None = None
     """Given when it is over, in place of the number that terminate_client prints."""
     pid: int = 0
-    """The client, if the operator is told in words."""
+    """The client's PID, if the answer is in words; 0: it is a number."""
     expelled: tuple[int, ...] = ()
     """Clients whose namespace or SM partition was deleted."""
 
@@ -283,7 +283,7 @@ class Daemon:
 
     @property
     def asks_origins(self) -> bool:
-        """Whether what rules and limits of cgroups ask of a client has to be known."""
+        """Whether rules or limits of cgroups depend on facts of a client's process."""
         return self.rules is not None or bool(self.cgroup_limits)
 
     def serving_uid(self, uid: int) -> int:

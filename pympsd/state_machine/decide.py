@@ -13,7 +13,7 @@ from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Re
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.turns import queue
-from pympsd.state_machine.v3 import cgroups, places, servers, sockets, starts
+from pympsd.state_machine.v3 import cgroups, log_names, servers, sockets, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
 
@@ -38,7 +38,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     daemon.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
     daemon.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
     if daemon.protocol == 3:
-        decided = list(places.named(daemon, gone, decided))
+        decided = list(log_names.with_server_names(daemon, gone, decided))
     return list(daemon.gatherings.collect(decided))
 
 
@@ -76,7 +76,7 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
 @_decide.register
 def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server)
-    where = places.place(daemon, server.name)
+    where = log_names.name_field(daemon, server.name)
     yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason, **where})
     reason = f"{server.title} could not be started: {event.reason}"
     for session in server.starters:
@@ -135,7 +135,7 @@ def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     client.contexts[event.serial] = Context(event.serial, event.number, event.device)
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
-    where = places.place(daemon, server.name, client.mps_namespace)
+    where = log_names.name_field(daemon, server.name, client.mps_namespace)
     yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 
 
@@ -191,7 +191,7 @@ def _(event: events.ServerExited, daemon: Daemon) -> Iterator[Instruction]:
     else:
         yield Log("server_exited", {"server": server.pid, "status": event.status})
     yield from terminations.server_gone(daemon, server)
-    death = failed_starts.Death(event.status, event.last_words)
+    death = failed_starts.Death(event.status, event.last_stderr_line)
     if server.phase is Phase.INITIALIZING:
         yield from failed_starts.died_starting(daemon, server, death)
     else:

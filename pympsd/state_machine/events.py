@@ -32,7 +32,7 @@ class OperatorLine:
     process: Origin | None = None
     """The process that the line names, if there is one."""
     cgroups: frozenset[str] | None = None
-    """Of the cgroups whose limits go with them, those that exist; None: nobody has looked."""
+    """Those that exist of the cgroups whose limits end with them; None: not checked."""
 
 
 @frozen
@@ -96,7 +96,7 @@ class StatusPushed:
 
 @frozen
 class ClientJoined:
-    """A server reported what holds for a client."""
+    """A server reported the limits in force for a client."""
 
     server: int
     client: int
@@ -168,7 +168,7 @@ class ServerExited:
 
     server: int
     status: int | None
-    last_words: str = ""
+    last_stderr_line: str = ""
     """The last line it wrote to its standard error."""
 
 
@@ -222,7 +222,7 @@ class ReturnedClient:
     container_pid: int = 0
     """As in ClientConnected."""
     limits: LimitsInForce | None = None
-    """What holds for it, if its server tells that."""
+    """The limits in force for it, if its server reports them."""
 
 
 @frozen

@@ -15,7 +15,7 @@ from pympsd.state_machine.daemon_state import Daemon, FailedStarts, Server
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, SetTimer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import places, starts
+from pympsd.state_machine.v3 import log_names, starts
 from pympsd.vocabulary.results import Result
 
 PAUSES: Final = (0.1, 0.5, 2.0)
@@ -33,7 +33,7 @@ class Death:
     """How a server's process ended, and the last line it wrote to its standard error."""
 
     status: int | None
-    last_words: str = ""
+    last_stderr_line: str = ""
 
 
 def died_starting(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
@@ -156,7 +156,7 @@ def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) ->
 
 
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:
-    where = places.place(daemon, server.name)
+    where = log_names.name_field(daemon, server.name)
     yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason, **where})
     yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why; it was tried {count} times")
 
@@ -165,6 +165,6 @@ def _reason(server: Server, death: Death, when: str = "") -> str:
     ended = f"ended with status {death.status} " + (f"after it {when}" if when else "before it was ready")
     if server.start_refusal:
         return f"{server.title} cannot start: {server.start_refusal}; it {ended}"
-    last = server.violation or death.last_words
+    last = server.violation or death.last_stderr_line
     words = f": {last}" if last else ""
     return f"{server.title} {ended}{words}"

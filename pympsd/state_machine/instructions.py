@@ -34,7 +34,7 @@ class SpawnServer:
 
 @frozen
 class ClientLimits:
-    """What holds for a client by its namespace, in protocol 3, and by rule."""
+    """The limits of a client by its namespace, in protocol 3, and by rule."""
 
     thread_percentage: float
     memory_limits: dict[int, int]
@@ -98,7 +98,7 @@ class ShutDownServer:
     server: int
     forced: bool
     is_deletion: bool = False
-    """Whether clients that it ends so are told."""
+    """Whether the clients that it ends are sent the reason."""
 
 
 @frozen
@@ -140,7 +140,7 @@ class Reply:
 
 @frozen
 class Working:
-    """Tell an operator that the command is accepted and takes some time."""
+    """Notify an operator that the command is accepted and takes some time."""
 
     session: int
 

@@ -67,7 +67,7 @@ def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction]:
-    """Change to the other backend, if there is one and no server of this one has served anybody."""
+    """Change to the other backend, if there is one and no server of this one has served a client."""
     server = daemon.servers.get(event.server)
     if server is not None:
         server.violation = event.reason
@@ -105,7 +105,7 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
 def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False) -> Iterator[Instruction]:
     """Ask a server to end: once, and once more if force is used now but was not before.
 
-    ``is_deletion``: its clients are told; otherwise it says nothing, as recorded.
+    ``is_deletion``: its clients are sent the reason; otherwise it sends nothing, as recorded.
     """
     if server.phase is Phase.SPAWNING:
         return

@@ -49,7 +49,7 @@ def begin(
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
-    ``session`` 0: nobody is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
+    ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
     as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has. ``expelled``: clients
     that get no context any more.
     """

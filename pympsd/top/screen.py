@@ -36,7 +36,7 @@ class _Screen:
         self._sort, self._wanted = sort, wanted
         self._rates = Rates()
         self._selected = 0
-        self._note = daemon.stranger
+        self._note = daemon.owner_warning
 
     def run(self) -> None:
         with contextlib.suppress(curses.error):  # a terminal that cannot hide it

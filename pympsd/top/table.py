@@ -14,7 +14,7 @@ QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
 
 
 class Row(NamedTuple):
-    """A client, a server (``server`` is 0), or one who waits (status WAITING)."""
+    """A client, a server (``server`` is 0), or a waiting client (status WAITING)."""
 
     pid: int
     uid: int

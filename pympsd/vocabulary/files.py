@@ -1,4 +1,4 @@
-"""The file names in the pipe and log directories. Imports nothing, for the quick command line."""
+"""The file names in the pipe and log directories. Imports nothing, so that commands start fast."""
 
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 SYSTEM_PIPE_DIRECTORY = "/run/nvidia-mps"

@@ -65,7 +65,7 @@ def cgroup_group(path: str) -> str:
 
 @frozen
 class LimitsInForce:
-    """What holds for a client: the least of what is set for it and of what it sets itself."""
+    """The limits in force for a client: the least of what is set for it and of what it sets itself."""
 
     thread_percentage: float
     priority: int

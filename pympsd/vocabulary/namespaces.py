@@ -26,7 +26,7 @@ class NamespaceLimits:
     """By device ordinal; a device that is absent has no limit."""
     client_priority: ClientPriority | None = None
     total_memory: dict[int, PinnedMemory] | None = None
-    """Of all clients together, by device ordinal; a device that is absent has no limit."""
+    """The limit of all clients together, by device ordinal; a device that is absent has none."""
     sm_partition: str | None = None
     """The static SM partition that each client gets, by name; empty: clients name theirs themselves."""
 

@@ -58,7 +58,7 @@ def available_shared_bytes(attributes: Mapping[str, int], blocks: int) -> int:
 
 
 _MOST_CLUSTERS: Final = 8
-"""Of one block, on one multiprocessor."""
+"""The most clusters of one block on one multiprocessor."""
 _CLUSTER_GROUPS: Final = (16, 16, 16, 16, 16, 16, 14, 14)
 """Multiprocessors that the blocks of one cluster can share, of an H200's 132: these sizes give, for clusters of up to
 8 blocks of 32 to 1,024 threads, the numbers that cuOccupancyMaxActiveClusters was recorded to return."""

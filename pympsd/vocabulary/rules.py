@@ -25,7 +25,7 @@ _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
 class Unknown(Exception):
-    """Whether a process fits a rule cannot be told; the message says why."""
+    """Whether a process fits a rule is unknown; the message says why."""
 
 
 @frozen

@@ -1,6 +1,6 @@
 """Limits as operators and configuration files write them in protocol 3, and as they are shown.
 
-A reader raises BadText, which says what is allowed; whoever knows where the text stood makes the sentence.
+A reader raises BadText, which says what is allowed; the caller, which knows where the text stood, makes the sentence.
 """
 
 from __future__ import annotations

@@ -10,4 +10,4 @@ class LocalError(ProtocolError):
 
 
 class RemoteError(ProtocolError):
-    """The other side violated the protocol: garbage, too much, or at the wrong time."""
+    """The other side violated the protocol: with malformed, too long or untimely messages."""

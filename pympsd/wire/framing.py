@@ -1,4 +1,4 @@
-"""Extracts frames and their file descriptors from a byte stream that arrives in any chunks."""
+"""Extracts frames and their file descriptors from a byte stream that is received in any chunks."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ From a keeper: an entry; after COMPLETE, the connection that ACCEPT asked for.""
 NOTE = 2
 """Replace the note of an entry."""
 DROP = 3
-"""Close an entry's descriptor and forget it."""
+"""Close an entry's descriptor and remove the entry."""
 END = 4
 """From a daemon that ends in order: end, too."""
 COMPLETE = 5

@@ -82,7 +82,7 @@ class AdmitClient:
 @message(62)
 @frozen
 class ClientJoined:
-    """A client has been let in; what holds for it as long as it is there."""
+    """A client was accepted; the limits in force for it as long as it stays."""
 
     client: int
     limits: LimitsInForce
@@ -124,7 +124,7 @@ class ShutDown:
 
     forced: bool
     is_deletion: bool = False
-    """Whether clients that it ends so are told."""
+    """Whether the clients that it ends are sent the reason."""
 
 
 @message(40)
@@ -166,7 +166,7 @@ class TerminateClient:
     by_reset: bool = False
     """End kernels that cannot be stopped by resetting the device, as after a fatal fault."""
     expelled: tuple[int, ...] = ()
-    """Clients, by serial, that get no context any more: what they came to is there no more."""
+    """Clients, by serial, that get no context any more: their namespace or SM partition was deleted."""
 
 
 @message(44)
@@ -276,7 +276,7 @@ class ReturningClient:
     since: float = 0.0
     """As in AdmitClient."""
     limits: LimitsInForce | None = None
-    """As in ClientJoined, if it has been let in."""
+    """As in ClientJoined, if it was accepted."""
 
 
 @message(54)

@@ -17,7 +17,7 @@ from attrs import frozen
 
 BYTES: Final = 128
 ALIGNMENT: Final = 64
-"""Of a tensor map in device memory, in bytes."""
+"""The alignment of a tensor map in device memory, in bytes."""
 GREATEST_RANK: Final = 5
 
 
@@ -156,7 +156,7 @@ def _check_modes(of: TensorMap) -> None:
 
 
 def check_rank(rank: int, least: int) -> None:
-    """Raise ValueError unless there may be so many dimensions."""
+    """Raise ValueError unless a tensor may have this number of dimensions."""
     if not least <= rank <= GREATEST_RANK:
         raise ValueError(f"tensorRank is {rank}; {least} to {GREATEST_RANK} are allowed")
 

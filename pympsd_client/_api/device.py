@@ -109,7 +109,7 @@ def linear_texture_width(format: int, channels: int, device: int) -> int:
 
 
 def multiprocessors(device: Device) -> int:
-    """Return that of the current context if each has its own share, else of the process (MPS documents, 4.2.5)."""
+    """Return the SMs of the current context if each has its own share, else of the process (MPS documents, 4.2.5)."""
     stack = this_thread.stack
     if process.require().per_context and stack and stack[-1].device is device:
         opened = stack[-1].opened

@@ -39,7 +39,7 @@ def best_block(
 def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
     """Return the dynamic shared bytes that a block can have if a multiprocessor is to hold ``numBlocks`` of them.
 
-    INVALID_VALUE if it holds fewer blocks of so many threads at all.
+    INVALID_VALUE if it holds fewer blocks of ``blockSize`` threads at all.
     """
     return occupancy.available_dynamic_bytes(function_of(function), blocks, threads)
 

@@ -63,7 +63,7 @@ NOR:
 
 @frozen
 class Operation:
-    """A wait for a word of so many bytes, or its write."""
+    """A wait for a word of ``size`` bytes, or its write."""
 
     waits: bool
     size: int

@@ -24,7 +24,7 @@ class Operand:
     place: int
     """The handle or the address."""
     sizes: tuple[int, int, int]
-    """Of an array where in it, in elements, rows and slices; of memory the length of rows, the rows of a layer, 0."""
+    """The offset in an array, in elements, rows and slices; or memory's row length, layer height and 0."""
 
     def described(self, element: int) -> CopySide:
         """Return it as a side of a copy, with the bytes of an element."""

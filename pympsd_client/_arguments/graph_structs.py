@@ -45,7 +45,7 @@ AllocationParameters: Final[Any] = _layout(
     "accessDescs accessDescCount bytesize dptr",
 )
 ACCESS_BYTES: Final = 12
-"""Of a CUmemAccessDesc."""
+"""The size of a CUmemAccessDesc."""
 ChildParameters: Final[Any] = _layout("ChildParameters", "graph ownership.")
 EventParameters: Final[Any] = _layout("EventParameters", "event ctx")
 ConditionalParameters: Final[Any] = _layout("ConditionalParameters", "handle type. size. phGraph_out ctx")

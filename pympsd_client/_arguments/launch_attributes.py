@@ -14,7 +14,7 @@ _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
 COOPERATIVE: Final = _NUMBERS["COOPERATIVE"]
 CLUSTER_DIMENSION: Final = _NUMBERS["CLUSTER_DIMENSION"]
 VALUE_BYTES: Final = 64
-"""Of a CUlaunchAttributeValue."""
+"""The size of a CUlaunchAttributeValue."""
 STREAM_DEFAULTS: Final = {
     "ACCESS_POLICY_WINDOW": b"",
     "SYNCHRONIZATION_POLICY": struct.pack("=i", 1),

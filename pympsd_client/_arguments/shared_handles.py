@@ -1,6 +1,6 @@
 """The 64 bytes by which processes name what they share: memory, events, allocations of pools (CUDA driver API, IPC).
 
-A handle holds a secret of 128 bits. Who has it may open what it names, in the same executor; nobody guesses one.
+A handle holds a secret of 128 bits, which cannot be guessed. With it any client of the executor opens what it names.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ It stops reading when too much is unfinished, and would not see that a function 
 
 
 class _Running(threading.local):
-    is_here = False
+    in_function = False
     """Whether this thread runs a function."""
 
 
@@ -150,11 +150,11 @@ class HostCallbacks:
     def _run(self, token: int, callback: PendingCallback, answer: Answer) -> None:
         _, result, _ = answer
         if result == Result.SUCCESS or callback.on_error:
-            _running.is_here = True
+            _running.in_function = True
             try:
                 callback.run(result)
             finally:
-                _running.is_here = False
+                _running.in_function = False
         if self._transport.closed:
             return
         if result == Result.SUCCESS:
@@ -173,7 +173,7 @@ class HostCallbacks:
 
     def _wait_for_room(self, record: bytes) -> None:
         """Before a record is posted: wait for room in the executor, once in ROOM_CHECK_INTERVAL records."""
-        if _running.is_here or self._posted() < ROOM_CHECK_INTERVAL:
+        if _running.in_function or self._posted() < ROOM_CHECK_INTERVAL:
             return  # a function's own work is what makes room
         with self._asking:
             if self._posted() < ROOM_CHECK_INTERVAL:

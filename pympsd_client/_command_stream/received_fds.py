@@ -34,7 +34,7 @@ class ReceivedFds:
         self.ready = False
         """Whether every thread that reads the stream receives descriptors from now on."""
         self._unread: Final[list[Message]] = []
-        self._laden: Final[list[Message]] = []
+        self._with_fd: Final[list[Message]] = []
         """Messages with a descriptor, in order; the kernel ends a message after the bytes a descriptor came with."""
         self._claimed: Final[dict[int, Message]] = {}
         """By the sequence number of the answer that the descriptor belongs to."""
@@ -48,15 +48,17 @@ class ReceivedFds:
         any(map(self._unread.append, map(connection.recvmsg, _CHUNK, _ROOM, (flags,))))
         while self._unread:
             message = self._unread[0]
-            if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(one is message for one in self._laden[-1:]):
-                self._laden.append(message)
+            if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(
+                one is message for one in self._with_fd[-1:]
+            ):
+                self._with_fd.append(message)
             any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))
 
     def claim(self, sequence: int, body: bytes) -> None:
         """Assign the next descriptor to the answer with this sequence number, which has come."""
-        if sequence not in self._claimed and self._laden:
+        if sequence not in self._claimed and self._with_fd:
             self._bodies[sequence] = body
-            any(map(self._claimed.__setitem__, (sequence,), map(self._laden.pop, (0,))))
+            any(map(self._claimed.__setitem__, (sequence,), map(self._with_fd.pop, (0,))))
 
     @contextmanager
     def wanted(self, sequence: int) -> Iterator[None]:

@@ -16,7 +16,7 @@ _ROOM_RECHECK_MS: Final = 1
 def take_slot(transport: Transport, sequence: int, count: int, context: Poisonable, kept: bool = False) -> int:
     """Return the offset of a slot of ``count`` bytes for a record; wait for room.
 
-    A thread that has kept slots must not wait here: it calls ``staging.take`` instead.
+    A thread that has kept slots must not wait: it calls ``staging.take`` instead.
     """
     found: list[int] = []
 

@@ -34,7 +34,7 @@ class NoDaemon:
     drivers: bool = False
     """A daemon leads the driver's own server, to which only the native driver connects."""
     limited: bool = False
-    """The pipe directory is, or may be, that of a server or a namespace: whoever names it wants its limits."""
+    """The pipe directory is, or may be, that of a server or a namespace: a program that names it needs its limits."""
 
 
 def control_socket(environment: Mapping[str, str]) -> str:

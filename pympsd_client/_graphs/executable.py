@@ -1,4 +1,4 @@
-"""Executable graphs: a copy of a graph's nodes here, their records in the executor, launched by one record."""
+"""Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pympsd_client._objects.stream import resolve
 from pympsd_client._objects.thread_local import this_thread
 
 _next_id: Final = count(1).__next__
-_STREAMS_REMEMBERED: Final = 64
+_STREAMS_CACHED: Final = 64
 _known_stream: Final = streams.streams.get
 _NOT_MADE: Final = 0
 AUTO_FREE: Final = 1
@@ -68,7 +68,7 @@ class Executable:
             self._make()
         except Failed as failed:
             works.destroy(self.graph)
-            originals = (graphs.nodes.get(handle) for handle, mine in self._copies.items() if mine is failed.node)
+            originals = (graphs.nodes.get(handle) for handle, own in self._copies.items() if own is failed.node)
             raise Failed(next(originals), failed.error) from None
         except BaseException:
             works.destroy(self.graph)
@@ -90,11 +90,11 @@ class Executable:
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
         """Take over the work of other nodes, except for the graphs in nodes, whose nodes are among the pairs."""
         with self._launching:
-            for mine, other in pairs:
-                if not works.inner_graphs(mine.work):
-                    mine.work = other.work
-                elif isinstance(mine.work, works.ConditionalWork):
-                    mine.work.condition = other.work.condition
+            for own, other in pairs:
+                if not works.inner_graphs(own.work):
+                    own.work = other.work
+                elif isinstance(own.work, works.ConditionalWork):
+                    own.work.condition = other.work.condition
             self._drop()
 
     def is_enabled(self, node: Node) -> bool:
@@ -160,7 +160,7 @@ class Executable:
             if record is None:
                 # Nothing is answered, so that launches need no numbers of their own.
                 record = operations.LAUNCH_GRAPH.record(opened.serial, 0, its_stream, self._made)
-                if len(self._records) >= _STREAMS_REMEMBERED:
+                if len(self._records) >= _STREAMS_CACHED:
                     self._records.clear()
                 self._records[its_stream] = record
             opened.transport.post(record)

@@ -150,16 +150,16 @@ def _info(verdict: Verdict, node: Node | None, from_node: Node | None) -> bytes:
 
 def _change(executable: int, handle: int, kind: type[Any], make: Any) -> None:
     made, node = find(executable), graphs.find_node(handle)
-    mine = made.node(node)
-    if not isinstance(mine.work, kind):
-        raise invalid_value(f"node {handle:#x} is a {mine.work.type.name} node")
-    work = make(mine.work)
+    own = made.node(node)
+    if not isinstance(own.work, kind):
+        raise invalid_value(f"node {handle:#x} is a {own.work.type.name} node")
+    work = make(own.work)
     changed = Node(0, made.graph, work, 0)
     try:
-        check_work(mine, changed)
+        check_work(own, changed)
     except Refusal as refusal:
         raise invalid_value(f"an executable graph cannot be changed in this way: {refusal.verdict.name}") from None
-    made.change(mine, work)
+    made.change(own, work)
 
 
 def set_kernel(executable: int, node: int, given: Any) -> None:
@@ -204,19 +204,19 @@ def set_awaited_event(executable: int, node: int, event: int) -> None:
 
 def set_child(executable: int, node: int, child: int) -> None:
     """Take over the parameters of a graph of the same structure in a child graph node; INVALID_VALUE otherwise."""
-    made, mine = find(executable), find(executable).node(graphs.find_node(node))
-    if not isinstance(mine.work, ChildWork):
+    made, own = find(executable), find(executable).node(graphs.find_node(node))
+    if not isinstance(own.work, ChildWork):
         raise invalid_value(f"node {node:#x} is no child graph node")
     try:
-        made.change_all(list(pairs(mine.work.graph, graphs.find(child))))
+        made.change_all(list(pairs(own.work.graph, graphs.find(child))))
     except Refusal as refusal:
         raise invalid_value(f"the child graph is not of the same structure: {refusal.verdict.name}") from None
 
 
 def set_any(executable: int, node: int, given: Any) -> None:
     """Change a node of an executable graph, with parameters of its type."""
-    mine = find(executable).node(graphs.find_node(node))
-    _change(executable, node, type(mine.work), lambda before: node_functions.changed_work(mine, given))
+    own = find(executable).node(graphs.find_node(node))
+    _change(executable, node, type(own.work), lambda before: node_functions.changed_work(own, given))
 
 
 def is_enabled(executable: int, node: int) -> int:
@@ -232,7 +232,7 @@ def set_enabled(executable: int, node: int, enabled: int) -> None:
 
 
 def _can_be_disabled(made: Executable, node: int) -> Node:
-    mine = made.node(graphs.find_node(node))
-    if mine.work.type not in _DISABLED:
-        raise invalid_value(f"a {mine.work.type.name} node cannot be disabled; kernel, fill and copy nodes can")
-    return mine
+    own = made.node(graphs.find_node(node))
+    if own.work.type not in _DISABLED:
+        raise invalid_value(f"a {own.work.type.name} node cannot be disabled; kernel, fill and copy nodes can")
+    return own

@@ -170,7 +170,7 @@ def find_nodes(handles: Iterable[int]) -> list[Node]:
     return [find_node(handle) for handle in handles]
 
 
-def forget(graph: Graph) -> None:
+def invalidate(graph: Graph) -> None:
     """Make a graph's handle, and those of its nodes, invalid."""
     graphs.pop(graph.handle, None)
     for handle in graph.nodes:

@@ -258,7 +258,7 @@ def destroy(graph: Graph) -> None:
     """Make the handles of a graph and of all in it invalid, and give back what it retains."""
     for node in graph.nodes.values():
         destroy_work(node.work)
-    graphs.forget(graph)
+    graphs.invalidate(graph)
     while graph.retained:
         item, count = graph.retained.popitem()
         item.release(count)

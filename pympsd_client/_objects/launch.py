@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport
     from pympsd_client.native._launches import Launcher
 
-_REMEMBERED: Final = 256
+_CACHED: Final = 256
 """Shapes remembered for a function: more are checked anew."""
 _RAW: Final = ("raw",)
 _known: Final = functions.get
@@ -146,7 +146,7 @@ def _remember(function: Function, types: Any) -> Any:
     if not isinstance(types, tuple):
         return None
     packer = typed_packer(function.layout, types)
-    if packer is not None and len(function.packers) < _REMEMBERED:
+    if packer is not None and len(function.packers) < _CACHED:
         function.packers[types] = packer
     return packer
 
@@ -156,7 +156,7 @@ def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]
     shape = tuple(unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
     _check_resources(function, shape)
-    if len(function.checked) >= _REMEMBERED:
+    if len(function.checked) >= _CACHED:
         function.checked.clear()
     function.checked.add(shape)
     return shape

@@ -23,7 +23,7 @@ from pympsd_client._objects.stream import synchronize
 
 _ELEMENT_BYTES: Final = (4, 8, 16)
 _PITCH_ALIGNMENT: Final = 512
-"""Of rows that cuMemAllocPitch gives, as on devices of compute capability 2.0 and later."""
+"""The alignment of cuMemAllocPitch's rows, as on devices of compute capability 2.0 and later."""
 
 
 @define(eq=False)
@@ -49,7 +49,7 @@ class Allocation:
 
     @property
     def is_reached(self) -> bool:
-        """Whether its device does."""
+        """Whether its device reaches it."""
         return True
 
     def is_accessible_from(self, context: Context) -> bool:
@@ -96,7 +96,7 @@ class Allocations(HandleTable[Allocation]):
     def add(self, owned: Allocation) -> Allocation:
         """Enter an allocation and return it."""
         self._objects[owned.handle] = owned
-        self._version = object()  # last: who orders them at this moment does it again
+        self._version = object()  # last: a thread that orders them at this moment does it again
         return owned
 
     def put_back(self, owned: Allocation) -> None:
@@ -209,14 +209,14 @@ def devices_address(context: Context, address: int, count: int) -> int:
     """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
     found = allocations.containing(address) if allocations.any_shared else None
     if found is None:
-        mine, reached = pinned.addresses_of(address)
-        region = pinned.region_at(mine) if reached else None
+        host_address, reached = pinned.addresses_of(address)
+        region = pinned.region_at(host_address) if reached else None
         end = 0 if region is None else region.address + region.size
     else:
         reached = address if found.is_shared and found.is_reached else 0
         end = found.handle + found.size
-    is_here = reached and ordinal_at(reached) == context.device.ordinal
-    return reached if is_here and address + count <= end else 0
+    is_reached = reached and ordinal_at(reached) == context.device.ordinal
+    return reached if is_reached and address + count <= end else 0
 
 
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:

@@ -41,7 +41,7 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
 
 
 def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
-    """Return the dynamic shared bytes of each of so many blocks on one multiprocessor; INVALID_VALUE if too many."""
+    """Return the dynamic shared bytes of each of ``blocks`` on one multiprocessor; INVALID_VALUE if too many."""
     if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
         raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
     attributes = function.attributes

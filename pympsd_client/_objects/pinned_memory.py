@@ -224,9 +224,9 @@ class Pinned:
         """Return the program's address and the kernels' of registered memory by either; else it, and 0."""
         for at, one in tuple(self._mapped.items()):
             region, offset = self._regions.get(at), one.pages.address - one.start
-            for mine in (address, address - offset):
-                if region is not None and region.address <= mine < region.address + region.size:
-                    return mine, mine + offset
+            for host_address in (address, address - offset):
+                if region is not None and region.address <= host_address < region.address + region.size:
+                    return host_address, host_address + offset
         return address, 0
 
     def before_fork(self) -> None:

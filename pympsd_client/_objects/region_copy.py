@@ -21,7 +21,7 @@ from pympsd_client._objects.stream import resolve, synchronize
 from pympsd_client._objects.virtual import addresses
 
 _PIECES_UNDER_WAY: Final = 4
-"""Of a copy to the host: one slot is copied out while the executor fills others."""
+"""For copies to the host: one slot is copied out while the executor fills others."""
 
 
 @frozen

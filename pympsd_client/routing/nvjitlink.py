@@ -46,7 +46,7 @@ class _Link:
     inputs: list[tuple[int, bytes, bytes]] = field(factory=list)
     """Type, data, name; of a library no data."""
     code: bytes | None = None
-    """What is answered for machine code; None: nvJitLink's own."""
+    """The answer to a request for machine code; None: nvJitLink's own."""
 
 
 _links: Final[dict[int, _Link]] = {}
@@ -62,7 +62,7 @@ def _create(handle: int, count: int, options: int) -> int:
 def _add_data(handle: int, kind: int, data: int, size: int, name: int) -> int:
     link = _links.get(handle)
     if link is not None and data and kind in _MAY_BE_PTX and is_ptx(string_at(data, size)):
-        kind = _PTX  # made by NVRTC or here, in an earlier step
+        kind = _PTX  # made by the routed NVRTC or nvJitLink in an earlier step
     call = original("nvJitLinkAddData", c_void_p, c_int, c_void_p, c_size_t, c_void_p)
     result = int(call(handle, kind, data, size, name))
     if result == _SUCCESS and link is not None:

@@ -59,7 +59,7 @@ def _launch_by_config() -> tuple[Callable[..., Any], str]:
 def _public(name: str) -> Callable[..., Any]:
     """Return the client's public function; its tuple is a result for the C part."""
     function: Callable[..., Any] = getattr(driver, name)
-    if name == "cuLaunchKernel" and not explain.is_on():  # it has to be quick, and all of it is there
+    if name == "cuLaunchKernel" and not explain.is_on():  # it has to be fast, and is complete
         return function
 
     def explained(*arguments: Any) -> Any:
@@ -106,7 +106,7 @@ def _address_of_function() -> tuple[Callable[..., Any], str]:
     def find(symbol: str | None, place: int, version: int, flags: int, status: int) -> None:
         if not symbol or not place:
             raise invalid_value("cuGetProcAddress takes a name and a place for the address; one is NULL")
-        # What has no row is not here, and a program that asks is to know it.
+        # What has no row is not supported, and a program that asks must learn that.
         found = replaced.get(symbol, 0) if symbol in SIGNATURES or symbol in SPECIAL else 0
         c_uint64.from_address(place).value = found
         if status:

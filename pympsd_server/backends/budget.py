@@ -22,7 +22,7 @@ GRANULE_BYTES: Final = 512
 
 
 class Shortage(BackendError):
-    """The device has ``short`` bytes too few, for a client that is within its soft limit: others may have to go."""
+    """The device lacks ``short`` bytes for a client that is within its soft limit: other clients may be ended."""
 
     def __init__(self, reason: str, short: int) -> None:
         super().__init__(Result.ERROR_OUT_OF_MEMORY, reason)
@@ -53,7 +53,7 @@ class DeviceBudget:
     """By name, while clients have them."""
     _others: int = field(default=0, init=False)
     """The used bytes not taken by clients of this executor."""
-    _elsewhere: Mapping[str, int] = field(factory=dict, init=False)
+    _other_executors: Mapping[str, int] = field(factory=dict, init=False)
     """The bytes that clients of other executors hold, by group."""
     _lock: Lock = field(factory=Lock, init=False)
 
@@ -101,9 +101,9 @@ class DeviceBudget:
             if self.in_all is None:
                 self.used += count - self._others
                 self._others = count
-            self._elsewhere = groups
+            self._other_executors = groups
             for name, group in self._groups.items():
-                group.elsewhere = groups.get(name, 0)
+                group.in_other_executors = groups.get(name, 0)
 
     def groups(self, limits: Sequence[MemoryGroup], client: int) -> tuple[GroupBudget, ...]:
         """Return the accounts of groups, one of a name for all its clients.
@@ -113,7 +113,7 @@ class DeviceBudget:
         with self._lock:
             found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
             for group, one in zip(found, limits, strict=True):
-                group.elsewhere = self._elsewhere.get(group.name, 0)
+                group.in_other_executors = self._other_executors.get(group.name, 0)
                 if client >= group.latest:
                     group.latest, group.limit, group.soft = client, one.limit, one.soft
             return tuple(found)
@@ -148,15 +148,15 @@ class GroupBudget:
     limit: int = 0
     soft: int = 0
     used: int = 0
-    elsewhere: int = 0
-    """What clients of other executors hold."""
+    in_other_executors: int = 0
+    """The bytes that clients of other executors hold."""
     latest: int = 0
     """The client that the limits came with."""
 
     @property
     def left(self) -> int:
         """The bytes that can still be taken."""
-        return self.limit - self.used - self.elsewhere
+        return self.limit - self.used - self.in_other_executors
 
 
 @define(eq=False)
@@ -213,7 +213,7 @@ class ClientBudget:
     def _is_guaranteed(self, count: int) -> bool:
         """Return whether bytes would be within the soft limits, of which there is one."""
         soft = [group for group in self.groups if group.soft]
-        return bool(soft) and all(group.used + group.elsewhere + count <= group.soft for group in soft)
+        return bool(soft) and all(group.used + group.in_other_executors + count <= group.soft for group in soft)
 
     def give(self, count: int) -> None:
         """Return bytes."""

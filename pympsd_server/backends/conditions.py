@@ -19,7 +19,7 @@ class EvaluatesConditions(Protocol):
     """What a context does for conditional nodes."""
 
     def condition(self, handle: int) -> Condition:
-        """Return the condition that kernels name by a handle: the same for all who ask while one holds it."""
+        """Return the condition that kernels name by a handle: the same for all graphs while one holds it."""
 
     def call(self, stream: Any, pieces: Iterator[None]) -> None:
         """Take the pieces one by one, on the device's time, when its stream comes to them; later work waits.

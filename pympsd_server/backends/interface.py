@@ -19,7 +19,7 @@ from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.capabilities import Capabilities, Limit
 from pympsd_server.backends.conditions import EvaluatesConditions
 from pympsd_server.backends.quota import Quota
-from pympsd_server.backends.timeline import TellsTimeline
+from pympsd_server.backends.timeline import SupportsTimeline
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
@@ -129,7 +129,7 @@ class Launch:
 
 
 Audit = Callable[[int, int, int, int], None]
-"""Is told what a client has taken of the device, or (negative) returned, if it is more than 1 MiB: the address space,
+"""Called with what a client has taken of the device, or (negative) returned, if it is more than 1 MiB: address space,
 the bytes, those that the client holds then, and its least limit.
 """
 
@@ -277,7 +277,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """
 
 
-class Device(TellsTimeline, Protocol):
+class Device(SupportsTimeline, Protocol):
     """One device, opened by its executor."""
 
     @property

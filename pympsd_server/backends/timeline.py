@@ -1,4 +1,4 @@
-"""Who is told when a device works."""
+"""The interface by which a device reports when it works."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Timeline(Protocol):
-    """Is told when a device works, for whom; times are nanoseconds of CLOCK_MONOTONIC. Called from any thread."""
+    """Notified of each device's work and its context; times are in ns of CLOCK_MONOTONIC. Called from any thread."""
 
     def ran(self, context: int, name: str, began: int, ended: int) -> None:
         """The device worked for a context: a slice of a kernel, a copy or a fill."""
@@ -15,8 +15,8 @@ class Timeline(Protocol):
         """Work in a stream is finished, or was stopped; the stream is numbered in its context, 0: the default."""
 
 
-class TellsTimeline(Protocol):
-    """A device that can tell when it works, or says that it cannot."""
+class SupportsTimeline(Protocol):
+    """A device that can report when it works, or refuses to."""
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Tell a timeline of all work from now on, or none; BackendError NOT_SUPPORTED if it cannot be timed."""
+        """Report all work from now on to a timeline, or none; BackendError NOT_SUPPORTED if it cannot be timed."""

@@ -61,7 +61,7 @@ class Attachments:
         name: str = "",
         report_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        """``report_memory`` tells the owner what clients hold at this moment."""
+        """``report_memory`` reports to the owner what clients hold now."""
         self._device, self._ordinal, self._name = device, ordinal, name
         self._timeline: ExecutorTimeline | None = None
         self._pinned_addresses = PinnedAddresses(ordinal, base=device.host_memory_base)

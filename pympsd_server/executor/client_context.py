@@ -64,7 +64,7 @@ class ClientContext:
         if self._mirror is not None:
             self._mirror.close()
         for graph in self._tables[Kind.GRAPH]:
-            graph.forget()
+            graph.release()
         self.backend.destroy()
 
     def defer(self, outcome: Outcome) -> None:
@@ -88,7 +88,7 @@ class ClientContext:
 
 @define(eq=False)
 class Images:
-    """Images that arrive in parts, by the handle their module will have."""
+    """Images that are received in parts, by the handle their module will have."""
 
     _parts: dict[int, bytearray] = field(factory=dict, init=False)
     _bytes: int = field(default=0, init=False)
@@ -103,7 +103,7 @@ class Images:
         self._bytes += part.nbytes
 
     def take(self, module: int) -> bytes:
-        """Return the whole image; BackendError INVALID_IMAGE if no part of it arrived."""
+        """Return the whole image; BackendError INVALID_IMAGE if no part of it was received."""
         parts = self._parts.pop(module, None)
         if parts is None:
             raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser = argparse.ArgumentParser(prog="pympsd-executor", description="Owns one device. Started by its server.")
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
     options = parser.parse_args(arguments)
-    show_as([parser.prog])  # not the server's name: who looks for that finds the server alone
+    show_as([parser.prog])  # not the server's name: pgrep with that finds the server alone
     _settle_in()
     link = Link(socket.socket(fileno=options.link_fd))
     try:

@@ -57,7 +57,7 @@ class ClientSession:
     _streams: set[tuple[ExecutorSlot, int]] = field(factory=set, init=False)
     """(slot, generation) of each executor this client has a stream to."""
     _connected: bool = field(default=False, init=False)
-    """Whether it was let in: during a fault it is not."""
+    """Whether it was accepted: during a fault it is not."""
 
     @classmethod
     def of(cls, containment: Containment, admitted: AdmitClient, fds: tuple[int, ...]) -> ClientSession:

@@ -1,6 +1,6 @@
 """Fatal faults: tear down what one reaches, refuse new clients, and replace the executors when the reached have gone.
 
-Who comes while the executors are replaced is held.
+Clients that connect while the executors are replaced wait.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
 faults-and-shutdown. `pympsd_server.state_machine.blast_radius` decides how far a fault reaches.
@@ -21,17 +21,17 @@ from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
-from pympsd_server.state_machine.executor_slots import ExecutorSlot, Place
+from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 from pympsd_server.state_machine.roster import Client, Context
 
 TEARDOWN_SECONDS: Final = 5.0
 """The limit for stopping the work of the contexts that a fault reaches."""
 HOLD_SECONDS: Final = 30.0
 """The limit for holding a newcomer while executors are replaced: on a GPU that takes some seconds, an executor that
-does not become ready twice as long as this; who started the program should not wait for that without a word."""
+does not become ready twice as long as this; the program's user should not wait for that without a message."""
 
 REACHED: Final = "a fatal GPU fault of another context has reached this one"
-"""The reason that contexts hear which a fault reaches; the culprit has its own."""
+"""The reason that is given to contexts which a fault reaches, except the one that caused it."""
 
 
 @define
@@ -98,14 +98,14 @@ class Containment:
         if self.server.devices[context.device].contains_faults:
             self.server.log.info("context_inactive", pid=client.pid, context=context.number)
             return
-        # Its kernel and addresses are nobody else's business: other clients may be other users'.
-        self._contain([context.place], code, REACHED)
+        # Its kernel and addresses are not for other clients, which may be other users'.
+        self._contain([context.fault_domain], code, REACHED)
 
     def executor_lost(self, slot: ExecutorSlot, reason: str) -> None:
         """Handle the unexpected end of an executor as a fatal fault of its device."""
         if slot in self.slots or not self._has_contexts(slot):
             return  # it was to be replaced, or the next client's context starts another
-        self._contain(self._places(slot), Result.ERROR_LAUNCH_FAILED, reason)
+        self._contain(self._domains_of(slot), Result.ERROR_LAUNCH_FAILED, reason)
 
     async def reset(self, context: Context, reason: str) -> None:
         """Stop a context's work by ending its executor, as a fatal fault of its device.
@@ -116,7 +116,7 @@ class Containment:
         if executor is None:
             return
         if context.slot not in self.slots:
-            self._contain(self._places(context.slot), Result.ERROR_LAUNCH_FAILED, reason)
+            self._contain(self._domains_of(context.slot), Result.ERROR_LAUNCH_FAILED, reason)
         await self.executors.end(executor)
 
     def context_closed(self, context: Context) -> None:
@@ -156,13 +156,13 @@ class Containment:
         codes = [self.contexts[one] for one in client.contexts if one in self.contexts]
         return codes[0] if codes else Result.ERROR_LAUNCH_FAILED
 
-    def _places(self, slot: ExecutorSlot) -> list[Place]:
-        """Return all places of a slot, whose executor is lost."""
-        partitions = {context.place for context in self.server.roster.contexts_in(slot)}
-        return [Place(slot), *sorted(partitions - {Place(slot)})]
+    def _domains_of(self, slot: ExecutorSlot) -> list[FaultDomain]:
+        """Return all fault domains of a slot, whose executor is lost."""
+        partitions = {context.fault_domain for context in self.server.roster.contexts_in(slot)}
+        return [FaultDomain(slot), *sorted(partitions - {FaultDomain(slot)})]
 
-    def _contain(self, places: list[Place], code: int, reason: str) -> None:
-        blast = blast_of(places, self.server.roster.clients.values())
+    def _contain(self, domains: list[FaultDomain], code: int, reason: str) -> None:
+        blast = blast_of(domains, self.server.roster.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta all clients share the server's own context.
             blast = _everything(self.server)
@@ -177,12 +177,12 @@ class Containment:
             self.server.begin_fault()
             self.server.log.error("fault_handling")
         else:
-            name = places[0].partition or places[0].slot.partition
+            name = domains[0].partition or domains[0].slot.partition
             self.server.log.error("fault_in_partition", name=name)
         self._log(blast)
         reached = [context for client in fresh for context in client.contexts.values()]
         for context in reached:
-            self.contexts[context.serial] = sticky_error(places[0].slot.device, code, context)
+            self.contexts[context.serial] = sticky_error(domains[0].slot.device, code, context)
         self.nursery.start_soon(self._tear_down, reached, reason)
 
     def _log(self, blast: Blast) -> None:

@@ -21,7 +21,7 @@ from pympsd.wire.versions import Versions
 LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
 ROSTER_BYTES: Final = 4 << 20
-"""The same, beyond which changes of the roster wait: without a daemon nobody reads, and the link must not break."""
+"""The same, beyond which changes of the roster wait: without a daemon the link is not read, and must not break."""
 
 
 @frozen
@@ -32,7 +32,7 @@ class Admitted:
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
     """(serial, number, device) by serial."""
     limits: LimitsInForce | None = None
-    """What holds for it, once it has been let in."""
+    """The limits in force for it, once it was accepted."""
 
 
 @define
@@ -46,7 +46,7 @@ class DaemonLink:
     _status: str = field(default=ServerStatus.INITIALIZING, init=False)
     _clients: dict[int, Admitted] = field(factory=dict, init=False)
     _last_left: Admitted | None = field(default=None, init=False)
-    """The client that has left last: lines about it may follow."""
+    """The client that has left last: log lines about it may follow."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
     """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""
@@ -80,7 +80,7 @@ class DaemonLink:
         self._clients[message.client] = Admitted(message)
 
     def client_joined(self, client: int, limits: LimitsInForce) -> None:
-        """Push what holds for a client."""
+        """Push the limits in force for a client."""
         if client in self._clients:
             self._clients[client] = evolve(self._clients[client], limits=limits)
         self._change((client, 0), link.ClientJoined(client, limits))

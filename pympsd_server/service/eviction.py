@@ -27,7 +27,7 @@ EVICTED: Final = (
 
 
 async def answer_shortage(containment: Containment, executor: Executor, message: MemoryShort) -> None:
-    """Make room for a client whose work lacks memory, and tell its executor."""
+    """Make room for a client whose work lacks memory, and notify its executor."""
     client = containment.server.roster.clients.get(message.client)
     made = client is not None and await make_room(containment, executor.device, client, message.short)
     executor.channel.send(RoomMade(message.request, made))
@@ -99,7 +99,7 @@ async def _end(containment: Containment, victims: Sequence[Victim], targets: Seq
 
 
 async def _freed(executors: Executors, device: int, held: Mapping[int, int], count: int) -> None:
-    """Wait until clients hold so many bytes less than they held, FREED_SECONDS at most."""
+    """Wait until clients hold ``count`` bytes less than they held, FREED_SECONDS at most."""
     with trio.move_on_after(FREED_SECONDS):
         while True:
             now = executors.accounts.held(device)

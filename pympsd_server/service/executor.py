@@ -67,7 +67,7 @@ class Executor:
         try:
             await event.wait()
         except BaseException:
-            # Cancelled just as the answer arrived: its descriptors are not used.
+            # Cancelled just as the answer was received: its descriptors are not used.
             close_all(fd for _, fds in answers for fd in fds)
             raise
         finally:

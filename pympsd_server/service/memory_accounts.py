@@ -23,7 +23,7 @@ class MemoryAccounts:
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
     """By client, by slot."""
-    _elsewhere: dict[int, Counter[str]] = field(factory=dict, init=False)
+    _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
     """In other servers, by group, by device; in all under an empty name."""
     _told: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
@@ -38,23 +38,23 @@ class MemoryAccounts:
         return self._held.get(slot, {})
 
     def report(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
-        """Store what a slot's clients hold, and tell the other executors of its device."""
+        """Store what a slot's clients hold, and send it to the other executors of its device."""
         self._held[slot] = held
         self.changed.unpark_all()
         self._tell(slot.device)
 
-    def set_elsewhere(self, device: int, count: int, groups: dict[str, int]) -> None:
-        """Store what is held in other servers, and tell the executors of the device."""
-        self._elsewhere[device] = Counter({**groups, "": count})
+    def set_other_servers(self, device: int, count: int, groups: dict[str, int]) -> None:
+        """Store what is held in other servers, and send it to the executors of the device."""
+        self._other_servers[device] = Counter({**groups, "": count})
         self._tell(device)
 
     def started(self, executor: Executor) -> None:
-        """Tell a new executor what others hold."""
+        """Send a new executor what others hold."""
         self._executors[executor.slot] = executor
         self._tell(executor.device)
 
     def ended(self, slot: ExecutorSlot) -> None:
-        """Forget the executor of a slot, and what its clients held."""
+        """Remove the executor of a slot, and what its clients held."""
         self._executors.pop(slot, None)
         self._told.pop(slot, None)
         self.report(slot, {})
@@ -70,7 +70,7 @@ class MemoryAccounts:
                 executor.channel.send(message)
 
     def _others(self, slot: ExecutorSlot) -> Counter[str]:
-        found = Counter(self._elsewhere.get(slot.device, Counter()))
+        found = Counter(self._other_servers.get(slot.device, Counter()))
         for other, clients in self._held.items():
             if other.device == slot.device and other != slot:
                 for client, count in clients.items():

@@ -184,7 +184,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.LimitsChanged(thread_percentage, memory_limits), _:
                     server.change_limits(thread_percentage, memory_limits)
                 case link.MemoryElsewhere(device, count, groups), _:
-                    containment.executors.accounts.set_elsewhere(device, count, groups)
+                    containment.executors.accounts.set_other_servers(device, count, groups)
                 case link.TerminateClient() as message, _:
                     nursery.start_soon(terminate_client, containment, message)
                 case link.StartTrace(), (fd,):

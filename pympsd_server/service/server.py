@@ -139,7 +139,7 @@ class Server:
         self.log.info("client_worker", pid=client.pid, context=0)
 
     def client_joined(self, client: Client, limits: LimitsInForce, partitions: dict[int, str]) -> None:
-        """Report what holds for a client that is let in; log it if it came to a namespace."""
+        """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
         self.link.client_joined(client.serial, limits)
         if client.namespace:
             shown = f"{limits.thread_percentage:.2f} %, priority {limits.priority}"
@@ -262,7 +262,7 @@ class Server:
         self._end()
 
     def leave(self, forced: bool, is_deletion: bool = False) -> None:
-        """End with the last client, or at once; clients of a server that is deleted so are told."""
+        """End with the last client, or at once; ``is_deletion``: send its clients the reason."""
         self.log.info("server_shutdown_notified")
         if self.phase in (Phase.SERVING, Phase.FAULT):
             self.phase = phases.move(self.phase, Phase.LEAVING)

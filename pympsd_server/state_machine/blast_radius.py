@@ -17,7 +17,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.state_machine.executor_slots import ExecutorSlot, Place
+from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 from pympsd_server.state_machine.roster import Client, Context
 
 OTHER_DEVICES_ERROR: Final = Result.ERROR_LAUNCH_FAILED
@@ -58,20 +58,24 @@ class Blast:
         return tuple(slot.device for slot in self.slots)
 
 
-def blast_of(faulty: Iterable[Place], clients: Iterable[Client]) -> Blast:
-    """Return what a fatal fault in some places reaches, given all clients of the server in order of arrival."""
+def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
+    """Return what a fatal fault in some domains reaches, given all clients of the server as they connected."""
     present = tuple(clients)
     steps: list[OnDevice | WholeProcess] = []
-    places, affected = [*faulty], []
-    for place in places:  # grows during the loop
-        found = [(client, context) for client in present for context in _contexts(client) if context.place == place]
+    domains, affected = [*faulty], []
+    for domain in domains:  # grows during the loop
+        found = [
+            (client, context) for client in present for context in _contexts(client) if context.fault_domain == domain
+        ]
         steps += [OnDevice(client, context) for client, context in found]
         for client, _ in found:
             if client not in affected:
                 affected.append(client)
                 steps.append(WholeProcess(client, tuple(_contexts(client))))
-                places += dict.fromkeys(each.place for each in _contexts(client) if each.place not in places)
-    slots = {place.slot for place in places if not place.partition}
+                domains += dict.fromkeys(
+                    each.fault_domain for each in _contexts(client) if each.fault_domain not in domains
+                )
+    slots = {domain.slot for domain in domains if not domain.partition}
     contexts = frozenset(context.serial for client in affected for context in _contexts(client))
     return Blast(tuple(steps), tuple(sorted(slots)), tuple(affected), contexts)
 

@@ -1,4 +1,4 @@
-"""What holds for a client: its percentage of the SMs, its memory, its static SM partitions. Pure."""
+"""The limits in force for a client: its percentage of the SMs, its memory, its static SM partitions. Pure."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ClientLimits:
     def in_force(
         self, priority: int, ordinals: Sequence[int], seen: Sequence[DeviceFacts]
     ) -> tuple[LimitsInForce, dict[int, str]]:
-        """Return what holds for the client, and its partitions, by ordinals of the devices that it sees."""
+        """Return the limits in force for the client, and its partitions, by ordinals of the devices that it sees."""
         counts = (device.attributes["MULTIPROCESSOR_COUNT"] for device in seen)
         multiprocessors = dict(zip(ordinals, counts, strict=True))
         memory = {ordinal: self.memory[ordinal] for ordinal in ordinals if self.memory.get(ordinal)}

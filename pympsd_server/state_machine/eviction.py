@@ -32,12 +32,12 @@ class Victim:
 def choose(
     clients: Collection[Client], device: int, used: Mapping[int, int], endable: Collection[int], short: int
 ) -> list[Victim] | None:
-    """Return the clients to end, whose memory on a device is as many bytes as are short: none if nobody is above a
-    soft limit, None if no MOST_VICTIMS of these have that.
+    """Return the clients to end, whose memory on a device is as many bytes as are short: none if no client is above
+    a soft limit, None if no MOST_VICTIMS of these have that.
 
     ``used``: bytes by client, by serial, as are the ``endable`` ones; what others hold counts for their groups only.
-    Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then who has
-    what is short, else the most, then the youngest. Who is within its soft limit once another one has gone stays.
+    Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then one
+    that has what is short, else the most, then the youngest. A client that has come within its soft limit stays.
     """
     left = {client.serial: client for client in clients if used.get(client.serial)}
     limits = _latest_limits(clients, device)
@@ -55,7 +55,7 @@ def choose(
         missing -= used[victims[-1].client.serial]
         del left[victims[-1].client.serial]
     for victim in tuple(victims):
-        # The later ones may have so much that it was not needed.
+        # The later ones may have enough without this one.
         if missing + used[victim.client.serial] <= 0:
             missing += used[victim.client.serial]
             victims.remove(victim)

@@ -28,8 +28,8 @@ class ExecutorSlot:
 
 
 @frozen(order=True)
-class Place:
-    """Contexts that a fault of one reaches: those of a slot, or of one SM partition in it."""
+class FaultDomain:
+    """The contexts that a fault of one reaches directly: those of a slot, or of one SM partition in it."""
 
     slot: ExecutorSlot
     partition: str = ""

@@ -8,7 +8,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.connections import Pool
-from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, Place
+from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, FaultDomain
 
 
 class NoSuchContext(KeyError):
@@ -33,9 +33,9 @@ class Context:
     """The partition has an executor of its own."""
 
     @property
-    def place(self) -> Place:
-        """What its faults reach first."""
-        return Place(self.slot, "" if self.has_executor else self.partition)
+    def fault_domain(self) -> FaultDomain:
+        """The domain that its faults reach first."""
+        return FaultDomain(self.slot, "" if self.has_executor else self.partition)
 
     @property
     def slot(self) -> ExecutorSlot:

@@ -28,7 +28,7 @@ STARTS: Final = 15.0
 """Seconds in which a new daemon may await the servers of the one before."""
 
 NO_DEVICE, CONNECTION_FAILED, SERVER_NOT_READY = 100, 805, 807
-FIRST_WORDS_SECONDS: Final = 0.8
+FIRST_ANSWER_SECONDS: Final = 0.8
 """A client that is stopped for longer may be taken for a silent one by its daemon (after a second)."""
 TEARDOWN_SECONDS: Final = 4.0
 """An executor that is stopped for longer may be killed where it is to tear contexts down (it has 5 s)."""
@@ -254,7 +254,7 @@ def _roles_in_fault(
 
 
 def _silences(incident: Incident, life: Life) -> bool:
-    return incident.client == life.plan.number and incident.ended - incident.began > FIRST_WORDS_SECONDS
+    return incident.client == life.plan.number and incident.ended - incident.began > FIRST_ANSWER_SECONDS
 
 
 def _overlap(incident: Incident, step: Step) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.executor.graphs.lanes import places
+from pympsd_server.executor.graphs.lanes import assign_lanes
 
 
 @st.composite
@@ -17,37 +17,37 @@ def dags(draw: st.DrawFn) -> list[tuple[int, ...]]:
 
 @given(dags(), st.integers(1, 5))
 def test_every_dependency_is_kept_and_the_end_waits_for_all(after: list[tuple[int, ...]], limit: int) -> None:
-    found = places(after, limit)
+    found = assign_lanes(after, limit)
     before: list[set[int]] = []
     """What is certainly done when each item begins."""
     last: dict[int, int] = {}
-    for index, place in enumerate(found):
+    for index, assigned in enumerate(found):
         done: set[int] = set()
-        for each in (*place.waits_for, *([last[place.lane]] if place.lane in last else [])):
+        for each in (*assigned.waits_for, *([last[assigned.lane]] if assigned.lane in last else [])):
             assert each < index
             done |= before[each] | {each}
-        assert all(found[each].is_awaited for each in place.waits_for)
+        assert all(found[each].is_awaited for each in assigned.waits_for)
         assert set(after[index]) <= done
-        if place.lane and place.lane not in last:
-            assert place.begins_lane or done, "a lane that begins before the launch"
+        if assigned.lane and assigned.lane not in last:
+            assert assigned.begins_lane or done, "a lane that begins before the launch"
         before.append(done)
-        last[place.lane] = index
+        last[assigned.lane] = index
     assert all(found[index].is_awaited for lane, index in last.items() if lane)
-    assert all(place.lane < limit for place in found)
+    assert all(assigned.lane < limit for assigned in found)
 
 
 def test_a_chain_needs_one_lane_and_no_event() -> None:
-    found = places([(), (0,), (1,), (2,)])
-    assert [place.lane for place in found] == [0, 0, 0, 0]
-    assert not any(place.waits_for or place.is_awaited or place.begins_lane for place in found)
+    found = assign_lanes([(), (0,), (1,), (2,)])
+    assert [assigned.lane for assigned in found] == [0, 0, 0, 0]
+    assert not any(assigned.waits_for or assigned.is_awaited or assigned.begins_lane for assigned in found)
 
 
 def test_branches_run_side_by_side() -> None:
-    found = places([(), (0,), (0,), (1, 2)])
+    found = assign_lanes([(), (0,), (0,), (1, 2)])
     assert found[1].lane != found[2].lane
     assert found[3].lane in (found[1].lane, found[2].lane)
 
 
 def test_more_branches_than_lanes_share_them() -> None:
-    found = places([()] * 20, 4)
-    assert {place.lane for place in found} == {0, 1, 2, 3}
+    found = assign_lanes([()] * 20, 4)
+    assert {assigned.lane for assigned in found} == {0, 1, 2, 3}

@@ -29,7 +29,7 @@ PROMPT = 5.0
 """Seconds in which somebody is served whatever others do (a server's start is among them)."""
 SILENT = 3
 MANY_SILENT = 40
-FIRST_WORDS_SECONDS = 1.0
+FIRST_ANSWER_SECONDS = 1.0
 """How long a client that does not answer its server holds up later ones (service/sessions/vendor/handoffs.py)."""
 HELLO_SECONDS = 10.0
 """When a connection that does not speak is closed (pympsd/service/sessions/vendor/conversation.py)."""
@@ -399,7 +399,7 @@ def test_a_client_that_is_stopped_for_a_moment_while_its_server_speaks_is_not_cu
         wait_until(lambda: daemon.log().count(f"NEW CLIENT {client.pid} from user 0: Server already exists") > 0)
         os.kill(client.pid, signal.SIGSTOP)
         os.kill(daemon.servers()[0], signal.SIGCONT)
-        time.sleep(FIRST_WORDS_SECONDS / 2)  # how long it is stopped
+        time.sleep(FIRST_ANSWER_SECONDS / 2)  # how long it is stopped
         os.kill(client.pid, signal.SIGCONT)
         assert client.answer() == f"ctx {SUCCESS}"
 
@@ -418,7 +418,7 @@ def test_a_client_who_leaves_its_server_at_once_does_not_block_it(
                     for word in words:
                         connection.send(word)
         assert client.ask("sync") == f"sync {SUCCESS}"
-        serves(daemon, uid=0, delay=SILENT * FIRST_WORDS_SECONDS)
+        serves(daemon, uid=0, delay=SILENT * FIRST_ANSWER_SECONDS)
 
 
 def test_a_client_that_is_stopped_before_it_answers_its_server_loses_its_connection_alone(
@@ -477,7 +477,7 @@ def test_a_daemon_that_is_stopped_while_a_client_answers_its_server_does_not_dro
                 began = time.monotonic()
                 be_greeted(connection, CONTEXT)
                 ask(connection, device=0)
-                while time.monotonic() - began < 1.5 * FIRST_WORDS_SECONDS:
+                while time.monotonic() - began < 1.5 * FIRST_ANSWER_SECONDS:
                     ask(connection, ask="sync")
             finally:
                 os.kill(daemon.pid, signal.SIGCONT)
@@ -501,4 +501,4 @@ def test_a_server_that_is_stopped_while_a_client_does_not_answer_is_freed_later(
         finally:
             os.kill(server, signal.SIGCONT)
         with stack:
-            serves(daemon, uid=0, delay=FIRST_WORDS_SECONDS)
+            serves(daemon, uid=0, delay=FIRST_ANSWER_SECONDS)

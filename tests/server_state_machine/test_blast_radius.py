@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, WholeProcess, blast_of, sticky_error
-from pympsd_server.state_machine.executor_slots import ExecutorSlot, Place
+from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 from pympsd_server.state_machine.roster import Roster
 
 GRAPHS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
@@ -42,12 +42,12 @@ def test_the_fault_of_a_context_in_a_partition_stays_there() -> None:
         client = roster.add_client(number + 1, 100 + number, 0, {})
         for device, partition in places:
             roster.open_context(client, device, 1, partition=partition)
-    blast = blast_of([Place(ExecutorSlot(0), "p")], roster.clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(0), "p")], roster.clients.values())
     assert ([client.pid for client in blast.clients], blast.slots) == ([100, 101], ())
-    blast = blast_of([Place(ExecutorSlot(0), "q")], roster.clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(0), "q")], roster.clients.values())
     assert ([client.pid for client in blast.clients], blast.slots) == ([102, 103], (ExecutorSlot(1),))
     # Whoever loses the executor reaches every partition of its device.
-    everywhere = [Place(ExecutorSlot(0)), Place(ExecutorSlot(0), "p"), Place(ExecutorSlot(0), "q")]
+    everywhere = [FaultDomain(ExecutorSlot(0)), FaultDomain(ExecutorSlot(0), "p"), FaultDomain(ExecutorSlot(0), "q")]
     blast = blast_of(everywhere, roster.clients.values())
     assert ([client.pid for client in blast.clients], blast.devices) == ([100, 101, 102, 103], (0, 1))
 
@@ -58,8 +58,8 @@ def test_the_fault_in_an_executor_of_a_partition_stays_there() -> None:
         client = roster.add_client(number + 1, 100 + number, 0, {})
         roster.open_context(client, 0, 1, user=0, partition=partition, has_executor=True)
     slot = ExecutorSlot(0, 0, "p")
-    assert [context.place for context in roster.contexts_in(slot)] == [Place(slot)] * 2
-    blast = blast_of([Place(slot)], roster.clients.values())
+    assert [context.fault_domain for context in roster.contexts_in(slot)] == [FaultDomain(slot)] * 2
+    blast = blast_of([FaultDomain(slot)], roster.clients.values())
     assert ([client.pid for client in blast.clients], blast.slots) == ([100, 101], (slot,))
 
 
@@ -68,7 +68,7 @@ def test_the_documents_example_in_the_recorded_order() -> None:
     roster = _roster([[0], [0, 1], [1], [2]])
     first = roster.clients[1]
     roster.open_context(first, 0, 1)
-    blast = blast_of([Place(ExecutorSlot(0))], roster.clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(0))], roster.clients.values())
     assert blast.devices == (0, 1)
     assert [client.pid for client in blast.clients] == [100, 101, 102]
     assert _lines(blast) == [
@@ -89,7 +89,7 @@ def test_the_documents_example_in_the_recorded_order() -> None:
 
 
 def test_a_fault_on_a_device_without_clients_replaces_that_device_only() -> None:
-    blast = blast_of([Place(ExecutorSlot(3))], _roster([[0], [1, 2]]).clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(3))], _roster([[0], [1, 2]]).clients.values())
     assert blast == Blast((), (ExecutorSlot(3),), (), frozenset())
     assert blast.devices == (3,)
 
@@ -108,7 +108,7 @@ def test_another_users_contexts_on_the_same_devices_are_not_reached() -> None:
         client = roster.add_client(serial, 100 + serial, 0, {}, user)
         for device in (0, 1) if serial < 3 else (1,):
             roster.open_context(client, device, serial, user=user)
-    blast = blast_of([Place(ExecutorSlot(0, 500))], roster.clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(0, 500))], roster.clients.values())
     assert blast.slots == (ExecutorSlot(0, 500), ExecutorSlot(1, 500))
     assert [client.pid for client in blast.clients] == [101, 103]
     assert blast.contexts == {1, 2, 5}
@@ -130,7 +130,7 @@ def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
     graph: list[list[int]], fault_on: int
 ) -> None:
     roster = _roster(graph)
-    blast = blast_of([Place(ExecutorSlot(fault_on))], roster.clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], roster.clients.values())
     devices = _reachable(graph, fault_on)
     assert blast.devices == tuple(sorted(devices))
     assert {client.pid - 100 for client in blast.clients} == {
@@ -146,7 +146,7 @@ def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
 
 @given(GRAPHS, st.integers(0, 5))
 def test_every_context_is_named_once_by_device_and_once_by_process(graph: list[list[int]], fault_on: int) -> None:
-    blast = blast_of([Place(ExecutorSlot(fault_on))], _roster(graph).clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], _roster(graph).clients.values())
     by_device = [step.context.serial for step in blast.steps if isinstance(step, OnDevice)]
     by_process = [each.serial for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
     assert sorted(by_device) == sorted(by_process) == sorted(blast.contexts)

@@ -59,7 +59,7 @@ async def test_a_keeper_that_does_not_answer_is_given_no_end_of_a_client(is_sile
         await trio.testing.wait_all_tasks_blocked()
         assert dispatcher.hold.called is not is_silent
         nursery.cancel_scope.cancel()
-    (_, servers), _ = link.tell.call_args
+    (_, servers), _ = link.send.call_args
     os.close(servers)
 
 
@@ -75,10 +75,10 @@ async def test_a_client_that_takes_nothing_is_in_nobodys_way() -> None:
         nursery.start_soon(handoffs.run, link, False)
         handoffs.add(late, 0)
         await trio.testing.wait_all_tasks_blocked()
-        assert not link.tell.called
+        assert not link.send.called
         handoffs.add(next_one, 0)
         await trio.testing.wait_all_tasks_blocked()
-        assert link.tell.call_args[0] == (NEW_CLIENT, next_one.offer.servers)
+        assert link.send.call_args[0] == (NEW_CLIENT, next_one.offer.servers)
         assert handoffs.clients() == (1,)
         nursery.cancel_scope.cancel()
     os.close(next_one.offer.servers)
@@ -100,7 +100,7 @@ async def test_a_server_that_an_earlier_daemon_gave_a_client_is_not_given_it_aga
             await trio.testing.wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
         server.kill()
-    assert link.tell.called is not has_it
+    assert link.send.called is not has_it
     assert link.ask.called
     if not has_it:
         os.close(servers)

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from pympsd.service.sessions import peers
-from pympsd.service.sessions.peers import KnownPeer, command_of, credentials, namespace_of, shown_unseen, with_pidfd
+from pympsd.service.sessions.peers import (
+    KnownPeer,
+    command_of,
+    command_of_hidden,
+    credentials,
+    namespace_of,
+    with_pidfd,
+)
 from pympsd.vocabulary.identities import Peer
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
@@ -95,4 +102,4 @@ def test_what_cannot_be_read_is_as_reported() -> None:
     assert command_of(1 << 30, "reported\nby itself") == "reported by itself"
     assert namespace_of(KnownPeer(Peer(1 << 30, 0, 0), -1), 77) == 77
     assert namespace_of(KnownPeer(Peer(os.getpid(), 0, 0), -1), 77) == os.stat("/proc/self/ns/pid").st_ino
-    assert shown_unseen(KnownPeer(Peer(0, 1234, 0), -1)) == "[user 1234]"
+    assert command_of_hidden(KnownPeer(Peer(0, 1234, 0), -1)) == "[user 1234]"

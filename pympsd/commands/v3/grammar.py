@@ -138,7 +138,7 @@ def _check_missing(syntax: Syntax, arguments: Mapping[str, Any], given: Mapping[
     missing_options = [name for name in syntax.needed if name not in given]
     if not missing_places and not missing_options:
         return
-    # All of the positional arguments are named: which of them is missing cannot be told.
+    # Name all of the positional arguments: which of them is missing is not known.
     places = [f"<{name}>" for name in syntax.required] if missing_places else []
     options = [f"--{name}={syntax.options[name].shown}" for name in missing_options]
     raise Refused(f"'{syntax.command}' needs {' '.join((*places, *options))}.")

@@ -74,7 +74,7 @@ def create(
 
 @command(Syntax("server delete", required=("name",), flags=("force",)), asks_servers=True)
 def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> Decision:
-    """End a server and forget it; refused while it has clients, which --force terminates."""
+    """End and remove a server; refused while it has clients, which --force terminates."""
     view.check_owner(caller, server(daemon, name), "server delete")
     return Decision(None, tuple(delete_server(daemon, name, force, caller.session)))
 

@@ -35,7 +35,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     """Return the state as a caller may see it.
 
     One who came by the socket of a namespace, and is neither root nor the server's owner, sees what is of that
-    namespace: a tenant in a container has no business with the others' limits and programs.
+    namespace: a tenant in a container must not see the others' limits and programs.
     """
     if sees_all(daemon, caller):
         return daemon

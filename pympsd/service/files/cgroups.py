@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def existing_cgroups(paths: Iterable[str]) -> frozenset[str] | None:
-    """Return those of some paths that are cgroups of any hierarchy; None if it cannot be told."""
+    """Return those of some paths that are cgroups of any hierarchy; None if that is unknown."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Who holds the lock of a pipe directory: any user may, as the file has the vendor's mode, 0666."""
+"""The processes that hold the lock of a pipe directory: any user may, as the file has the vendor's mode, 0666."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pympsd.channel.descriptors import UCRED
 from pympsd.service.processes.status import STATE, stat
 
 STARTING_SECONDS: Final = 2.0
-"""A daemon listens so soon after it has taken the lock."""
+"""A daemon listens within this time after it has taken the lock."""
 POLL_SECONDS: Final = 0.05
 
 
@@ -41,7 +41,7 @@ def holders(lock: str) -> list[Holder]:
     return found
 
 
-def are_strangers(found: list[Holder], control: str) -> bool:
+def are_foreign(found: list[Holder], control: str) -> bool:
     """Return whether none of a lock's holders can be a daemon: they are of other users, and none listens.
 
     A daemon of another user that has just been started is given time for that.

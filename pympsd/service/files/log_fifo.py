@@ -22,16 +22,16 @@ from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.wire.vendor.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
 
 LINES_PER_SECOND: Final = 100
-"""Of all writers but servers."""
+"""The limit of all writers but servers together."""
 RECORDS_PER_SECOND: Final = 5000
-"""Of each server and its clients, as of one of ours (sessions.server)."""
+"""The limit of each server and its clients, as of one of ours (sessions.server)."""
 UNKNOWN_PID: Final = 0
 """A FIFO does not say which process wrote."""
 PAUSE: Final = 0.1
 """Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
 READ_BYTES: Final = 4 * PIPE_BUF
-"""Little enough that even the worst garbage is read in milliseconds."""
-REMEMBERED: Final = 16
+"""Few enough that even malformed input is parsed in milliseconds."""
+RECENT_SERVERS: Final = 16
 """Servers whose lines are still theirs after their end."""
 CLOCK_TOLERANCE: Final = 60.0
 """Seconds between a record's time and now."""
@@ -42,8 +42,8 @@ def _no_server(_: int) -> bool:
 
 
 @define
-class _Allowance:
-    """What one writer may log, and how many lines of it were dropped."""
+class _Writer:
+    """The rate limit of one writer, and the number of its lines that were dropped."""
 
     limit: RateLimit
     dropped: int = 0
@@ -55,9 +55,9 @@ class _FifoLog:
 
     _journal: Journal
     _is_server: Callable[[int], bool]
-    _allowances: dict[int, _Allowance] = field(factory=dict, init=False)
+    _writers: dict[int, _Writer] = field(factory=dict, init=False)
     """By the PIDs of servers that wrote within the last second; UNKNOWN_PID for all others."""
-    _heard: deque[int] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
+    _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
     """Servers that wrote: the last lines of one may be read after its end."""
 
     def log(self, said: LogRecord | Foreign) -> int:
@@ -74,11 +74,11 @@ class _FifoLog:
         return 0
 
     def _is_servers(self, pid: int) -> bool:
-        if pid in self._heard:
+        if pid in self._recent:
             return True
         is_server = self._is_server(pid)
         if is_server:
-            self._heard.append(pid)
+            self._recent.append(pid)
         return is_server
 
     def _log_foreign(self, lines: Sequence[bytes]) -> int:
@@ -88,32 +88,32 @@ class _FifoLog:
         return self._drop(UNKNOWN_PID, len(lines) - allowed)
 
     def _take(self, pid: int, per_second: int, cost: int) -> int:
-        allowance = self._allowances.setdefault(pid, _Allowance(RateLimit(per_second)))
-        return allowance.limit.take(cost, trio.current_time())
+        writer = self._writers.setdefault(pid, _Writer(RateLimit(per_second)))
+        return writer.limit.take(cost, trio.current_time())
 
     def _drop(self, pid: int, count: int) -> int:
-        self._allowances[pid].dropped += count
+        self._writers[pid].dropped += count
         return count
 
     def report_time(self) -> float:
         """Return when dropped lines are to be reported; infinity if none were dropped."""
-        return min((each.limit.resets_at() for each in self._allowances.values() if each.dropped), default=math.inf)
+        return min((each.limit.resets_at() for each in self._writers.values() if each.dropped), default=math.inf)
 
     def report_dropped(self) -> None:
         """Log how many lines of each writer were dropped in its second, once that is over."""
         now = trio.current_time()
-        for pid, allowance in list(self._allowances.items()):
-            if now >= allowance.limit.resets_at():
-                del self._allowances[pid]
-                if allowance.dropped:
+        for pid, writer in list(self._writers.items()):
+            if now >= writer.limit.resets_at():
+                del self._writers[pid]
+                if writer.dropped:
                     who = "Other" if pid == UNKNOWN_PID else "Server"
-                    self._journal.write_server(who, pid, "records_dropped", {"count": allowance.dropped})
+                    self._journal.write_server(who, pid, "records_dropped", {"count": writer.dropped})
 
 
 def _time_of(record: LogRecord) -> float:
     """Return a record's time; now, if that is far off.
 
-    Its local time is one of two in the hour that summer time's end repeats, and any in a record that lies.
+    Its local time is one of two in the hour that summer time's end repeats, and any in a forged record.
     """
     now = time.time()
     said = record.moment.timestamp()
@@ -137,6 +137,6 @@ async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] 
             continue  # nothing came, or another process read it: any user may open the FIFO
         found = list(reader.feed(data))
         dropped = sum(log.log(said) for said in found)
-        # So much without a line or a record is written only to keep the daemon busy.
+        # This many bytes without a line or a record are written only to keep the daemon busy.
         if dropped or (not found and len(data) == READ_BYTES):
             await trio.sleep(PAUSE)

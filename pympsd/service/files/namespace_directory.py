@@ -19,7 +19,7 @@ FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Foreign(OSError):
-    """What is there belongs to somebody else, or is no directory; the message says so."""
+    """What is there belongs to another user, or is no directory; the message says so."""
 
 
 @contextlib.contextmanager

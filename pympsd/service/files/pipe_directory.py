@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.service.files.lock_holders import Holder, are_strangers, holders
+from pympsd.service.files.lock_holders import Holder, are_foreign, holders
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
@@ -27,7 +27,7 @@ MODES = {
 }
 PID_MODE = 0o644
 VENDORS_PID_MODE = 0o666
-"""As recorded. Whoever writes another PID there has it killed by a script that trusts the file."""
+"""As recorded. A script that trusts the file would kill any other PID that is written there."""
 NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 BACKLOG = 4096
 LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -43,7 +43,7 @@ class Unusable(Exception):
 
 
 class AlreadyRunning(Exception):
-    """Another daemon holds the lock of the directory; the message names who has it open, if that can be seen."""
+    """Another daemon holds the lock of the directory; the message names who has it open, if visible."""
 
 
 @define
@@ -83,7 +83,7 @@ class PipeDirectory:
         except OSError:
             os.close(lock)
             found = holders(file)
-            if not are_strangers(found, os.path.join(path, files.CONTROL)):
+            if not are_foreign(found, os.path.join(path, files.CONTROL)):
                 names = " and ".join(map(str, found))
                 raise AlreadyRunning(names and f"{file} is open in {names}") from None
             lock = _replaced_lock(given, file, found[0])

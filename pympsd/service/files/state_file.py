@@ -178,7 +178,7 @@ class StateFile:
 
     folder: str
     devices: Callable[[], tuple[str, ...]]
-    """Returns what is known of the devices: the driver's server may tell of them later."""
+    """Returns what is known of the devices: the driver's server may report them later."""
     log: Any
     taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the folder."""

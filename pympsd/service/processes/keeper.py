@@ -31,7 +31,7 @@ ENVIRONMENT: Final = ("LD_LIBRARY_PATH",)
 
 @frozen
 class Held:
-    """An entry: a descriptor, which the daemon owns, and a few bytes that tell the next daemon what it needs to know.
+    """An entry: a descriptor, which the daemon owns, and a few bytes of what the next daemon needs to know.
 
     fd -1: it could not be received for lack of descriptors.
     """
@@ -79,7 +79,7 @@ class KeeperProcess:
             peer = credentials(link)
             if peer.uid == os.geteuid() and not peer.foreign:
                 return cls(link, peer=with_pidfd(link, peer))
-        except OSError:  # no such file, or nobody listens
+        except OSError:  # no such file, or no process listens
             pass
         link.close()
         return None

@@ -48,7 +48,7 @@ LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
 MOST_CLIENTS: Final = 1 << 14
 CLOCK_SECONDS: Final = 60.0
-"""By so much may the clock have been set back since a client came."""
+"""How far the clock may have been set back since a client connected."""
 READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
@@ -245,12 +245,12 @@ def _vendor_session(
     session = VendorServerSession(
         dispatcher, server.serial, server.uid, server.pid, process.kill, is_leaving=server.leaving
     )
-    mine = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
-    for serial in mine:
+    own = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
+    for serial in own:
         del left.clients[serial]
     session.handoffs.earlier = left.take_newcomers(server.serial)
-    session.pidfds = {serial: entry.fd for serial, entry in mine.items()}
-    for entry in mine.values():
+    session.pidfds = {serial: entry.fd for serial, entry in own.items()}
+    for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
     session.inherited = {
         serial: events.ReturnedClient(
@@ -263,7 +263,7 @@ def _vendor_session(
             since=entry.note.since,
             container_pid=container_pid_of(entry.note.pid),
         )
-        for serial, entry in mine.items()
+        for serial, entry in own.items()
     }
     return session
 

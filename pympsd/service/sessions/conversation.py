@@ -58,14 +58,14 @@ class Conversation:
             else:
                 _discard(sock, noted)
             if first is None:
-                self._log_stranger(peer)
+                self._log_foreign_user(peer)
             else:
                 await self._run_session(Noted(entry.name, sock.fileno(), noted), first, channel, sock, peer)
         except (ProtocolError, trio.TooSlowError):
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
 
-    def _log_stranger(self, peer: Peer) -> None:
+    def _log_foreign_user(self, peer: Peer) -> None:
         """Log a program of another user that left as soon as it saw whose daemon this is."""
         owner = self.dispatcher.state.uid
         if self.accepts_clients and owner not in (0, peer.uid):
@@ -102,7 +102,7 @@ class Conversation:
                 self.dispatcher.serials.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
             )
             if first.body == frames.ASKS_PROTOCOL:
-                session.tell_protocol(self.dispatcher.state.protocol)
+                session.send_protocol(self.dispatcher.state.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         hello = messages.decode(first)
@@ -119,7 +119,7 @@ class Conversation:
 
 
 def _received(sock: trio.socket.SocketType, most: int, flags: int = 0) -> bytes:
-    """Return what there is to receive, without a turn for other tasks."""
+    """Return what there is to receive, without a checkpoint of trio."""
     plain = socket.socket(fileno=sock.fileno())
     try:
         return plain.recv(most, flags | socket.MSG_DONTWAIT)

@@ -49,7 +49,7 @@ class OperatorSession:
         )
         self._answered.set()
 
-    def tell_protocol(self, protocol: int) -> None:
+    def send_protocol(self, protocol: int) -> None:
         """Say which protocol the daemon has."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_PROTOCOL, str(protocol).encode()))
 
@@ -84,7 +84,7 @@ class OperatorSession:
 
 @define
 class RefusedOperator:
-    """Who gives commands at a socket for clients only: nothing of it is obeyed."""
+    """An operator at a socket for clients only: every command is refused."""
 
     peer: Peer
     channel: MessageChannel
@@ -95,7 +95,7 @@ class RefusedOperator:
         """Say where commands are taken, and refuse each line."""
         dispatcher.log_refused_operator(self.peer)
         said = f"{CLIENTS_ONLY if self.server else CLIENTS_ONLY_AT_CONTROL}\n"
-        # Before the first line: who asks for the protocol gets this instead.
+        # Before the first line: an operator that asks for the protocol gets this instead.
         self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, said)))
         # It would not get the answer if the connection were closed with its commands unread.
         with trio.move_on_after(LEAVING_SECONDS):

@@ -74,7 +74,7 @@ def _in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
 
 
 def _namespace(pidfd: int, which: int) -> int:
-    """Return the inode of a namespace of a pidfd's process, which need not be visible; 0 if it cannot be told."""
+    """Return the inode of a namespace of a pidfd's process, which need not be visible; 0 if unknown."""
     if pidfd < 0:
         return 0
     try:
@@ -130,7 +130,7 @@ def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
     known = with_pidfd(sock, peer)
     try:
         pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
-        # Readable by everybody, unlike the links in /proc/PID/ns.
+        # Readable by every user, unlike the links in /proc/PID/ns.
         same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
         return peer.pid == 0 or len(pids) != 1 or not same or (known.pidfd >= 0 and has_ended(known.pidfd))
     except OSError:
@@ -182,7 +182,7 @@ def container_pid_of(pid: int) -> int:
     return pids[-1] if len(pids) > 1 else 0
 
 
-def shown_unseen(known: KnownPeer) -> str:
+def command_of_hidden(known: KnownPeer) -> str:
     """Return what ps shows for the command of a process without a PID here: what the kernel tells of it.
 
     Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).

@@ -30,9 +30,9 @@ LOG_RECORDS_PER_SECOND: Final = 5000
 MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices; no server has more."""
 QUEUED_DIVISOR: Final = 4
-"""Of the quota of descriptors queued for a server that does not take its clients."""
+"""Divides the quota of descriptors queued for a server that does not take its clients."""
 WATCHED_DIVISOR: Final = 16
-"""Of the quota of pidfds of admitted clients."""
+"""Divides the quota of pidfds of admitted clients."""
 
 
 @define
@@ -99,7 +99,7 @@ class ServerSession:
         self.channel.send(message, fds)
 
     def shut_down(self, forced: bool, is_deletion: bool) -> None:
-        """Ask it to end when its last client has gone, or (forced) at once; its clients may be told so."""
+        """Ask it to end with its last client, or (forced) at once; ``is_deletion``: its clients get the reason."""
         self.send(link.ShutDown(forced, is_deletion))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:

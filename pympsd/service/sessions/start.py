@@ -1,4 +1,4 @@
-"""What a daemon is told as it starts: the configuration file, applied as an operator would."""
+"""The configuration file that a daemon applies at its start, as an operator would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _StartingOperator:
     answered: trio.Event = field(factory=trio.Event)
 
     def working(self) -> None:
-        """Nobody is told."""
+        """Do nothing: no operator waits."""
 
     def answer(self, answer: Answer) -> None:
         self.answers.append(answer)

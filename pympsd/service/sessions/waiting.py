@@ -38,7 +38,7 @@ class Waiting:
         connected: ClientConnected,
         hung_up: Callable[[], Awaitable[None]],
     ) -> None:
-        """Feed that it connected; wait until it is admitted or refused, hangs up, or its process ends."""
+        """Feed the event of its connect; wait until it is admitted or refused, hangs up, or its process ends."""
         dispatcher.clients[self.client] = session
         try:
             dispatcher.feed(connected)

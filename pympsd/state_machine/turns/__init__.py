@@ -1,1 +1,1 @@
-"""The queue of waiting users, and which of them is next."""
+"""The queue of waiting users, and the choice of the next one."""

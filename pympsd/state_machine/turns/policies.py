@@ -14,7 +14,7 @@ from attrs import frozen
 
 @frozen
 class WaitingUser:
-    """A user who waits for a server."""
+    """A user that waits for a server."""
 
     uid: int
     waiting: int
@@ -28,19 +28,19 @@ TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
 
 
 def order(argument: str = "") -> TurnPolicy:
-    """Return the default policy: who came first."""
+    """Return the default policy: first come, first served."""
     _take_no_argument(argument)
     return lambda users: users[0]
 
 
 def fewest_turns(argument: str = "") -> TurnPolicy:
-    """Return a policy: who has had the fewest turns; of several, who came first."""
+    """Return a policy: the user with the fewest turns so far; of several, the one that came first."""
     _take_no_argument(argument)
     return lambda users: min(users, key=lambda user: user.turns)
 
 
 def guarded(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
-    """Return a policy that goes by the order of arrival where the given one raises, or returns none of the users.
+    """Return a policy that is first come, first served where the given one raises, or returns none of the users.
 
     ``complain`` is called the first time, with the event and its reason.
     """

@@ -22,7 +22,7 @@ def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
     daemon.queue.append(entry)
     if before:
         yield _wait_line(entry, before)
-    # Without others the next server is this user's own: nobody can overtake.
+    # Without others the next server is this user's own: no user can overtake.
     if uids - {entry.uid}:
         yield from _limit_overtaking(daemon, entry)
 
@@ -46,11 +46,11 @@ def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
 
 
 def begin(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
-    """Note that the server which an entry waits for starts: the entry is admitted, whoever else waits."""
+    """Note that the server which an entry waits for starts: the entry is admitted before all others."""
     entry.has_turn = True
     daemon.turns_had[entry.server] += 1
     for other in daemon.queue:
-        if other.server != entry.server:  # by another policy than the order of arrival it may have come first
+        if other.server != entry.server:  # by another policy than first come, first served it may have come first
             yield from _limit_overtaking(daemon, other)
 
 

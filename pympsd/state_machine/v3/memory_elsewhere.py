@@ -44,7 +44,7 @@ def _limited(daemon: Daemon) -> set[str]:
 def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
     """Return by device what a server's clients hold by group of several servers; in all under an empty name.
 
-    A server's reports are its user's word: it is not believed that they hold more than there is.
+    A server's reports are not trusted, for they are its user's: more than there is counts as all.
     """
     held = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():

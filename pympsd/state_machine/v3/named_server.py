@@ -12,7 +12,7 @@ from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition
 
 MOST_NAMESPACES: Final = 256
-"""Of one server: each takes descriptors of the daemon and its keeper."""
+"""The limit of one server: each takes descriptors of the daemon and its keeper."""
 
 
 class Source(StrEnum):
@@ -21,7 +21,7 @@ class Source(StrEnum):
     COMMAND = "command"
     CONFIG = "config"
     AUTO = "auto"
-    """A client that named no server: its process starts with its first client."""
+    """Made for clients that name no server: its process starts with its first client."""
 
 
 class NamedStatus(StrEnum):
@@ -107,7 +107,7 @@ class NamedServer:
 
     @property
     def unreachable(self) -> str:
-        """Why no client can come to it, for want of its own socket or that of ``default``; empty: they can."""
+        """Why clients cannot reach it, without its own socket or that of ``default``; empty: they can."""
         default = self.namespaces.get(DEFAULT)
         return self.unopened or (default.unopened if default is not None else "")
 

@@ -184,7 +184,7 @@ def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
 
 
 def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
-    """Remove a deleted server that has no process any more, and answer who deleted it."""
+    """Remove a deleted server that has no process any more, and answer the operators that deleted it."""
     named = daemon.named_servers.get(name)
     if named is None or not named.deleted:
         return
@@ -197,7 +197,7 @@ def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
 
 
 def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
-    """Refuse what operators who wait for a server or its namespaces have asked for."""
+    """Refuse the commands that wait for a server or its namespaces."""
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{named.name}' {why}"))
     named.creators.clear()

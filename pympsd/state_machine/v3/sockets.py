@@ -71,7 +71,7 @@ def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iter
         del daemon.named_servers[named.name]
         daemon.named_changes += 1
         yield from routing.close_sockets(named)
-    # One of an earlier daemon's stays listed, so that whoever counts on it sees what has happened.
+    # One of an earlier daemon's stays listed, so that its users see what has happened.
 
 
 def _go_back(daemon: Daemon, named: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:

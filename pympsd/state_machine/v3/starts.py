@@ -1,4 +1,4 @@
-"""What follows when a named server is ready, or cannot start: who asked for it is answered."""
+"""What follows when a named server is ready, or cannot start: the command that made it is answered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pympsd.vocabulary.answers import Answer, refusal
 
 
 def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
-    """Note that a server is ready, and answer who made it."""
+    """Note that a server is ready, and answer the command that made it."""
     named = daemon.named_servers.get(name)
     if named is None:
         return
@@ -23,7 +23,7 @@ def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
 
 
 def could_not_start(daemon: Daemon, name: str, reason: str) -> Iterator[Instruction]:
-    """Note why a server cannot start, and tell who made it; it stays, and the next client has it tried again."""
+    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries."""
     named = daemon.named_servers.get(name)
     if named is None:
         return

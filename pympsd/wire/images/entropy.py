@@ -116,7 +116,7 @@ def read_distribution(data: bytes, most_log: int, most_symbols: int) -> tuple[Ta
 
 
 Codes = tuple[int, list[tuple[int, int]]]
-"""The longest code's bits, and for each value of so many bits its symbol and the bits of its code."""
+"""The longest code's length in bits, and for each value of that length its symbol and the bits of its code."""
 
 
 def _huffman(weights: list[int]) -> Codes:

@@ -34,7 +34,7 @@ _LITERALS_DEFAULT: Final = Table.of([4, 3, *[2] * 11, 1, 1, 1, *[2] * 9, 3, 2, 1
 _MATCHES_DEFAULT: Final = Table.of([1, 4, 3, 2, 2, 2, 2, 2, 2, *[1] * 37, *[-1] * 7], 6)
 _OFFSETS_DEFAULT: Final = Table.of([1, 1, 1, 1, 1, 1, 2, 2, 2, *[1] * 15, *[-1] * 5], 5)
 _KINDS: Final = ((_LITERALS_DEFAULT, 9, 36), (_OFFSETS_DEFAULT, 8, 32), (_MATCHES_DEFAULT, 9, 53))
-"""Of literal lengths, offsets and match lengths: the default table, the largest table's log, the number of codes."""
+"""Default table, largest table's log and number of codes, for literal lengths, offsets and match lengths."""
 
 
 @define

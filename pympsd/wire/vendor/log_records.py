@@ -1,4 +1,4 @@
-"""What the driver's own programs write to the named pipe ``log``: records, among lines of text by anybody.
+"""What the driver's own programs write to the named pipe ``log``: records, among lines of text by any process.
 
 A record: int32 0xabcde000 + origin, int32 PID, int32 year, month, day, weekday, hour, minute, second, millisecond
 (local time), int64 length of the text, the text without a newline; recorded with driver 580.
@@ -22,13 +22,13 @@ _HEADER: Final = Struct("<I9iq")
 _SIGN: Final = re.compile(rb"[\x01-\x03]\xe0\xcd\xab")
 _BEGIN_OF_SIGN: Final = re.compile(rb"[\x01-\x03](\xe0\xcd?)?\Z")
 _NO_TEXT: Final = re.compile(rb"[\x01-\x03]")
-"""In no text of the vendor's, so the next record shows that this one was cut short."""
+"""Bytes in no text of the vendor's: they begin the next record, so this one was cut short."""
 _FIRST_YEAR, _LAST_YEAR = 1971, 9998
 """Local times of these years are times since the epoch in every zone."""
 
 
 class Origin(IntEnum):
-    """Who a record says wrote it."""
+    """The program that a record names as its writer."""
 
     SERVER = 1
     CLIENT = 2

@@ -1,6 +1,6 @@
 """Batches of copies (CUDA driver API, Memory Management), and of prefetches and discards (Unified Addressing).
 
-What is discarded keeps its contents here, which are indeterminate in CUDA.
+Discarded memory, whose contents are indeterminate in CUDA, keeps them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def prefetch(
 
 
 def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> None:
-    """Take notice that the contents of ranges of managed memory are of no use any more; INVALID_VALUE."""
+    """Accept that the contents of ranges of managed memory are not needed any more, without effect; INVALID_VALUE."""
     _ranges("cuMemDiscardBatchAsync", addresses, sizes, count, flags, stream)
 
 

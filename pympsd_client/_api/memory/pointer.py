@@ -55,11 +55,11 @@ def memory_at(address: int) -> Memory | None:
         reached = address if allocation.is_shared else 0
         start, size, context = allocation.handle, allocation.size, allocation.context
         return Memory(start, size, context, allocation.is_host, address, reached, allocation.buffer_id, allocation)
-    mine, reached = pinned.addresses_of(address)
-    region = pinned.region_at(mine)
+    host_address, reached = pinned.addresses_of(address)
+    region = pinned.region_at(host_address)
     if region is not None:
-        reached = mine if region.is_mapped else reached
-        return Memory(region.address, region.size, region.context, True, reached, mine, region.buffer_id)
+        reached = host_address if region.is_mapped else reached
+        return Memory(region.address, region.size, region.context, True, reached, host_address, region.buffer_id)
     for module in modules.all():
         variable = module.variable_at(address)
         if variable is not None:

@@ -264,7 +264,7 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
 def import_descriptor(fd: int, kind: int) -> int:
     """Return a handle of memory that another process has exported; the descriptor stays the caller's.
 
-    INVALID_VALUE for a descriptor of anything else, or if nobody uses the memory any more.
+    INVALID_VALUE for a descriptor of anything else, or if the memory has been freed.
     """
     device = _own_device("cuMemImportFromShareableHandle")
     if kind != _DESCRIPTOR:

@@ -14,7 +14,7 @@ from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
-from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, THREAD_LOCAL, Capture, Place
+from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, THREAD_LOCAL, Capture, StreamKey
 from pympsd_client._graphs.graph import Edge, Graph, Node
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.stream import NON_BLOCKING, streams
@@ -25,7 +25,7 @@ class Captures(ABC):
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()
-        self._of: Final[dict[Place, Capture]] = {}
+        self._of: Final[dict[StreamKey, Capture]] = {}
         """The capture of each capturing stream."""
         self._events: Final[dict[int, tuple[Capture, dict[Node, Edge]]]] = {}
         """Events that stand for captured work: the capture, and what they stand for."""
@@ -33,7 +33,7 @@ class Captures(ABC):
 
     # --- begin and end
 
-    def begin(self, place: Place, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
+    def begin(self, place: StreamKey, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
         """Begin a capture in a stream, into a graph if one is given; raise CudaError."""
         if place[1] == STREAM_LEGACY:
             raise CudaError(
@@ -52,9 +52,9 @@ class Captures(ABC):
             made.next[place] = after
             self._of[place] = made
             self._intercept()
-            invalidate()  # launches in C would pass by
+            invalidate()  # launches in C would bypass the capture
 
-    def end(self, place: Place) -> Graph:
+    def end(self, place: StreamKey) -> Graph:
         """End the capture that began in a stream and return its graph; raise CudaError, after which it has ended."""
         with self._lock:
             found = self._of.get(place)
@@ -94,7 +94,7 @@ class Captures(ABC):
         if not self._of:
             intercepted.by = None
 
-    def forget_context(self, context: Context) -> None:
+    def end_in(self, context: Context) -> None:
         """End the captures in a context that closes."""
         with self._lock:
             for capture in {each for place, each in self._of.items() if place[0] is context}:
@@ -109,23 +109,23 @@ class Captures(ABC):
     def _intercept(self) -> None:
         """See records from now on."""
 
-    def places_in(self, context: Context) -> list[Place]:
+    def streams_in(self, context: Context) -> list[StreamKey]:
         """Return the capturing streams of a context."""
         return [place for place in self._of if place[0] is context]
 
     # --- queries
 
-    def of(self, place: Place) -> Capture | None:
+    def of(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream; IMPLICIT for the legacy stream while one that it waits for captures."""
         with self._lock:
-            if place[1] == STREAM_LEGACY and any(waits_for_legacy(each) for each in self.places_in(place[0])):
+            if place[1] == STREAM_LEGACY and any(waits_for_legacy(each) for each in self.streams_in(place[0])):
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_IMPLICIT,
                     "a stream that the legacy default stream waits for is capturing",
                 )
             return self._of.get(place)
 
-    def active(self, place: Place) -> Capture | None:
+    def active(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream, None if it does not capture; INVALIDATED if it was."""
         found = self._of.get(place)
         if found is not None and found.reason:
@@ -136,10 +136,10 @@ class Captures(ABC):
         """Set the calling thread's mode and return the one before; INVALID_VALUE."""
         if mode not in (GLOBAL, THREAD_LOCAL, RELAXED):
             raise invalid_value(f"the capture mode is GLOBAL (0), THREAD_LOCAL (1) or RELAXED (2), not {mode}")
-        before, self._modes.mine = self._modes.mine, mode
+        before, self._modes.current = self._modes.current, mode
         return before
 
-    def change_dependencies(self, place: Place, given: dict[Node, Edge], replaces: bool) -> None:
+    def change_dependencies(self, place: StreamKey, given: dict[Node, Edge], replaces: bool) -> None:
         """Add to, or replace, what the next node of a stream depends on; ILLEGAL_STATE if it does not capture."""
         with self._lock:
             found = self.active(place)
@@ -152,7 +152,7 @@ class Captures(ABC):
                     found.added.pop(node, None)
             found.next[place] = given if replaces else {**found.next[place], **given}
 
-    def add(self, place: Place, make: Callable[[], Any]) -> bool:
+    def add(self, place: StreamKey, make: Callable[[], Any]) -> bool:
         """Add a node to a stream; return False if it does not capture."""
         with self._lock:
             found = self.active(place)
@@ -162,11 +162,11 @@ class Captures(ABC):
 
 
 class Modes(threading.local):
-    mine = GLOBAL
+    current = GLOBAL
     """The mode of each thread."""
 
 
-def waits_for_legacy(place: Place) -> bool:
+def waits_for_legacy(place: StreamKey) -> bool:
     stream = streams.get(place[1])
     return stream is not None and not stream.flags & NON_BLOCKING
 

@@ -74,7 +74,7 @@ def info_without_edges(stream: int) -> tuple[Any, ...]:
 
 
 def change_dependencies(stream: int, after: Any, data: Any, count: int, flags: int) -> None:
-    """Add to, or replace, the nodes that the next captured one depends on; ILLEGAL_STATE if the stream is not."""
+    """Add to, or replace, what the next captured node depends on; ILLEGAL_STATE if the stream does not capture."""
     if flags not in (_ADD, _SET):
         raise invalid_value(f"flags are ADD (0) or SET (1) of CUstreamUpdateCaptureDependencies_flags, not {flags}")
     captures.change_dependencies(resolve(stream), dependency_map(after, data, count), flags == _SET)

@@ -1,8 +1,8 @@
 """Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
 
-While any stream captures, every record passes by here before it is sent (`interception`): one of a capturing stream
-is taken, one that would break a capture is refused, and the capture with it, all others are left. Sources: CUDA
-driver API, Stream Management; CUDA Programming Guide, Stream Capture.
+While any stream captures, every record passes through this before it is sent (`interception`): one of a capturing
+stream is taken, one that would break a capture is refused, and the capture with it, all others are left. Sources:
+CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pympsd_client._command_stream.interception import HostFunction, intercepted
 from pympsd_client._graphs import memory, parameters
 from pympsd_client._graphs.capture.captures import Captures, invalidated, waits_for_legacy
 from pympsd_client._graphs.capture.record_work import work_of_record
-from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, Capture, Place
+from pympsd_client._graphs.capture.sequence import GLOBAL, RELAXED, Capture, StreamKey
 from pympsd_client._graphs.work import CopyWork, HostWork, RecordWork, WaitWork
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.event import events
@@ -46,7 +46,7 @@ class CapturingInterceptor(Captures):
         return self.add((context, stream), lambda: CopyWork(make(), context))
 
     def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
-        """Take an event that is recorded, or waited for, by whoever launches the graph."""
+        """Take the recording of, or wait for, an external event."""
         kind = WaitWork if is_wait else RecordWork
         return self.add((context, stream), lambda: kind(parameters.known_event(event)))
 
@@ -77,11 +77,11 @@ class CapturingInterceptor(Captures):
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """Let this thread make its own calls, whatever is captured."""
-        before, self._modes.mine = self._modes.mine, RELAXED
+        before, self._modes.current = self._modes.current, RELAXED
         try:
             yield
         finally:
-            self._modes.mine = before
+            self._modes.current = before
 
     def takes_host_function(self, context: Context, stream: int, work: HostFunction | None) -> bool:
         """Take a host function; UNSUPPORTED for a callback."""
@@ -104,7 +104,7 @@ class CapturingInterceptor(Captures):
             if context is None:
                 return self._leave(operation, flags)
             if operation.name == _OF_CONTEXT:
-                raise self._broken(self.places_in(context), "waiting for a context in which a stream captures")
+                raise self._broken(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
             found = None if place is None else self._of.get(place) if is_ending else self.active(place)
@@ -126,11 +126,11 @@ class CapturingInterceptor(Captures):
             found.add(place, work_of_record(operation.name, record, context))
             return True
 
-    def of_legacy(self, place: Place, operation: Operation) -> None:
+    def of_legacy(self, place: StreamKey, operation: Operation) -> None:
         """Refuse work in the legacy stream that would wait for a capturing stream; that capture is invalid then."""
         if place[1] != STREAM_LEGACY:
             return
-        waiting = [self._of[each] for each in self.places_in(place[0]) if waits_for_legacy(each)]
+        waiting = [self._of[each] for each in self.streams_in(place[0]) if waits_for_legacy(each)]
         if waiting:
             for capture in waiting:
                 capture.reason = capture.reason or f"{operation.name} was called in the legacy default stream"
@@ -140,7 +140,7 @@ class CapturingInterceptor(Captures):
                 "one that was created with CU_STREAM_NON_BLOCKING",
             )
 
-    def _event(self, operation: Operation, flags: int, place: Place | None, event: int, found: Any) -> bool:
+    def _event(self, operation: Operation, flags: int, place: StreamKey | None, event: int, found: Any) -> bool:
         if operation.name == "RECORD_EVENT" and place is not None:
             if found is None:
                 self._events.pop(event, None)
@@ -161,7 +161,7 @@ class CapturingInterceptor(Captures):
             )
         return self._leave(operation, flags)
 
-    def _wait(self, place: Place, event: int, found: Capture | None) -> bool:
+    def _wait(self, place: StreamKey, event: int, found: Capture | None) -> bool:
         captured = self._events.get(event)
         if captured is None:
             known = events.get(event)
@@ -190,11 +190,11 @@ class CapturingInterceptor(Captures):
     def _leave(self, operation: Operation, flags: int) -> bool:
         """Leave a record that concerns no capturing stream, unless a capture prohibits it to this thread.
 
-        One whose answer nobody waits for is no call of its own: memory that is freed in stream order.
+        One whose answer is not waited for is no call of its own: memory that is freed in stream order.
         """
-        if operation.name not in _UNSAFE or self._modes.mine == RELAXED or flags & FLAG_QUIET:
+        if operation.name not in _UNSAFE or self._modes.current == RELAXED or flags & FLAG_QUIET:
             return False
-        me, mode = threading.get_ident(), self._modes.mine
+        me, mode = threading.get_ident(), self._modes.current
         prohibiting = [
             each
             for each in set(self._of.values())
@@ -211,7 +211,7 @@ class CapturingInterceptor(Captures):
             "before or after, or set the thread's mode to RELAXED (cuThreadExchangeStreamCaptureMode)",
         )
 
-    def _broken(self, places: list[Place], what: str) -> CudaError:
+    def _broken(self, places: list[StreamKey], what: str) -> CudaError:
         for place in places:
             self._of[place].reason = self._of[place].reason or what
         return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what}; end the capture first")
@@ -230,4 +230,4 @@ def _refused(capture: Capture, what: str) -> CudaError:
 
 
 captures: Final = CapturingInterceptor()
-when_closed.append(captures.forget_context)
+when_closed.append(captures.end_in)

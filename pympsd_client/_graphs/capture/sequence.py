@@ -17,7 +17,7 @@ NONE, ACTIVE, INVALIDATED = range(3)
 """CUstreamCaptureStatus."""
 _next_id: Final = count(1).__next__
 
-Place = tuple[Context, int]
+StreamKey = tuple[Context, int]
 """A stream: its context, and how records name it."""
 
 
@@ -26,18 +26,18 @@ class Capture:
     """A capture sequence: begun in ``origin``, joined by other streams through events."""
 
     graph: Graph
-    origin: Place
+    origin: StreamKey
     mode: int
     thread: int
     is_into_existing: bool
     id: int = field(factory=_next_id, init=False)
     reason: str = field(default="", init=False)
     """Why it was invalidated; empty while it is active."""
-    next: dict[Place, dict[Node, Edge]] = field(factory=dict, init=False)
+    next: dict[StreamKey, dict[Node, Edge]] = field(factory=dict, init=False)
     """Its streams, and what the next node of each depends on."""
     added: dict[Node, None] = field(factory=dict, init=False)
     """The nodes that were captured and must lead back to the origin."""
-    arrays: dict[Place, tuple[Elements, Elements]] = field(factory=dict, init=False)
+    arrays: dict[StreamKey, tuple[Elements, Elements]] = field(factory=dict, init=False)
     """What cuStreamGetCaptureInfo points to."""
 
     @property
@@ -45,11 +45,11 @@ class Capture:
         """Its CUstreamCaptureStatus."""
         return INVALIDATED if self.reason else ACTIVE
 
-    def add(self, place: Place, work: Any) -> Node:
+    def add(self, stream: StreamKey, work: Any) -> Node:
         """Add a node to a stream of it."""
-        after = {node: edge for node, edge in self.next[place].items() if node.handle in self.graph.nodes}
+        after = {node: edge for node, edge in self.next[stream].items() if node.handle in self.graph.nodes}
         node = self.graph.add(work, after)
-        self.next[place] = {node: Edge()}
+        self.next[stream] = {node: Edge()}
         self.added[node] = None
         return node
 

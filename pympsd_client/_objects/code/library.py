@@ -50,7 +50,7 @@ class Library:
                 return found
             made = load(self._image, context)
             made.library = self.handle
-            # A context that closes drops its modules: forget those too.
+            # A context that closes drops its modules: remove those too.
             self._modules = {one: its for one, its in self._modules.items() if modules.get(its.handle) is its}
             self._modules[context] = made
             self._know(context.device, made.layout)

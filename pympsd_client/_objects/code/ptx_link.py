@@ -121,7 +121,7 @@ def _emitted(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> I
     definition = definitions.get(item.name)
     if not item.name:
         yield item.text
-    elif definition is None:  # nobody defines it: once is enough, of functions too
+    elif definition is None:  # no input defines it: once is enough, of functions too
         if item.name not in emitted:
             emitted.add(item.name)
             yield item.text

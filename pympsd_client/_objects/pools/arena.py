@@ -22,11 +22,11 @@ from pympsd_client._objects.pools.ranges import Ranges
 _GROWTH_BYTES: Final = 32 << 20
 """A chunk is as large as all before it together, up to this, so that few are needed."""
 _QUERIES: Final = 8
-"""Streams that are asked at a time whether they have reached what was freed in them."""
+"""Streams that are queried at a time, whether they have reached the frees in them."""
 
 
 @frozen
-class Place:
+class FreePoint:
     """Where memory was freed: in a stream, by the name it has in records, or if that is destroyed before an event."""
 
     context: Context
@@ -42,21 +42,21 @@ class Place:
             return error.code != Result.ERROR_NOT_READY
         return True
 
-    def outlive(self) -> Place:
-        """Return a place that stands for the same after the stream's destruction, which follows."""
+    def as_event(self) -> FreePoint:
+        """Return the same point as an event, before the stream is destroyed."""
         event = self.context.mint()
         self.context.post(operations.CREATE_EVENT, event, 0)
         self.context.post(operations.RECORD_EVENT, event, self.stream)
-        return Place(self.context, self.stream, event)
+        return FreePoint(self.context, self.stream, event)
 
     def make_wait(self, stream: int) -> None:
         """Make later work of another stream of the context wait for the work so far."""
-        place = self if self.event else self.outlive()
-        self.context.post(operations.WAIT_EVENT, stream, place.event)
-        if place is not self:
-            place.forget()
+        point = self if self.event else self.as_event()
+        self.context.post(operations.WAIT_EVENT, stream, point.event)
+        if point is not self:
+            point.destroy_event()
 
-    def forget(self) -> None:
+    def destroy_event(self) -> None:
         """Destroy the event, if it has one."""
         if self.event and self.context.active and self.context.sticky_error is None:
             self.context.post(operations.DESTROY_EVENT, self.event)
@@ -71,7 +71,7 @@ class Arena:
     """Their ends by their starts."""
     free: Ranges
     """What every stream may have."""
-    freed: dict[Place, Ranges]
+    freed: dict[FreePoint, Ranges]
     """What was freed in a stream, oldest first, and may be had by that stream only."""
     source: Chunks
     _starts: list[int]
@@ -81,24 +81,24 @@ class Arena:
         """Return an empty one."""
         return cls(context, {}, Ranges(), {}, source, [])
 
-    def take(self, size: int, place: Place) -> int | None:
+    def take(self, size: int, point: FreePoint) -> int | None:
         """Return the start of memory that is free for a stream; None if there is none."""
-        own = self.freed.get(place) if self.freed else None
+        own = self.freed.get(point) if self.freed else None
         if own is not None:
             start = own.take(size)
             if start is not None:
                 if not own:
-                    del self.freed[place]
+                    del self.freed[point]
                 return start
         return self.free.take(size)
 
-    def give(self, start: int, size: int, place: Place | None) -> None:
+    def give(self, start: int, size: int, point: FreePoint | None) -> None:
         """Add memory that was freed in a stream, or is free for all."""
         ranges = self.free
-        if place is not None:
-            found = self.freed.get(place)
+        if point is not None:
+            found = self.freed.get(point)
             if found is None:
-                found = self.freed[place] = Ranges()
+                found = self.freed[point] = Ranges()
             ranges = found
         ranges.give(start, start + size, *self.chunk_of(start))
 
@@ -107,33 +107,33 @@ class Arena:
         start = self._starts[bisect_right(self._starts, address) - 1]
         return start, self.chunks[start]
 
-    def settle(self, is_passed: Callable[[Place], bool]) -> int:
+    def settle(self, is_passed: Callable[[FreePoint], bool]) -> int:
         """Make free for all what was freed where all work is done; return its bytes."""
         settled = 0
-        for place in tuple(self.freed):
-            if is_passed(place):
-                settled += self._merge(self.free, self.freed.pop(place))
-                place.forget()
+        for point in tuple(self.freed):
+            if is_passed(point):
+                settled += self._merge(self.free, self.freed.pop(point))
+                point.destroy_event()
         return settled
 
     def settle_some(self) -> int:
         """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
         asked = tuple(self.freed)[:_QUERIES]
-        return self.settle(lambda place: place in asked and place.is_passed())
+        return self.settle(lambda point: point in asked and point.is_passed())
 
-    def take_over(self, place: Place) -> int:
+    def take_over(self, point: FreePoint) -> int:
         """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
-        others = [one for one in self.freed if one != place and one.context is place.context]
-        own = self.freed.pop(place, None) or Ranges()
+        others = [one for one in self.freed if one != point and one.context is point.context]
+        own = self.freed.pop(point, None) or Ranges()
         taken = 0
         for other in others:
-            other.make_wait(place.stream)
+            other.make_wait(point.stream)
             taken += self._merge(own, self.freed.pop(other))
-            other.forget()
+            other.destroy_event()
         taken += self._merge(own, self.free)
         self.free = Ranges()
         if own:
-            self.freed[place] = own
+            self.freed[point] = own
         return taken
 
     def _merge(self, into: Ranges, ranges: Ranges) -> int:

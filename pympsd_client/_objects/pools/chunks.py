@@ -31,7 +31,7 @@ class Chunks(Protocol):
         """Give a chunk back when the context's work so far is done; raise CudaError."""
 
     def drop(self) -> None:
-        """Forget all of them, because their context closes."""
+        """Drop all of them, because their context closes."""
 
 
 @frozen(eq=False)
@@ -50,7 +50,7 @@ class DeviceChunks:
         Allocation(start, self.context, size).free_in_order(self.context, 0)
 
     def drop(self) -> None:
-        """Forget them: the executor frees them with the context."""
+        """Drop them: the executor frees them with the context."""
 
 
 class ProgramChunks:

@@ -26,7 +26,7 @@ class Usage:
 
     def __init__(self) -> None:
         self.current = self.used_high = self.reserved_high = 0
-        self._changing: Final = RLock()  # a finalizer may come here again
+        self._changing: Final = RLock()  # a finalizer may call it again
 
     def change(self, size: int) -> None:
         """Count memory that is allocated, or (negative) given back."""

@@ -1,4 +1,4 @@
-"""Pools of other processes: what they have allocated is mapped here, and nothing is allocated from them here."""
+"""Imported pools of other processes: their allocations are mapped, and nothing is allocated from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory import allocations
-from pympsd_client._objects.pools.arena import Place
+from pympsd_client._objects.pools.arena import FreePoint
 from pympsd_client._objects.pools.pool import Pool, PoolAllocation, PoolKind
 from pympsd_client._objects.process import process
 from pympsd_client._objects.virtual.imports import ImportedRange, import_range
@@ -26,7 +26,7 @@ class _Chunk:
 
     range: ImportedRange
     blocks: int = 0
-    freed: set[Place] = field(factory=set)
+    freed: set[FreePoint] = field(factory=set)
     """Where the last ones were freed: it is unmapped when all work so far is done there."""
 
 
@@ -44,7 +44,7 @@ class ImportedBlock(PoolAllocation):
 
     def free_in_order(self, context: Context, stream: int) -> None:
         """Drop it when a stream has reached this point."""
-        self.pool.release(self, Place(context, stream))
+        self.pool.release(self, FreePoint(context, stream))
 
 
 class ImportedPool(Pool):
@@ -93,8 +93,8 @@ class ImportedPool(Pool):
             made = ImportedBlock(address, context, handle.size, pool=self, chunk=chunk, is_host=self.kind.is_host)
             return allocations.add(made).handle
 
-    def release(self, block: ImportedBlock, place: Place | None) -> None:
-        """Count one import less; forget the block with the last."""
+    def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
+        """Count one import less; destroy_event the block with the last."""
         with self._importing:
             block.references -= 1
             if block.references:
@@ -102,15 +102,15 @@ class ImportedPool(Pool):
                 return
             chunk = block.chunk
             chunk.blocks -= 1
-            if place is not None:
-                chunk.freed.add(place)
+            if point is not None:
+                chunk.freed.add(point)
             elif not chunk.blocks:
                 block.context.call(operations.SYNCHRONIZE_CONTEXT)
             self._settle()
 
     def _settle(self) -> None:
         for key, chunk in tuple(self._chunks.items()):
-            if not chunk.blocks and all(place.is_passed() for place in chunk.freed):
+            if not chunk.blocks and all(point.is_passed() for point in chunk.freed):
                 self._drop_unused(key)
 
     def _drop_unused(self, key: tuple[Context, int]) -> None:
@@ -118,8 +118,8 @@ class ImportedPool(Pool):
         if not chunk.blocks:
             del self._chunks[key]
             chunk.range.unmap()
-            for place in chunk.freed:
-                place.forget()
+            for point in chunk.freed:
+                point.destroy_event()
             self._end_unused()
 
     # --- what happens to streams and contexts
@@ -141,16 +141,16 @@ class ImportedPool(Pool):
             self._settle()
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """Remember by an event what was freed in a stream."""
-        place = Place(context, stream)
+        """Keep the point of a stream's frees as an event."""
+        point = FreePoint(context, stream)
         with self._importing:
             for chunk in self._chunks.values():
-                if place in chunk.freed:
-                    chunk.freed.remove(place)
-                    chunk.freed.add(place.outlive())
+                if point in chunk.freed:
+                    chunk.freed.remove(point)
+                    chunk.freed.add(point.as_event())
 
     def drop(self, context: Context) -> None:
-        """Forget the chunks of a context that closes: they are unmapped with it."""
+        """Drop the chunks of a context that closes: they are unmapped with it."""
         with self._importing:
             for key in tuple(self._chunks):
                 if key[0] is context:

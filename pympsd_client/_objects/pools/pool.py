@@ -18,7 +18,7 @@ from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, context_on, new_handle
 from pympsd_client._objects.memory import Allocation, allocations
-from pympsd_client._objects.pools.arena import Arena, Place, rounded
+from pympsd_client._objects.pools.arena import Arena, FreePoint, rounded
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
 from pympsd_client._objects.process import Primary, process
 from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
@@ -51,7 +51,7 @@ class Block(PoolAllocation):
 
     def free_in_order(self, context: Context, stream: int) -> None:
         """Free it when a stream has reached this point."""
-        self.pool.free(self, Place(context, stream))
+        self.pool.free(self, FreePoint(context, stream))
 
 
 @frozen
@@ -95,7 +95,7 @@ class Pool:
         self._primary: Primary | None = None
         """What the pool has retained."""
         self._arenas: Final[dict[Context, Arena]] = {}
-        # An allocation may end a context's stream, and a waiting call may settle: both come here again.
+        # An allocation may end a context's stream, and a waiting call may settle: both take the lock again.
         self._lock: Final = RLock()
 
     @property
@@ -111,7 +111,7 @@ class Pool:
 
     def _settle_all(self) -> None:
         for arena in self._arenas.values():
-            arena.settle(Place.is_passed)
+            arena.settle(FreePoint.is_passed)
 
     @property
     def used_high(self) -> int:
@@ -163,10 +163,10 @@ class Pool:
             arena = self._arenas.get(context)
             if arena is None:
                 arena = self._arenas[context] = Arena.of(context, self._source(context))
-            place = Place(user, stream)
-            start = arena.take(taken, place)
+            point = FreePoint(user, stream)
+            start = arena.take(taken, point)
             if start is None:
-                start = self._take_with_effort(arena, taken, place)
+                start = self._take_with_effort(arena, taken, point)
             self._in_use += taken
             if self._in_use > self._most_in_use:
                 self._most_in_use = self._in_use
@@ -189,16 +189,16 @@ class Pool:
             start, _ = arena.chunk_of(block.handle)
             return arena.source.secret(start), block.handle - start
 
-    def _take_with_effort(self, arena: Arena, size: int, place: Place) -> int:
+    def _take_with_effort(self, arena: Arena, size: int, point: FreePoint) -> int:
         if self.is_opportunistic and arena.freed:
             arena.settle_some()
-            start = arena.take(size, place)
+            start = arena.take(size, point)
             if start is not None:
                 return start
         error = self._grow(arena, size)
-        start = arena.take(size, place) if error is None else None
-        if start is None and self.adds_dependencies and arena.take_over(place):
-            start = arena.take(size, place)
+        start = arena.take(size, point) if error is None else None
+        if start is None and self.adds_dependencies and arena.take_over(point):
+            start = arena.take(size, point)
         if start is None:
             raise error or CudaError(Result.ERROR_OUT_OF_MEMORY, f"the pool has no {size} bytes")
         return start
@@ -225,16 +225,16 @@ class Pool:
             return None
         return error
 
-    def free(self, block: Block, place: Place | None) -> None:
+    def free(self, block: Block, point: FreePoint | None) -> None:
         """Free a block at a point of a stream; None: at once."""
         with self._lock:
             arena = self._arenas.get(block.context)
             if arena is None:  # its context was closed meanwhile
                 return
             self._in_use -= block.taken
-            if place is not None and place.context is not block.context and place.is_passed():
-                place = None
-            arena.give(block.handle, block.taken, place)
+            if point is not None and point.context is not block.context and point.is_passed():
+                point = None
+            arena.give(block.handle, block.taken, point)
             if self._ended is not None:
                 self._end()
 
@@ -255,23 +255,23 @@ class Pool:
         """Return what is to be done after a wait for a stream, or for all; None if that is nothing."""
         with self._lock:
             reached = [
-                (arena, place, arena.freed.pop(place))
+                (arena, point, arena.freed.pop(point))
                 for arena in self._arenas.values()
-                for place in tuple(arena.freed)
-                if place.context is context and (stream is None or (place.stream == stream and not place.event))
+                for point in tuple(arena.freed)
+                if point.context is context and (stream is None or (point.stream == stream and not point.event))
             ]
         if not reached and (context not in self._arenas or self.reserved <= self.release_threshold):
             return None
 
         def after(done: bool) -> None:
             with self._lock:
-                for arena, place, ranges in reached:
+                for arena, point, ranges in reached:
                     if arena.context not in self._arenas:
                         continue
                     for start, end in ranges:
-                        arena.give(start, end - start, None if done else place)
+                        arena.give(start, end - start, None if done else point)
                     if done:
-                        place.forget()
+                        point.destroy_event()
                 if done:
                     self._release_some()
 
@@ -291,16 +291,16 @@ class Pool:
             self._end()
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """Remember by an event what was freed in a stream."""
-        place = Place(context, stream)
+        """Keep the point of a stream's frees as an event."""
+        point = FreePoint(context, stream)
         with self._lock:
             for arena in self._arenas.values():
-                ranges = arena.freed.pop(place, None)
+                ranges = arena.freed.pop(point, None)
                 if ranges is not None:
-                    arena.freed[place.outlive()] = ranges
+                    arena.freed[point.as_event()] = ranges
 
     def drop(self, context: Context) -> None:
-        """Forget the memory of a context that closes; what was freed in its streams is free for all."""
+        """Drop the memory of a context that closes; what was freed in its streams is free for all."""
         with self._lock:
             arena = self._arenas.pop(context, None)
             if arena is not None:
@@ -310,7 +310,7 @@ class Pool:
                 self._in_use -= size - free
                 arena.source.drop()
             for other in self._arenas.values():
-                other.settle(lambda place: place.context is context)
+                other.settle(lambda point: point.context is context)
 
     def destroy(self, ended: Callable[[Pool], None]) -> None:
         """Release its memory as soon as nothing of it is in use, and then call ``ended``."""

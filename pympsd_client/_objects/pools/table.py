@@ -82,12 +82,12 @@ class Pools:
                 raise invalid_value(f"{handle:#x} is destroyed")
             if self._current.get(pool.kind) is pool:
                 del self._current[pool.kind]
-        pool.destroy(self._forget)
+        pool.destroy(self._drop_destroyed)
 
-    def _forget(self, pool: Pool) -> None:
+    def _drop_destroyed(self, pool: Pool) -> None:
         """Drop a destroyed pool that has no memory any more."""
         self._all.pop(pool.handle, None)
-        peer_access.forget(pool.handle)
+        peer_access.drop(pool.handle)
 
     # --- what happens to streams and contexts
 

@@ -57,7 +57,7 @@ class RegisteredPages:
         self.share([(self.start, self.end)])
 
     def share(self, ranges: list[tuple[int, int]]) -> None:
-        """Replace the program's pages in some ranges by the shared ones; raise CudaError, and leave them."""
+        """Replace the program's pages in some ranges by the shared ones; raise CudaError, and change none."""
         for low, high in ranges:
             try:
                 done = _pages.replace(low, self.pages.address + low - self.start, high - low, True)

@@ -20,7 +20,7 @@ def check(address: int, count: int) -> None:
     owner(address)
     found = allocations.get(address) or allocations.containing(address)
     if found is None:
-        start, size = _elsewhere(address)
+        start, size = _other_memory(address)
         if address + count > start + size:
             raise _beyond(address, count, start, size)
         return
@@ -39,14 +39,14 @@ def _beyond(address: int, count: int, start: int, size: int) -> Exception:
     return invalid_value(f"{count} bytes at {address:#x} are not all within the {size} bytes at {start:#x}")
 
 
-def _elsewhere(address: int) -> tuple[int, int]:
+def _other_memory(address: int) -> tuple[int, int]:
     """Return start and size of the memory at an address that no function for allocations has returned."""
     for module in modules.all():
         if (variable := module.variable_at(address)) is not None:
             return variable.address, variable.size
-    mine, reached = pinned.addresses_of(address)
-    if (region := pinned.region_at(mine)) is not None:
-        return region.address + (reached - mine if reached == address else 0), region.size
+    host_address, reached = pinned.addresses_of(address)
+    if (region := pinned.region_at(host_address)) is not None:
+        return region.address + (reached - host_address if reached == address else 0), region.size
     others = [(one.handle, one.size) for one in graph_allocations.all()]
     for start, size in (*others, *((one.address, one.size) for one in arrays.all())):
         if start <= address < start + size:

@@ -46,7 +46,7 @@ class Mapping(Allocation):
     imported: int = 0
     """The handle under which the device of the addresses has another device's memory; 0 for its own."""
     access: dict[int, int] = field(factory=dict)
-    """CUmemAccess_flags by the ordinals of devices; those that are not here have none."""
+    """CUmemAccess_flags by the ordinals of devices; an absent one has no access."""
     host_access: int = 0
 
     @property
@@ -198,7 +198,7 @@ class VirtualMemory:
                     one.context.call(operations.RELEASE_MEMORY, one.imported)
                 del self._mappings[one.handle]
                 unmap_memory(one.handle)
-                peer_access.forget(one.handle)
+                peer_access.drop(one.handle)
                 allocations.remove(one.handle)
                 one.physical.mappings -= 1
                 with suppress(CudaError):  # the memory of a context that has failed goes with it
@@ -263,7 +263,7 @@ class VirtualMemory:
                 if context in (mapping.context, mapping.physical.context) and mapping.handle in self._mappings:
                     del self._mappings[mapping.handle]
                     unmap_memory(mapping.handle)
-                    peer_access.forget(mapping.handle)
+                    peer_access.drop(mapping.handle)
                     if mapping.context is not context:
                         _unmap_imported(mapping)
                     if mapping.physical.context is not context:  # the memory of another device stays

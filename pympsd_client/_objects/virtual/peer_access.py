@@ -84,8 +84,8 @@ class PeerAccess:
             self._of_this_connection()
             return (memory, pair) in self._memory
 
-    def forget(self, memory: int) -> None:
-        """Drop the access to memory that is gone."""
+    def drop(self, memory: int) -> None:
+        """Drop the access to freed memory."""
         with self._lock, suppress(CudaError):
             for entry in [entry for entry in self._memory if entry[0] == memory]:
                 self.set_of(*entry, False)

@@ -261,7 +261,7 @@ static int resolve(Slot *slot) {
     return done;
 }
 
-/* Say once why not even the reason of a failed call can be told: a module of pympsd cannot be imported. */
+/* Report once that the reason of a failed call is not known, for a module of pympsd cannot be imported. */
 static void say_broken(const Slot *slot, PyObject *type, PyObject *value) {
     static int said;
     PyObject *name = type == NULL || said ? NULL : PyObject_GetAttrString(type, "__name__");

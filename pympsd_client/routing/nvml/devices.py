@@ -58,7 +58,7 @@ def connected() -> Iterator[Connection]:
 
 
 def init(flags: int = 0) -> None:
-    """Look which devices there are; it is undone as often as it was called."""
+    """Find the devices; each call needs one of nvmlShutdown."""
     global _devices, _driver_version, _users
     if flags & ~_FLAGS:
         raise NvmlError(INVALID, f"flags are NO_GPUS (1) and NO_ATTACH (2), not {flags}")

@@ -38,7 +38,7 @@ _BRANCH_BYTES: Final = 80
 _CLASS, _SUBCLASS = 3, 2
 """PCI's numbers of a 3D controller, which these GPUs are: they have no display."""
 _ARCHITECTURES: Final = ((9, 0, 9), (8, 9, 8), (8, 0, 7), (7, 5, 6), (7, 0, 5), (6, 0, 4))
-"""From which compute capability on there is which nvmlDeviceArchitecture_t; Blackwell (10) begins at 10.0."""
+"""The nvmlDeviceArchitecture_t from a compute capability on; Blackwell (10) begins at 10.0."""
 _COMMAND_BYTES: Final = 1 << 12
 
 

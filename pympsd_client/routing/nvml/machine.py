@@ -1,7 +1,7 @@
 """What NVML says of where a device is in the machine, and of its hardware as far as an emulated device has any.
 
 It is near the CPUs and the memory of the NUMA node that it names, for they are what computes; it has no display, no
-fan, no counters, and nothing to keep when nobody uses it. Of a GPU behind an own server that is not known here.
+fan, no counters, and no state to persist. For a GPU this is not known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LEVELS: Final = (0, 10, 20, 30, 40, 50)
 _SAME_NODE: Final = 40
 _WORD_BITS: Final = 64
 _FIELD_BYTES, _FIELD_RESULT_AT = 40, 28
-"""Of a nvmlFieldValue_t."""
+"""The size of a nvmlFieldValue_t."""
 
 
 def emulated(handle: int) -> Device:
@@ -112,7 +112,7 @@ def field_values(handle: int, count: int, place: int) -> None:
 
 
 def nothing(handle: int, place: int) -> None:
-    """Write 0: an emulated device has none of it, or it is disabled."""
+    """Write 0: an emulated device lacks it, or it is disabled."""
     emulated(handle)
     nvml.number(place, 0)
 

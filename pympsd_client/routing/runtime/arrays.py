@@ -21,7 +21,7 @@ _SIGNED, _UNSIGNED, _FLOAT = 0, 1, 2
 _FIRST_NORMALIZED: Final = 5
 """cudaChannelFormatKindUnsignedNormalized8X1: the kinds follow each other as the formats do"""
 _PACKED: Final = CHANNELS.pack(10, 10, 10, 2, 31)
-"""Of PACKED: cudaChannelFormatKindUnsignedNormalized1010102"""
+"""The kind of PACKED: cudaChannelFormatKindUnsignedNormalized1010102"""
 _FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,

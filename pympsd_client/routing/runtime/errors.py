@@ -28,6 +28,6 @@ def last() -> int:
 
 
 def take_last() -> int:
-    """Return the last error of this thread's calls, and forget it."""
+    """Return the last error of this thread's calls, and reset it."""
     code, _last.code = _last.code, 0
     return code

@@ -13,7 +13,7 @@ from pympsd_client.routing.runtime.calls import api
 from pympsd_client.routing.runtime.copies import rows, slices
 
 _KERNEL_BYTES: Final = 56
-"""Of a cudaKernelNodeParams; a CUDA_KERNEL_NODE_PARAMS begins like it, and has two more fields."""
+"""The size of a cudaKernelNodeParams; a CUDA_KERNEL_NODE_PARAMS begins like it, and has two more fields."""
 _EXTRA_BYTES: Final = 16
 _KERNEL, _COPY = 0, 1
 """cudaGraphNodeType: the driver describes all others alike."""

@@ -26,7 +26,7 @@ _LINEAR: Final = struct.Struct("=i4xQ20s4x3Q")
 _TEXTURE: Final = struct.Struct("=3i3i4IiIi3f2i")
 """cudaTextureDesc"""
 _VIEW_BYTES: Final = 48
-"""Of a cudaResourceViewDesc, which begins as the driver's does; what newer versions have behind it is zero."""
+"""The size of a cudaResourceViewDesc, which begins as the driver's; newer versions have zeros behind it."""
 _RESERVED: Final = bytes(64)
 _TRILINEAR, _SEAMLESS = 0x20, 0x40
 """CU_TRSF_DISABLE_TRILINEAR_OPTIMIZATION, CU_TRSF_SEAMLESS_CUBEMAP"""

@@ -27,10 +27,10 @@ class _Waiting:
 
 
 class Shortages:
-    """Used by the clients' workers, which wait here; the owner's thread brings the answers."""
+    """Used by the clients' workers, which wait in it; the owner's thread passes on the answers."""
 
     def __init__(self, report: Callable[[], None], send: Callable[[object], None]) -> None:
-        """``report`` tells the owner what clients hold at this moment."""
+        """``report`` reports to the owner what clients hold now."""
         self.report, self._send = report, send
         self._numbers = count(1)
         self._waiting: dict[int, _Waiting] = {}

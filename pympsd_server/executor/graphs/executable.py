@@ -12,7 +12,7 @@ from pympsd.wire.graph_items import ConditionalKind
 from pympsd_server.backends.conditions import Condition
 from pympsd_server.backends.interface import BackendError, Context, Event, Outcome, Stream
 from pympsd_server.executor.graphs.conditional import Choice
-from pympsd_server.executor.graphs.lanes import Place, places
+from pympsd_server.executor.graphs.lanes import LaneAssignment, assign_lanes
 from pympsd_server.executor.graphs.streams import OwnStreams, StreamBudget
 
 Act = Callable[[Stream], None]
@@ -52,7 +52,7 @@ class ExecutableGraph:
     """Made by ``make``; launched by the client's worker alone, or as the body of a conditional node."""
 
     _acts: Sequence[Act | int | Choice | None]
-    _places: Sequence[Place]
+    _assignments: Sequence[LaneAssignment]
     _context: Context
     _own: OwnStreams
     _stream: Stream | None
@@ -62,7 +62,7 @@ class ExecutableGraph:
     _lanes: list[Stream] = field(factory=list, init=False)
     """Streams of the lanes after the first."""
     _events: dict[int, Event] = field(factory=dict, init=False)
-    """Of the items that other lanes, or the end of the launch, wait for."""
+    """The events of the items that other lanes, or the end of the launch, wait for."""
     _begun: Event | None = field(default=None, init=False)
     _done: Event | None = field(default=None, init=False)
     _last_stream: Stream | None = field(default=None, init=False)
@@ -84,24 +84,24 @@ class ExecutableGraph:
         cls, context: Context, steps: Sequence[Step], own: OwnStreams, stream: Stream | None
     ) -> ExecutableGraph:
         """``stream``: a body's, which is the first of its own."""
-        where = places([step.dependencies for step in steps])
-        made = cls([], where, context, own, stream)
+        assignments = assign_lanes([step.dependencies for step in steps])
+        made = cls([], assignments, context, own, stream)
         made._done = context.create_event(False)
         made._begun = context.create_event(False)
         first = 0 if stream is None else 1
-        count = max((place.lane for place in where), default=0)
+        count = max((assigned.lane for assigned in assignments), default=0)
         made._lanes = [own.at(first + index) for index in range(count)]
-        made._events = {index: context.create_event(False) for index, place in enumerate(where) if place.is_awaited}
-        made._acts = [made._act_of(step.act, place) for step, place in zip(steps, where, strict=True)]
+        made._events = {index: context.create_event(False) for index, one in enumerate(assignments) if one.is_awaited}
+        made._acts = [made._act_of(step.act, assigned) for step, assigned in zip(steps, assignments, strict=True)]
         return made
 
-    def _act_of(self, act: Act | int | ConditionalStep | None, place: Place) -> Act | int | Choice | None:
+    def _act_of(self, act: Act | int | ConditionalStep | None, assigned: LaneAssignment) -> Act | int | Choice | None:
         if not isinstance(act, ConditionalStep):
             return act
         condition = self._context.condition(act.handle)
         if act.default is not None:
             self._defaults.append((condition, act.default))
-        own = self._own.inside(place.lane)
+        own = self._own.inside(assigned.lane)
         stream = own.at(0)
         bodies = [self._made(self._context, steps, own, stream) for steps in act.bodies]
         for body in bodies:
@@ -148,11 +148,11 @@ class ExecutableGraph:
             stream.record(self._begun)
         ends: dict[int, int] = {}
         try:
-            for index, (act, place) in enumerate(zip(self._acts, self._places, strict=True)):
-                lane = self._lanes[place.lane - 1] if place.lane else stream
-                if place.begins_lane:
+            for index, (act, assigned) in enumerate(zip(self._acts, self._assignments, strict=True)):
+                lane = self._lanes[assigned.lane - 1] if assigned.lane else stream
+                if assigned.begins_lane:
                     lane.wait(self._begun)
-                for each in place.waits_for:
+                for each in assigned.waits_for:
                     lane.wait(self._events[each])
                 if isinstance(act, int):
                     request = requests.pop(act, None)
@@ -164,10 +164,10 @@ class ExecutableGraph:
                     act.queue(lane)
                 elif act is not None:
                     act(lane)
-                if place.is_awaited:
+                if assigned.is_awaited:
                     lane.record(self._events[index])
-                if place.lane:
-                    ends[place.lane] = index
+                if assigned.lane:
+                    ends[assigned.lane] = index
                 yield
         except Exception:  # not where it is only dropped, its context having ended
             self._join(stream, self._done, ends)
@@ -177,7 +177,7 @@ class ExecutableGraph:
     def _join(self, stream: Stream, done: Event, ends: dict[int, int]) -> None:
         """Have the stream's later work wait for what was queued, after a refusal too."""
         for index in ends.values():
-            if self._places[index].is_awaited:
+            if self._assignments[index].is_awaited:
                 stream.wait(self._events[index])
         stream.record(done)
 
@@ -193,14 +193,14 @@ class ExecutableGraph:
 
     def _release(self) -> None:
         self._own.destroy()
-        self.forget()
+        self.release()
 
-    def forget(self) -> None:
-        """Let go of its records, and with them of its client: its context, which has its streams, is destroyed."""
-        self._acts = self._places = ()
+    def release(self) -> None:
+        """Drop its records, and with them its client: its context, which has its streams, is destroyed."""
+        self._acts = self._assignments = ()
         self._defaults = []
         self.host_functions = {}
-        self._own.forget()
+        self._own.release()
 
 
 def _no_host_function(request: HostRequest, stream: Stream) -> None:

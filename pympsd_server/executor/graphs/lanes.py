@@ -1,4 +1,4 @@
-"""Where the items of an executable graph go: lanes, the first of which is the stream that it is launched in.
+"""The lanes of an executable graph's items; the first is the stream that it is launched in.
 
 An item goes on in the lane of the last item it depends on; dependencies between lanes are events.
 """
@@ -15,8 +15,8 @@ LANE_LIMIT: Final = 16
 
 
 @frozen
-class Place:
-    """Where an item goes: its lane, the items of other lanes it waits for, and whether others wait for it."""
+class LaneAssignment:
+    """An item's lane, the items of other lanes it waits for, and whether others wait for it."""
 
     lane: int
     waits_for: tuple[int, ...]
@@ -25,8 +25,8 @@ class Place:
     is_awaited: bool
 
 
-def places(dependencies: Sequence[Sequence[int]], limit: int = LANE_LIMIT) -> list[Place]:
-    """Return the places of items, given what each depends on (indices of earlier ones)."""
+def assign_lanes(dependencies: Sequence[Sequence[int]], limit: int = LANE_LIMIT) -> list[LaneAssignment]:
+    """Return the lanes of items, given what each depends on (indices of earlier ones)."""
     lanes: list[int] = []
     tails: list[int] = []
     """The last item of each lane so far."""
@@ -46,4 +46,4 @@ def places(dependencies: Sequence[Sequence[int]], limit: int = LANE_LIMIT) -> li
         waits.append(tuple(each for other, each in latest.items() if other != lane))
         lanes.append(lane)
     awaited = {each for some in waits for each in some} | set(tails[1:])
-    return [Place(lanes[at], waits[at], begins[at], at in awaited) for at in range(len(lanes))]
+    return [LaneAssignment(lanes[at], waits[at], begins[at], at in awaited) for at in range(len(lanes))]

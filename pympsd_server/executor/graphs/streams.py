@@ -15,7 +15,7 @@ CLIENT_STREAM_LIMIT: Final = 4096
 
 
 class StreamBudget:
-    """How many streams one client's graphs have. Its worker destroys graphs, or the thread that ends their work."""
+    """The number of streams of one client's graphs. Used by its worker, and by the thread that ends their work."""
 
     def __init__(self, limit: int = CLIENT_STREAM_LIMIT) -> None:
         self._limit = limit
@@ -41,7 +41,7 @@ class StreamBudget:
 
 @define(eq=False)
 class OwnStreams:
-    """Those of a graph, made when first asked for. Bodies of conditional nodes in one lane follow each other, so
+    """The streams of a graph, made when first used. Bodies of conditional nodes in one lane follow each other, so
     they share theirs.
     """
 
@@ -71,11 +71,11 @@ class OwnStreams:
             stream.destroy()
         for each in self._inside.values():
             each.destroy()
-        self.forget()
+        self.release()
 
-    def forget(self) -> None:
-        """Count them no more: they are destroyed, or their context is."""
+    def release(self) -> None:
+        """Return them to the budget: they are destroyed, or their context is."""
         for each in self._inside.values():
-            each.forget()
+            each.release()
         self._budget.give(len(self._streams))
         self._streams, self._inside = [], {}

@@ -1,4 +1,4 @@
-"""The events that clients of an executor have shared, by secrets that only who is told one knows."""
+"""The events that clients of an executor have shared, by secrets that only the sharers know."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _joins(figures: Figures) -> Iterator[Row]:
 
 def _arrivals(figures: Figures) -> Iterator[Row]:
     value = {sections.ARRIVALS: _beside(figures, sections.ARRIVAL, "until all have a context")}
-    yield Row("all arrive at once, until all have a context", ways.VENDOR, value, AT_MOST, ARRIVAL_BOUND, (48,))
+    yield Row("all connect at once, until all have a context", ways.VENDOR, value, AT_MOST, ARRIVAL_BOUND, (48,))
 
 
 def _turns(figures: Figures) -> Iterator[Row]:

@@ -74,7 +74,7 @@ def _report(figures: Figures) -> int:
             print(f"{name}: {note['cell']}: {note['reason']}")
     print(f"short of their bounds: {short}; failures: {len(figures.failures)}; took {figures.facts['took']} s")
     if figures.facts["rehearsal"]:
-        print("this was a rehearsal with made-up programs: its figures say nothing of any GPU")
+        print("this was a rehearsal with fake programs: its figures say nothing of any GPU")
         return 1 if figures.failures else 0
     return 1 if short or figures.failures else 0
 

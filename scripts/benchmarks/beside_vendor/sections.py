@@ -41,7 +41,7 @@ Daemons = tuple[Daemon, Daemon]
 
 
 def in_turn(daemons: Daemons, times: int) -> Iterator[tuple[int, Daemon]]:
-    """Yield both daemons so many times, the other one first each time."""
+    """Yield both daemons ``times`` times, the other one first each time."""
     for number in range(times):
         for daemon in daemons if number % 2 == 0 else daemons[::-1]:
             yield number, daemon

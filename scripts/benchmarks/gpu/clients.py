@@ -53,7 +53,7 @@ class Client:
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
         except OSError:
-            raise Failure(f"a client ended: {self._last_words()}") from None
+            raise Failure(f"a client ended: {self._last_stderr()}") from None
 
     def answer(self, seconds: float) -> str:
         """Return the text after ``ok`` in the next answer; raise Failure if none comes in time."""
@@ -79,10 +79,10 @@ class Client:
             raise Failure("a client did not answer in time")
         data = os.read(self.process.stdout.fileno(), _CHUNK)
         if not data:
-            raise Failure(f"a client ended: {self._last_words()}")
+            raise Failure(f"a client ended: {self._last_stderr()}")
         self._received += data
 
-    def _last_words(self) -> str:
+    def _last_stderr(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(END_SECONDS)
         self.errors.seek(0)

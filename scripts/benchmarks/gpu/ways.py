@@ -111,7 +111,7 @@ def pympsd(backend: str, any_worker: bool) -> Iterator[Way]:
         waits = [LOG_SECONDS]
 
         def check() -> str:
-            kind = _worker_told(Path(directory, "server.log"), waits.pop() if waits else 0.0)
+            kind = _worker_kind(Path(directory, "server.log"), waits.pop() if waits else 0.0)
             if kind != "native" and not any_worker:
                 raise WrongWorker(kind)
             return kind
@@ -124,7 +124,7 @@ def pympsd(backend: str, any_worker: bool) -> Iterator[Way]:
             stop_daemon(command, environment, "quit -t 2\n")
 
 
-def _worker_told(log: Path, seconds: float) -> str:
+def _worker_kind(log: Path, seconds: float) -> str:
     """Return the kind of worker in a log; its line may be written a moment after the first client's context."""
     give_up = time.monotonic() + seconds
     while True:

@@ -16,8 +16,8 @@ SMS = (4, 5, 9)
 
 
 def test_blocks_are_spread_over_the_contexts_own_multiprocessors() -> None:
-    seats = Placement(SMS, {}).seat(BlockSize(128, 0), 7)
-    assert seats.sm_of_block.tolist() == [4, 5, 9, 4, 5, 9, 4]
+    placed = Placement(SMS, {}).place(BlockSize(128, 0), 7)
+    assert placed.sm_of_block.tolist() == [4, 5, 9, 4, 5, 9, 4]
 
 
 def test_room_is_bounded_by_blocks_threads_and_shared_memory() -> None:
@@ -25,14 +25,14 @@ def test_room_is_bounded_by_blocks_threads_and_shared_memory() -> None:
     assert placement.room(BlockSize(1, 0)) == 3 * 32
     assert placement.room(BlockSize(1024, 0)) == 3 * 2
     assert placement.room(BlockSize(32, 30_000)) == 3 * 3
-    assert len(placement.seat(BlockSize(1024, 0), 100).rows) == 6
+    assert len(placement.place(BlockSize(1024, 0), 100).rows) == 6
     assert placement.room(BlockSize(1, 0)) == 0
 
 
 def test_emptier_multiprocessors_are_filled_first() -> None:
     placement = Placement(SMS, {})
-    placement.seat(BlockSize(1024, 0), 1)
-    assert placement.seat(BlockSize(512, 0), 2).sm_of_block.tolist() == [5, 9]
+    placement.place(BlockSize(1024, 0), 1)
+    assert placement.place(BlockSize(512, 0), 2).sm_of_block.tolist() == [5, 9]
 
 
 sizes = st.builds(BlockSize, st.integers(1, 1024), st.integers(0, 200_000))
@@ -42,24 +42,24 @@ sizes = st.builds(BlockSize, st.integers(1, 1024), st.integers(0, 200_000))
 def test_no_multiprocessor_is_ever_overfull_and_all_room_comes_back(
     steps: list[tuple[BlockSize, int, bool]],
 ) -> None:
-    placement, seated = Placement(SMS, {}), []
+    placement, all_placed = Placement(SMS, {}), []
     whole = placement.room(BlockSize(64, 0))
     for size, count, leave in steps:
         room = placement.room(size)
-        seats = placement.seat(size, count)
-        assert len(seats.rows) == min(room, count)
-        seated.append(seats)
+        placed = placement.place(size, count)
+        assert len(placed.rows) == min(room, count)
+        all_placed.append(placed)
         if leave:
-            placement.leave(seated.pop(0))
+            placement.release(all_placed.pop(0))
         threads: Counter[int] = Counter()
-        for each in seated:
+        for each in all_placed:
             for sm in each.sm_of_block.tolist():
                 threads[sm] += each.size.threads
         assert set(threads) <= set(SMS)
         assert max(threads.values(), default=0) <= 2048
-        assert placement.resident == sum(len(each.rows) for each in seated)
-    for each in seated:
-        placement.leave(each)
+        assert placement.resident == sum(len(each.rows) for each in all_placed)
+    for each in all_placed:
+        placement.release(each)
     assert placement.room(BlockSize(64, 0)) == whole
     assert placement.resident == 0
 
@@ -70,15 +70,15 @@ def test_room_is_what_the_occupancy_calculation_says(model: str, size: BlockSize
     each = blocks_per_multiprocessor(attributes, size.threads, size.shared_bytes)
     placement = Placement(SMS, attributes)
     assert placement.capacity(size) == placement.room(size) == 3 * each
-    assert len(placement.seat(size, 1000).rows) == 3 * each
+    assert len(placement.place(size, 1000).rows) == 3 * each
     placement = Placement(SMS, attributes)
-    placement.seat(BlockSize(1, 0), 1)  # with a neighbour there are at most one fewer on its multiprocessor
-    assert 3 * each - max(1, each) <= len(placement.seat(size, 1000).rows) <= 3 * each
+    placement.place(BlockSize(1, 0), 1)  # with a neighbour there are at most one fewer on its multiprocessor
+    assert 3 * each - max(1, each) <= len(placement.place(size, 1000).rows) <= 3 * each
 
 
 def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:
     placement = Placement((0,), PROFILES["V100"].attributes)
-    placement.seat(BlockSize(32, 98304), 1)
+    placement.place(BlockSize(32, 98304), 1)
     assert placement.room(BlockSize(32, 0)) == 31
     assert placement.room(BlockSize(32, 1)) == 0
 
@@ -96,40 +96,40 @@ WARP, HALF = BlockSize(32, 0), BlockSize(1024, 0)
 def test_a_kernel_that_gathers_room_is_not_overtaken() -> None:
     """Kernels that overlap would never leave the room empty between them."""
     placement, together, others = Placement((0,), {}), FakeKernel(2), [FakeKernel() for _ in range(2)]
-    first = placement.seat(WARP, 1)
+    first = placement.place(WARP, 1)
     assert placement.admits(others[0], WARP)
     assert not placement.admits(together, HALF)
     assert not placement.admits(others[0], WARP)
     assert not placement.admits(FakeKernel(2), WARP)
     assert not placement.lets_grow()
-    placement.leave(first)
+    placement.release(first)
     assert not placement.admits(others[1], WARP)
     assert placement.admits(together, HALF)
     assert not placement.admits(others[1], WARP)
-    placement.seat(HALF, 2)
+    placement.place(HALF, 2)
     placement.begun(together)
     assert not placement.admits(others[1], WARP)  # there is no room
 
 
 def test_a_kernel_that_gathers_room_in_vain_is_overtaken_in_the_end() -> None:
     placement, together, other = Placement((0,), {}), FakeKernel(2), FakeKernel()
-    placement.seat(WARP, 1)
+    placement.place(WARP, 1)
     assert not placement.admits(together, HALF)
-    placement.fruitless = 255
+    placement.unfinished_slices = 255
     assert not placement.admits(other, WARP)
-    placement.fruitless = 256
+    placement.unfinished_slices = 256
     assert placement.admits(other, WARP)
     assert placement.lets_grow()
-    placement.fruitless = 0
+    placement.unfinished_slices = 0
     assert not placement.admits(other, WARP)
 
 
 def test_no_kernel_grows_while_others_want_to_begin() -> None:
     placement, other = Placement((0,), {}), FakeKernel()
-    seats = placement.seat(HALF, 2)
+    placed = placement.place(HALF, 2)
     assert placement.lets_grow()
     assert not placement.admits(other, WARP)
     assert not placement.lets_grow()
-    placement.leave(seats)
+    placement.release(placed)
     assert placement.admits(other, WARP)
     assert placement.lets_grow()

@@ -16,7 +16,7 @@ from attrs import define, field
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of, process_of, shown_unseen
+from pympsd.service.sessions.peers import command_of, command_of_hidden, container_pid_of, namespace_of, process_of
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
@@ -25,7 +25,7 @@ from pympsd.state_machine.instructions import ClientLimits
 from pympsd.wire.vendor.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
-"""Time for the client to say that it talks with its server."""
+"""Time for the client to report that it is connected to its server."""
 SECOND_END_SECONDS: Final = 0.2
 """Time for a client to take its end if an earlier daemon may have sent it: later it has, and takes no other."""
 
@@ -69,7 +69,7 @@ class VendorClientSession(Waiting):
         return ClientConnected(
             self.client,
             self.peer,
-            command_of(self.peer.pid, "") if self.peer.pid else shown_unseen(self.known),
+            command_of(self.peer.pid, "") if self.peer.pid else command_of_hidden(self.known),
             namespace_of(self.known, 0),
             joins=True,
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,

@@ -32,7 +32,7 @@ POLL_SECONDS: Final = 0.005
 
 @define
 class VendorConversation:
-    """Speaks with whoever connects to ``control`` (``accepts_clients``) or ``control_privileged``."""
+    """A connection to ``control`` (``accepts_clients``) or ``control_privileged``."""
 
     dispatcher: Dispatcher
     accepts_clients: bool
@@ -60,7 +60,7 @@ class VendorConversation:
             channel.close()
 
     async def _role(self, channel: PacketChannel, peer: Peer, entry: Noted[bytes]) -> bytes:
-        """Return the packet of the peer's role; empty if it has none to say, or has not said who it is."""
+        """Return the packet of the peer's role; empty if it sends none, or no credentials."""
         with trio.fail_after(HELLO_SECONDS):
             packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
         if len(packet) == ROLE_BYTES and not entry.is_new:

@@ -1,4 +1,4 @@
-"""Handing clients over to the driver's server: one after another, as it talks with one new client at a time.
+"""Handing clients over to the driver's server: one after another, as it serves one new client at a time.
 
 A client waits in its conversation with the daemon until it has its end of the connection and it is its turn: if its
 server ends before that, it gets the next one.
@@ -28,12 +28,12 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.vendor import server_commands as commands
 
-FIRST_WORDS_SECONDS: Final = 1.0
+FIRST_ANSWER_SECONDS: Final = 1.0
 """Time for a client to answer its server, which waits for nothing else meanwhile."""
-PARTS: Final = 20
-"""The time is counted in so many parts."""
-ASLEEP_PARTS: Final = 4
-"""After so many in a row a client is mute that sleeps and has not read what its server said.
+ANSWER_CHECKS: Final = 20
+"""How often an answer is looked for in that time."""
+ASLEEP_CHECKS: Final = 4
+"""After this many checks in a row a client that sleeps and has not read its server's message is unresponsive.
 
 One that is stopped for a moment, or slow for lack of a processor, has the whole time."""
 STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
@@ -66,16 +66,16 @@ class Handoffs:
     _server: int
     _pid: int
     priority: int = 0
-    """The priority of later clients, as the server was told it last."""
+    """The priority of later clients that the server was sent last."""
     earlier: tuple[tuple[str, int], ...] = ()
     """The clients' ends, with their names at the keeper, of connections that an earlier daemon sent the server."""
     exchange: trio.Lock = field(factory=trio.Lock, init=False)
     """Held while a client is handed over."""
     set_limits: Callable[[ClientLimits], None] = lambda _: None
-    """Tells the server the limits of the client that it gets next."""
+    """Sends the server the limits of the client that it gets next."""
     _queue: list[_Entry] = field(factory=list, init=False)
     """With their priorities and limits."""
-    _mute: set[int] = field(factory=set, init=False)
+    _unresponsive: set[int] = field(factory=set, init=False)
     """The users whose last client did not answer the server."""
     _current: int = field(default=0, init=False)
     """The client that is being handed over."""
@@ -87,10 +87,11 @@ class Handoffs:
 
     @property
     def may_be_delayed(self) -> bool:
-        """Whether nobody waits but who takes no connection, and users whose last client did not answer the server."""
-        late = trio.current_time() - FIRST_WORDS_SECONDS
+        """Whether all that wait are clients that take no connection, or of users whose last client did not answer."""
+        late = trio.current_time() - FIRST_ANSWER_SECONDS
         return all(
-            one.peer.uid in self._mute or (not one.is_ready and one.offered_at < late) for one, *_ in self._queue
+            one.peer.uid in self._unresponsive or (not one.is_ready and one.offered_at < late)
+            for one, *_ in self._queue
         )
 
     def add(self, newcomer: Newcomer, priority: int, limits: ClientLimits | None = None) -> None:
@@ -103,7 +104,7 @@ class Handoffs:
         self._added.set()
 
     def remove(self, newcomer: Newcomer) -> None:
-        """Forget a client that has left."""
+        """Remove a client that has left."""
         self._queue = [entry for entry in self._queue if entry[0] is not newcomer]
 
     def ended(self, client: int) -> None:
@@ -126,7 +127,7 @@ class Handoffs:
         """Hand over one client after another, for the server takes the next when the one before has answered it."""
         if is_adopted:
             async with self.exchange:
-                # Answered when the server has done what an earlier daemon told it.
+                # Answered when the server has carried out an earlier daemon's commands.
                 await self._await_answer(link, [end for _, end in self.earlier])
                 self._release(self.earlier)
         while True:
@@ -139,10 +140,12 @@ class Handoffs:
                     await self._hand_over(link, *entry)
 
     def _next(self) -> _Entry | None:
-        """Return the first client that is ready, but of a user whose last one was mute only if nobody else is."""
+        """Return the first client that is ready, but of a user whose last one did not answer only if no other is."""
         ready = [entry for entry in self._queue if entry[0].is_ready]
-        # Of those the last: a user's many mute clients are not in the way of the one that comes after them.
-        return next((entry for entry in ready if entry[0].peer.uid not in self._mute), ready[-1] if ready else None)
+        # Of those the last: a user's many unresponsive clients do not delay the one that comes after them.
+        return next(
+            (entry for entry in ready if entry[0].peer.uid not in self._unresponsive), ready[-1] if ready else None
+        )
 
     async def _hand_over(
         self, link: ServerLink, newcomer: Newcomer, priority: int, limits: ClientLimits | None
@@ -150,24 +153,24 @@ class Handoffs:
         offer = newcomer.take()
         self._current, self._current_name = newcomer.client, newcomer_name(offer.key)
         keeper = self._dispatcher.keeper
-        # Before it is sent: without this end the next daemon cannot free the server from a mute client.
+        # Before it is sent: without this end the next daemon cannot free the server from an unresponsive client.
         if keeper is not None and not keeper.is_silent:
             self._dispatcher.hold(self._current_name, offer.clients, str(self._server).encode())
         try:
             if priority != self.priority:
                 self.priority = priority
-                link.tell(commands.set_priority(priority))
+                link.send(commands.set_priority(priority))
             if limits is not None:
                 self.set_limits(limits)
             if offer.is_inherited and offer.is_taken_by(self._pid):
                 os.close(offer.servers)
             else:
-                link.tell(commands.NEW_CLIENT, offer.servers)
+                link.send(commands.NEW_CLIENT, offer.servers)
             self._dispatcher.drop(offer_name(offer.key))
-            is_mute = await self._await_answer(link, [offer.clients], newcomer.peer.pid)
+            is_unresponsive = await self._await_answer(link, [offer.clients], newcomer.peer.pid)
         finally:
             os.close(offer.clients)
-        (self._mute.add if is_mute else self._mute.discard)(newcomer.peer.uid)
+        (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(newcomer.peer.uid)
         self._dispatcher.drop(self._current_name)
         self._current = 0
 
@@ -176,37 +179,37 @@ class Handoffs:
 
         ``pid``: the client's, if that is known.
         """
-        self._has_ended, is_mute = False, False
+        self._has_ended, is_unresponsive = False, False
         answered = trio.Event()
         link.ask(commands.status(), partial(self._taken, answered))
         while not await self._in_time(answered, lambda: is_asleep(pid) and all(map(_is_unread, ends))):
             if not is_stopped(self._pid):
-                is_mute = bool(ends) and not self._has_ended
-                self._free(ends, is_mute)
+                is_unresponsive = bool(ends) and not self._has_ended
+                self._free(ends, is_unresponsive)
                 await answered.wait()
-        return is_mute
+        return is_unresponsive
 
     async def _in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
         """Return whether the server answers in time, less that in which it or this process is stopped.
 
         A client that is asleep has less time.
         """
-        left, asleep = PARTS, 0
+        left, asleep = ANSWER_CHECKS, 0
         with trio.CancelScope() as self._patience:
-            while left and asleep < ASLEEP_PARTS and not answered.is_set():
-                # However long this process is stopped, that is one part: its end and the answer are seen together.
-                with trio.move_on_after(FIRST_WORDS_SECONDS / PARTS):
+            while left and asleep < ASLEEP_CHECKS and not answered.is_set():
+                # However long this process is stopped, that is one check: its end and the answer are seen together.
+                with trio.move_on_after(FIRST_ANSWER_SECONDS / ANSWER_CHECKS):
                     await answered.wait()
                 left -= not is_stopped(self._pid)
                 asleep = asleep + 1 if is_asleep() else 0
         return answered.is_set()
 
-    def _free(self, ends: Iterable[int], is_mute: bool) -> None:
+    def _free(self, ends: Iterable[int], is_unresponsive: bool) -> None:
         """Free the server from clients that do not answer it: others would wait as long as those.
 
-        Driver 580's server never goes on if such a client leaves without a word; after a word of anybody's it does.
+        Driver 580's server never goes on if such a client leaves without an answer; after an answer from any it does.
         """
-        if is_mute:
+        if is_unresponsive:
             self._dispatcher.log.warning("client_mute", server=self._pid)
         for end in ends:
             with suppress(OSError), socket.socket(fileno=os.dup(end)) as sock:

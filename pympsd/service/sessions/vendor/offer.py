@@ -1,6 +1,6 @@
 """A client's connection to its server: the client is sent its end first, and the server when the client has taken it.
 
-So no server waits for a client that takes nothing, because it is stopped or means no good.
+So no server waits for a client that takes nothing, because it is stopped or malicious.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The driver's server under this daemon: it is told what to do, and asked for what own servers report by themselves.
+"""The session of the driver's server, which is sent commands and asked for what own servers report by themselves.
 
-It is asked when an operator wants to know, and while somebody waits for its end. Its clients' processes are watched,
-so the end of the last one passes the turn on at once.
+It is asked for an operator's query, and while a client waits for its end. Its clients' processes are watched,
+so the turn passes on at the end of the last one.
 """
 
 from __future__ import annotations
@@ -61,16 +61,18 @@ class VendorServerSession:
     _link: ServerLink | None = field(default=None, init=False)
     _percentage: float = field(default=100.0, init=False)
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
-    """The limits of later clients as it was told them last."""
-    _is_unsure: bool = field(default=Factory(lambda self: self.inherited is not None, takes_self=True), init=False)
-    """It is another daemon's, and was told no limits by this one."""
+    """The limits of later clients that it was sent last."""
+    _limits_unknown: bool = field(
+        default=Factory(lambda self: self.inherited is not None, takes_self=True), init=False
+    )
+    """It was another daemon's, and this one has sent it no limits."""
     _refreshed: trio.Event | None = field(default=None, init=False)
     """Set when the questions of a refresh that is under way are answered."""
     _asked_at: float = field(default=0.0, init=False)
     _ends: bool = field(default=False, init=False)
     """It has answered that it ends."""
     _wanted: trio.Event = field(factory=trio.Event, init=False)
-    """Somebody waits for its end."""
+    """A client or user waits for its end."""
     _changed: trio.Event = field(factory=trio.Event, init=False)
     """A client's process has ended."""
     _nursery: trio.Nursery | None = field(default=None, init=False)
@@ -101,7 +103,7 @@ class VendorServerSession:
         self.handoffs.priority = self.dispatcher.state.client_priority.level
         self._memory_limits = {device: limit.value for device, limit in server.memory_limits.items()}
         self._link = ServerLink(channel)
-        self._link.tell(encode_defaults(self._percentage, self._memory_limits, self.handoffs.priority))
+        self._link.send(encode_defaults(self._percentage, self._memory_limits, self.handoffs.priority))
         self.registered.set()
         self._ask_devices()
 
@@ -114,22 +116,22 @@ class VendorServerSession:
         self.dispatcher.feed(events.DevicesReported(tuple(facts)))
 
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
-        """Tell it the limits of its later clients, if they have changed; before it is registered there is no need."""
+        """Send it the limits of its later clients, if they have changed; before it is registered there is no need."""
         if self._link is None:
             return
         if percentage != self._percentage:
             self._percentage = percentage
-            self.link.tell(commands.set_percentage(percentage))
+            self.link.send(commands.set_percentage(percentage))
         for device, limit in self._effective(memory_limits).items():
             if self._memory_limits.get(device) != limit:
-                self.link.tell(commands.set_memory_limit(device, limit))
+                self.link.send(commands.set_memory_limit(device, limit))
         self._memory_limits = memory_limits
 
     def _set_next(self, limits: ClientLimits) -> None:
-        """Tell it the limits of the client that it gets next, as far as they differ from what it was told last."""
-        if self._is_unsure:
-            # An earlier daemon may have told it others.
-            self._is_unsure = False
+        """Send it the limits of the client that it gets next, as far as they differ from what it was sent last."""
+        if self._limits_unknown:
+            # An earlier daemon may have sent it others.
+            self._limits_unknown = False
             count = len(self.dispatcher.state.devices)
             self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
         self.set_limits(limits.thread_percentage, limits.memory_limits)
@@ -167,7 +169,7 @@ class VendorServerSession:
         self._wanted.set()
 
     def start_trace(self, trace: TraceFile) -> None:
-        """Do nothing: the driver's server does not tell when it works."""
+        """Do nothing: the driver's server does not report when it works."""
 
     async def stop_trace(self) -> None:
         """Do nothing."""
@@ -175,7 +177,7 @@ class VendorServerSession:
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientGonePushed when a client's process ends; take over the pidfd.
 
-        With too many clients, or without a pidfd (-1), it is noticed when somebody waits and the server is asked.
+        With too many clients, or without a pidfd (-1), it is noticed when a client waits and the server is asked.
         """
         server = dispatcher.state.servers.get(self.serial)
         known = server.clients.get(client) if server is not None else None
@@ -245,7 +247,7 @@ class VendorServerSession:
         """Handle a server that registered with an earlier daemon, until its connection ends."""
         self._link = ServerLink(channel)
         self.registered.set()
-        # What the earlier daemon told it last may not have reached it.
+        # What the earlier daemon sent last may not have reached it.
         self._percentage, self.handoffs.priority, self._memory_limits = 0.0, -1, {}
         self._link.ask(commands.resume(random.randrange(1, 100 << 10) / 1024), lambda _: None)
         self._ask_devices()
@@ -279,7 +281,7 @@ class VendorServerSession:
         self.kill()
 
     def is_unknown(self, reason: str) -> None:
-        """Note that it has said what is not known: if it has served nobody yet, its driver may be of another kind."""
+        """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
         server = self.dispatcher.state.servers.get(self.serial)
         if server is not None and not server.proven:
             version = driver_version()
@@ -288,7 +290,7 @@ class VendorServerSession:
             self.dispatcher.feed(events.ServerUnknown(self.serial, text))
 
     async def _pass_the_turn(self) -> None:
-        """Ask, while somebody waits for its end, whether its clients have gone."""
+        """Ask, while a client or user waits for its end, whether its clients have gone."""
         pause = FIRST_PAUSE
         while not self._ends:
             if not (self._is_leaving or self._is_waited_for()):
@@ -304,7 +306,7 @@ class VendorServerSession:
                 pause = FIRST_PAUSE
 
     def _is_waited_for(self) -> bool:
-        """Whether somebody who waits may wait for this server's end: when together only if there is no more room."""
+        """Whether clients may wait for this server's end: with ``--users together`` only if there is no more room."""
         state = self.dispatcher.state
         return bool(state.queue) and (state.is_full or not state.together)
 

@@ -28,12 +28,12 @@ class _Pending:
 
 @define
 class ServerLink:
-    """Tells and asks a registered server."""
+    """Sends commands and questions to a registered server."""
 
     channel: PacketChannel
     _pending: deque[_Pending] = field(factory=deque, init=False)
 
-    def tell(self, packets: tuple[bytes, ...], fd: int = -1) -> None:
+    def send(self, packets: tuple[bytes, ...], fd: int = -1) -> None:
         """Send a command; the descriptor, if there is one, goes with its last packet and is closed here."""
         for packet in packets[:-1]:
             self.channel.send_raw(packet)
@@ -43,7 +43,7 @@ class ServerLink:
         """Send a question; ``answered`` is called with its answer."""
         reader = question.read()
         self._pending.append(_Pending(reader, next(reader), answered))
-        self.tell(question.packets)
+        self.send(question.packets)
 
     async def answer(self, question: Question[T]) -> T:
         """Return the answer to a question."""

@@ -205,7 +205,7 @@ class CudaDevice:
     # --- contexts
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Tell a timeline of all work from now on, which native workers leave to Python meanwhile; or none.
+        """Report all work from now on to a timeline, which native workers leave to Python meanwhile; or none.
 
         What the device does at any time is not known: only when work in a stream began and ended.
         """

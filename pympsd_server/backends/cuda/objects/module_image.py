@@ -36,7 +36,7 @@ _DAMAGE: Final = (struct.error, ValueError, IndexError, OverflowError)
 """What reading a malformed file raises."""
 
 
-class _TooMuch(Exception):
+class _TooLarge(Exception):
     """The contents that a file claims to have are larger than the file."""
 
 
@@ -59,7 +59,7 @@ class _File:
         """Count bytes that are about to be read."""
         self.left -= count
         if self.left < 0:
-            raise _TooMuch(f"what is in it takes more than the {len(self.image)} bytes that it has")
+            raise _TooLarge(f"what is in it takes more than the {len(self.image)} bytes that it has")
 
     def text(self, start: int, end: int) -> str:
         """Return the name at ``start``, which has its NUL before ``end``."""
@@ -122,7 +122,7 @@ def read_cubin(image: bytes) -> Cubin:
     """Read a cubin; BackendError NO_BINARY_FOR_GPU if it is malformed, NOT_SUPPORTED if MPS does not support it."""
     try:
         found = _read(_File.of(image), 0)
-    except (*_DAMAGE, _TooMuch) as error:
+    except (*_DAMAGE, _TooLarge) as error:
         reason = f"the image begins as ELF and is no cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
     return _supported(found)
@@ -136,7 +136,7 @@ def read_fatbin(image: bytes) -> Cubin:
     """
     try:
         found = _cubins(image)
-    except _TooMuch as error:
+    except _TooLarge as error:
         raise BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin's cubins: {error}") from None
     for each in found:
         _supported(each)

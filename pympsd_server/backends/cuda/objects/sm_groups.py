@@ -52,7 +52,7 @@ class SmGroups:
 
 
 def part_of(chunks: Sequence[int], multiprocessors: int, size: int, remainder: int) -> tuple[int, tuple[int, ...]]:
-    """Return how many chunks of a static partition hold so many multiprocessors, and those among which they are.
+    """Return how many chunks of a static partition hold this many multiprocessors, and those among which they are.
 
     A part of it has whole chunks of ``size`` only: the one numbered ``remainder`` has another number. All of them for
     more than these have, and for 0: no limit.

@@ -63,7 +63,7 @@ class IssueQueue:
         self._poisoning = Lock()
 
     def set_timed(self, timed: bool) -> None:
-        """Set whether a timeline is told of its work, which then is Python's alone to issue."""
+        """Set whether its work is reported to a timeline; only Python issues it then."""
         with self.lock:
             self._is_timed = timed
             self._note_held()

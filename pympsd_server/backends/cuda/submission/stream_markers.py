@@ -18,7 +18,7 @@ from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.driver.internal_errors import call_isolated, report_internal_error
 from pympsd_server.backends.interface import BackendError, Outcome
 
-_BRISK_SECONDS: Final = 0.0005
+_BUSY_POLL_SECONDS: Final = 0.0005
 """For this long after a marker was passed the thread polls without a pause."""
 _PAUSE_SECONDS: Final = 0.00005
 _LONG_SECONDS: Final = 0.05
@@ -151,7 +151,7 @@ def _outcome_of(error: Exception) -> Outcome:
 
 
 def _pause(idle_seconds: float) -> None:
-    if idle_seconds < _BRISK_SECONDS:
+    if idle_seconds < _BUSY_POLL_SECONDS:
         time.sleep(0)
     else:
         time.sleep(_PAUSE_SECONDS if idle_seconds < _LONG_SECONDS else _LONG_PAUSE_SECONDS)

@@ -1,6 +1,6 @@
 """When the device did each piece of work, for a timeline: by CUevents around it, and one whose time is known.
 
-Events are told apart by single-precision milliseconds, so the one they are compared with is never old.
+The time between events is in single-precision milliseconds, so the one they are compared with is never old.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Known:
 
 
 class WorkTimes:
-    """The times of a device's work, while a timeline is told. Started and stopped by one thread."""
+    """The times of a device's work, while they are reported to a timeline. Started and stopped by one thread."""
 
     def __init__(self, driver: Driver, events: EventPool) -> None:
         self.timeline: Timeline | None = None
@@ -58,7 +58,7 @@ class WorkTimes:
         self._known: _Known | None = None
 
     def start(self, timeline: Timeline) -> None:
-        """Tell a timeline of all work from now on; BackendError NOT_READY if the device is stuck."""
+        """Report all work from now on to a timeline; BackendError NOT_READY if the device is stuck."""
         if self._stream is None:
             self._stream = self._driver.call(cu.cuStreamCreate, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING))
         self._renew(_FIRST_NS)
@@ -71,7 +71,7 @@ class WorkTimes:
         self.timeline = self._known = None
 
     def enclose(self, stream: TimedStream, what: str, submitted: int, work: Callable[[], None]) -> None:
-        """Issue work; when the device has done it, tell the timeline when it began and ended."""
+        """Issue work; when the device has done it, report to the timeline when it began and ended."""
         if (timeline := self.timeline) is None:
             work()
             return

@@ -67,7 +67,7 @@ class EmulatedContext:
         self._facilities = Facilities(DeviceHeap(memory.borrow_heap))
         self._modules: dict[EmulatedModule, None] = {}
         self._numbers = count(1)
-        """Of streams."""
+        """The numbers of streams."""
         self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
 
     # --- memory

@@ -127,7 +127,7 @@ class EmulatedDevice:
         self._budget.on_audited = audited
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Tell a timeline of all work."""
+        """Report all work to a timeline."""
         self._scheduler.timeline = timeline
 
     def create_context(

@@ -133,7 +133,7 @@ class AddressSpace(AccessibleMemory):
         self._window.place_file(address - self.base, file, nbytes)
 
     def clear(self, address: int, nbytes: int) -> None:
-        """Undo `place`. What still accesses the pages meets others."""
+        """Undo `place`. Later accesses reach other pages."""
         self._window.clear(address - self.base, nbytes)
         self._window.publish_again(self._ranges)
 
@@ -164,7 +164,7 @@ class AddressSpace(AccessibleMemory):
         self._insert(address - self.base, memory.nbytes)
 
     def detach(self, address: int) -> None:
-        """Undo `attach`. What still accesses the pages meets others."""
+        """Undo `attach`. Later accesses reach other pages."""
         start, end = self._remove(address)
         self.clear(address, end - start)
 
@@ -312,7 +312,7 @@ class AddressSpace(AccessibleMemory):
         self._peers = tuple(sorted((*self._peers, found), key=lambda peer: peer.place))
 
     def unmap_peer(self, distance: int) -> None:
-        """Undo `map_peer`; no effect if nothing is mapped at that distance. What still accesses it meets zeros."""
+        """Undo `map_peer`; no effect if nothing is mapped at that distance. Later accesses read zeros."""
         for peer in self._peers:
             if peer.distance == distance:
                 self._peers = tuple(each for each in self._peers if each is not peer)

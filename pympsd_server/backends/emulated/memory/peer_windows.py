@@ -28,7 +28,7 @@ Ranges = tuple[list[int], list[int]]
 FILE_NAME: Final = "pympsd-memory-"
 """Before the secret, in hexadecimal, in the name of a file of memory (memfd_create(2))."""
 RANGES: Final = 1 << 20
-"""A table has room for so many ranges; peers can access no more than these."""
+"""The most ranges in a table; peers can access no more than these."""
 SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
@@ -84,7 +84,7 @@ class Table:
         return int(self._head[3])
 
     def read(self, size: int) -> tuple[int, Array, Array, set[Segment]]:
-        """Return generation, starts, ends and segments, in a window of so many bytes.
+        """Return generation, starts, ends and segments, in a window of ``size`` bytes.
 
         Nothing if it stays unfinished: its writer ended while it wrote.
         """

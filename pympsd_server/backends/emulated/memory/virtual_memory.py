@@ -34,7 +34,7 @@ class Storage(ABC):
         self.is_of_host = False
         """Whether its pages are the host's, not the device's."""
         self.secret: Final = secret
-        """What names it for those who may import it; 0 if nobody may."""
+        """What processes import it by; 0 if it cannot be imported."""
         self._freed: Final = freed
         self._lock: Final = Lock()
         self._users = 1
@@ -133,7 +133,7 @@ class WindowPages(Storage):
 
     def published(self) -> File:
         """Return the file, to the only client that can have it."""
-        # Who imports a shared allocation may not learn the secret of the whole window.
+        # A process that imports a shared allocation may not learn the secret of the whole window.
         return super().published() if self.secret else self._file
 
     def _close(self) -> None:
@@ -141,7 +141,7 @@ class WindowPages(Storage):
 
 
 def new_secret() -> int:
-    """Return a number that nobody guesses, not 0."""
+    """Return a number that cannot be guessed, not 0."""
     return int.from_bytes(os.urandom(16), "little") or 1
 
 

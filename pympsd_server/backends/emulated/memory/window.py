@@ -110,7 +110,7 @@ class Window:
             os.close(file)
 
     def clear(self, offset: int, count: int) -> None:
-        """Undo `place` and `map_file`. What still accesses the pages meets others."""
+        """Undo `place` and `map_file`. Later accesses reach other pages."""
         with self._lock:
             if not self.is_closed:
                 self._placed.pop(offset, None)
@@ -181,7 +181,7 @@ class Window:
             self.views = {}
             self._bytes = np.zeros(0, np.uint8)
             self._close_file()
-            with suppress(BufferError):  # somebody has a part: it is unmapped with that
+            with suppress(BufferError):  # a view of it is in use: it is unmapped with that
                 self._map.close()
 
     def _close_file(self) -> None:

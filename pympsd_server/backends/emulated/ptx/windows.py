@@ -1,6 +1,6 @@
 """Where shared, local and parameter memory appear among generic addresses.
 
-Device windows begin far above, at 0x6000_0000_0000, so an address tells its space.
+Device windows begin far above, at 0x6000_0000_0000, so an address determines its space.
 """
 
 from __future__ import annotations

@@ -48,12 +48,12 @@ class Deadlines:
         return self._clock() + period * (_BELOW_NORMAL if work.queue.level else 1)
 
     def remove(self, work: Runnable) -> None:
-        """Forget work that has finished."""
+        """Remove work that has finished."""
         work.queue.ready.remove(work)
         del self._due[work]
 
     def drop(self, queue: ContextQueue) -> None:
-        """Forget all work of a context."""
+        """Remove all work of a context."""
         for work in queue.ready:
             del self._due[work]
         queue.ready.clear()

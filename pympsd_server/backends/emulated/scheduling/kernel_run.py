@@ -13,7 +13,7 @@ from collections import deque
 from attrs import define
 
 from pympsd_server.backends.emulated.device.programs import Batch, Kernel, LoadedModule, preferred_blocks
-from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Seats
+from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner, WorkStream
 from pympsd_server.backends.interface import Launch
 
@@ -23,7 +23,7 @@ class _Resident:
     """Blocks that have begun and not ended."""
 
     batch: Batch
-    seats: Seats
+    placed: ResidentBlocks
 
 
 class KernelRun(WorkItem):
@@ -50,7 +50,7 @@ class KernelRun(WorkItem):
         self._begun = 0
         self._blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
         self._residents: deque[_Resident] = deque()
-        self._fruitless = 0
+        self._unfinished_slices = 0
         """Slices in a row that ended without a finished batch."""
 
     @property
@@ -95,17 +95,17 @@ class KernelRun(WorkItem):
         placement = self.owner.placement
         if not self._residents:
             return placement.admits(self, self._size)
-        return self._fruitless >= len(self._residents) and placement.lets_grow()
+        return self._unfinished_slices >= len(self._residents) and placement.lets_grow()
 
     def _open(self) -> None:
-        self._fruitless = 0
+        self._unfinished_slices = 0
         wanted = self._begun + self.at_once
-        while self._begun < wanted and (blocks := self._seat()):
+        while self._begun < wanted and (blocks := self._begin_blocks()):
             self._begun += blocks
         if self._begun:
             self.owner.placement.begun(self)
 
-    def _seat(self) -> int:
+    def _begin_blocks(self) -> int:
         """Make the next blocks resident; return their number."""
         most = preferred_blocks(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
         wanted = min(max(most, self._together), self._blocks - self._begun)
@@ -114,8 +114,8 @@ class KernelRun(WorkItem):
             placement = self.owner.placement
             room = placement.room(self._size) if placement.resident else placement.capacity(self._size)
             wanted = min(wanted, room) // self._together * self._together
-        seats = self.owner.placement.seat(self._size, wanted)
-        blocks = len(seats.sm_of_block)
+        placed = self.owner.placement.place(self._size, wanted)
+        blocks = len(placed.sm_of_block)
         if blocks:
             launch = self._launch
             batch = Batch(
@@ -126,11 +126,11 @@ class KernelRun(WorkItem):
                 launch.parameters,
                 launch.shared_bytes,
                 self._begun,
-                seats.sm_of_block,
+                placed.sm_of_block,
                 self._workspace,
                 self._cluster,
             )
-            self._residents.append(_Resident(batch, seats))
+            self._residents.append(_Resident(batch, placed))
             owner, name = self.owner, self._kernel.name
             owner.trace.add_batch(owner.serial, name, self._begun, blocks, owner.queue.level)
         return blocks
@@ -138,9 +138,9 @@ class KernelRun(WorkItem):
     def _advance(self, resident: _Resident, seconds: float) -> None:
         if resident.batch.step(seconds, self.owner.cancel):
             self._residents.popleft()
-            self.owner.placement.leave(resident.seats)
-            self._fruitless = self.owner.placement.fruitless = 0
+            self.owner.placement.release(resident.placed)
+            self._unfinished_slices = self.owner.placement.unfinished_slices = 0
         else:
             self._residents.rotate(-1)
-            self._fruitless += 1
-            self.owner.placement.fruitless += 1
+            self._unfinished_slices += 1
+            self.owner.placement.unfinished_slices += 1

@@ -31,16 +31,16 @@ class BlockSize:
 
 
 @frozen
-class Seats:
-    """Blocks placed together: for each the id of its multiprocessor."""
+class ResidentBlocks:
+    """Blocks that became resident together: for each the id of its multiprocessor."""
 
     sm_of_block: Integers32
     rows: Integers
     size: BlockSize
 
 
-class Claimant(Protocol):
-    """A kernel that looks for room."""
+class PendingKernel(Protocol):
+    """A kernel that waits for room."""
 
     @property
     def at_once(self) -> int:
@@ -64,23 +64,23 @@ class Placement:
         """Blocks that can be resident at once, however small."""
         self._free = np.repeat(np.array([room], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
-        self._lone: Seats | None = None
-        """Blocks that are alone here and not subtracted from the room: most launches come and go like this."""
+        self._only: ResidentBlocks | None = None
+        """Blocks that are the only ones, and not subtracted from the room: so are those of most launches."""
         self.resident = 0
         self.high_water = 0
         """The most blocks that were resident at once."""
-        self.fruitless = 0
+        self.unfinished_slices = 0
         """Slices in a row that ended without a finished batch."""
-        self._wanting: set[Claimant] = set()
+        self._wanting: set[PendingKernel] = set()
         """Kernels that have no block resident and found no room; while there are any, no kernel grows."""
-        self._gathering: Claimant | None = None
+        self._gathering: PendingKernel | None = None
         """A kernel that needs room for many blocks at once; until it has it, no other kernel begins."""
 
     # --- which kernels may begin, and which may grow
 
-    def admits(self, kernel: Claimant, size: BlockSize) -> bool:
+    def admits(self, kernel: PendingKernel, size: BlockSize) -> bool:
         """Return whether a kernel without resident blocks may begin; if not, others wait for it."""
-        impatient = self.fruitless >= _PATIENCE
+        impatient = self.unfinished_slices >= _PATIENCE
         if self._gathering is not None and self._gathering is not kernel and not impatient:
             return False
         if self.resident and self.room(size) < kernel.at_once:
@@ -93,14 +93,14 @@ class Placement:
 
     def lets_grow(self) -> bool:
         """Return whether a kernel with resident blocks may begin others that it does not need."""
-        return not (self._wanting or self._gathering) or self.fruitless >= _PATIENCE
+        return not (self._wanting or self._gathering) or self.unfinished_slices >= _PATIENCE
 
-    def begun(self, kernel: Claimant) -> None:
+    def begun(self, kernel: PendingKernel) -> None:
         """Note that a kernel has its first blocks resident."""
         if self._gathering is kernel:
             self._gathering = None
 
-    # --- seats
+    # --- blocks
 
     def capacity(self, size: BlockSize) -> int:
         """Return the number of blocks of this size that fit if there are no others."""
@@ -117,9 +117,9 @@ class Placement:
         return int(self._room(size).sum())
 
     def _room(self, size: BlockSize) -> Integers:
-        if self._lone is not None:
-            self._account(self._lone.rows, self._lone.size, -1)
-            self._lone = None
+        if self._only is not None:
+            self._account(self._only.rows, self._only.size, -1)
+            self._only = None
         cost = self._cost(size)
         taken = cost[:, 0] > 0  # a block without shared memory fits where none is left
         fitting: Integers = (self._free[taken] // cost[taken]).min(axis=0)
@@ -128,23 +128,23 @@ class Placement:
     def _cost(self, size: BlockSize) -> Integers:
         return np.array([block_cost(self._attributes, size.threads, size.shared_bytes)], np.int64).T
 
-    def seat(self, size: BlockSize, count: int) -> Seats:
+    def place(self, size: BlockSize, count: int) -> ResidentBlocks:
         """Place up to ``count`` blocks, spread over the multiprocessors; the result may hold fewer, even none."""
         if self.resident:
             rows = self._spread(self._room(size), count)
             self._account(rows, size, -1)
-            seats = Seats(self._ids[rows], rows, size)
+            placed = ResidentBlocks(self._ids[rows], rows, size)
         else:
-            seats = self._lone = self._seat_alone(size, count)
-        self.resident += len(seats.rows)
+            placed = self._only = self._place_alone(size, count)
+        self.resident += len(placed.rows)
         self.high_water = max(self.high_water, self.resident)
-        return seats
+        return placed
 
-    def _seat_alone(self, size: BlockSize, count: int) -> Seats:
+    def _place_alone(self, size: BlockSize, count: int) -> ResidentBlocks:
         count = min(count, self.capacity(size))
         if count <= len(self.sm_ids):
-            return Seats(self._ids[:count], self._in_turn[:count], size)
-        return Seats(np.resize(self._ids, count), np.resize(self._in_turn, count), size)
+            return ResidentBlocks(self._ids[:count], self._in_turn[:count], size)
+        return ResidentBlocks(np.resize(self._ids, count), np.resize(self._in_turn, count), size)
 
     def _spread(self, room: Integers, count: int) -> Integers:
         # The k-th block of every multiprocessor goes before any (k+1)-th; emptier ones go first.
@@ -166,13 +166,13 @@ class Placement:
         blocks = np.bincount(rows, minlength=len(self.sm_ids))
         self._free += sign * self._cost(size) * blocks
 
-    def leave(self, seats: Seats) -> None:
+    def release(self, placed: ResidentBlocks) -> None:
         """Free the room of blocks that have ended."""
-        if seats is self._lone:
-            self._lone = None
+        if placed is self._only:
+            self._only = None
         else:
-            self._account(seats.rows, seats.size, 1)
-        self.resident -= len(seats.rows)
+            self._account(placed.rows, placed.size, 1)
+        self.resident -= len(placed.rows)
 
     def traced(self, context: int) -> ContextTrace:
         """Return its trace."""

@@ -100,7 +100,7 @@ class Scheduler:
     def _compute_or_end(self) -> None:
         try:
             self._compute()
-        except Exception:  # a policy's defect: nothing would run any more, and nobody would know
+        except Exception:  # a policy's defect: nothing would run any more, without a report
             traceback.print_exc()
             os._exit(os.EX_SOFTWARE)
 

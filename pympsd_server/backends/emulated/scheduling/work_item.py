@@ -81,7 +81,7 @@ class WorkItem:
         self.running = False
         self.finished = False
         self.submitted_at = self.began_at = 0
-        """time.perf_counter_ns() when it came, while a timeline is told, and when it began to run."""
+        """time.perf_counter_ns() when it was submitted, while there is a timeline, and when it began to run."""
         self.finished_at = 0
         """time.perf_counter_ns() when it finished."""
 

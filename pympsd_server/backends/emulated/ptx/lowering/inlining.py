@@ -188,7 +188,7 @@ class _Flattener:
         if instruction.guard is not None and (apart or "sync" in instruction.modifiers):
             self._skip_unless(instruction, names, stack)
         elif instruction.name == "barrier" and instruction.modifiers[:2] == ("cluster", "arrive"):
-            # Whoever arrives waits later, and counts then.
+            # A thread that arrives waits later, and counts then.
             _check_cluster_arrival(instruction)
         elif instruction.name == "call":
             self._call(instruction, names, stack)

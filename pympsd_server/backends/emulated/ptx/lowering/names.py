@@ -47,7 +47,7 @@ class Names:
     prefix: str
     end: str | None
     frame: Frame | None = None
-    """Of the procedure that the code is part of, None in a kernel."""
+    """The frame of the procedure that the code is part of, None in a kernel."""
     labels: dict[str, str] = field(factory=dict)
     prototypes: dict[str, Prototype] = field(factory=dict)
 

@@ -28,7 +28,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Instruction, Variable
 
 STACK_BYTES = 64 << 10
-"""Of each thread of a kernel with such calls. (CUDA's default is 1 KiB, of registers that are spilled only.)"""
+"""The stack of each thread of a kernel with such calls. (CUDA's default is 1 KiB, for spilled registers only.)"""
 _ALIGNMENT = 16
 _STACK = "$stack"
 _RETURNS = "$returns"

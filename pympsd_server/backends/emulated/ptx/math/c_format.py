@@ -14,7 +14,7 @@ _CONVERSION: Final = re.compile(
 )
 _WIDE: Final = frozenset((b"ll", b"l", b"j", b"z", b"t"))
 _WIDTH_LIMIT: Final = 1 << 12
-"""A longer field is cut to this: the format is the client's, and the executor's memory is everybody's."""
+"""A longer field is cut to this: the format is the client's, and the executor's memory is shared by all clients."""
 _STRING_LIMIT: Final = 1 << 16
 _SHORT: Final = {b"h": 16, b"hh": 8}
 _libc: Final = ctypes.CDLL(None)

@@ -72,7 +72,7 @@ def fma32(a: Value, b: Value, c: Value) -> Value:
     low = total.view(np.uint32)[::2] << np.uint32(3)
     if (low == _HALF_WAY).any():
         return add_to_odd(product, c.astype(np.float64)).astype(np.float32)
-    # Below the normal range half-way lies elsewhere; the hardware's underflow flag tells.
+    # Below the normal range half-way lies elsewhere; the hardware's underflow flag shows it.
     try:
         with np.errstate(under="raise"):
             return total.astype(np.float32)

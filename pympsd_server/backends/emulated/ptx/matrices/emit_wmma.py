@@ -32,7 +32,7 @@ WARP_PRODUCTS: Final = {
 _EVERY: Final = sorted({shape for shapes in WARP_PRODUCTS.values() for shape in shapes})
 _TYPES: Final = sorted({kind for types in WARP_PRODUCTS for kind in types})
 _HALF_REGISTERS: Final = 8
-"""Of a fragment of A or B of f16, whatever its shape: the first are repeated."""
+"""The registers of a fragment of A or B of f16, whatever its shape: the first are repeated."""
 _MODIFIERS: Final = (
     f"load store mma a b c d sync aligned row col rn satfinite global shared shared::cta {' '.join(_EVERY)}"
 )

@@ -14,7 +14,7 @@ _UNIT: Final = 16
 
 
 class DeviceHeap:
-    """`reserve` returns the address of a block of so many bytes, 0 if there is no room; it is called once."""
+    """`reserve` returns the address of a block of a number of bytes, 0 if there is no room; it is called once."""
 
     def __init__(self, reserve: Callable[[int], int]) -> None:
         self._reserve = reserve

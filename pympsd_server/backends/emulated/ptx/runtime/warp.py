@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 GROUP_WARPS = 4
 """The warps of a warp group; the rank of the first in its block is a multiple of this."""
 # Shuffle patterns kept per set of threads: each takes 9 bytes per thread.
-_REMEMBERED = 32
+_CACHED = 32
 
 
 def ballot(state: BatchState, lanes: Lanes, predicate: Value) -> Array:
@@ -87,7 +87,7 @@ def _pattern(
     found: tuple[Array, Array] | None = facts.get(key)
     if found is None:
         found = _sources(state, lanes, mode, where, clamp)
-        if len(facts) < _REMEMBERED:
+        if len(facts) < _CACHED:
             facts[key] = found
     return found
 

@@ -12,7 +12,7 @@ from pympsd_server.backends.emulated.ptx.datatypes import S64, U64, Array
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, IllegalInstruction
 
 _UNIT = 16
-"""Boxes begin at multiples of so many bytes along the first dimension, as on an H100 and an H200."""
+"""Boxes begin at multiples of this many bytes along the first dimension, as on an H100 and an H200."""
 _WIDE = 8
 """Bytes of the largest elements."""
 

@@ -34,7 +34,7 @@ def corner_weights(shares: list[Array]) -> dict[tuple[int, ...], Array]:
     """Return the weights, in steps, of the elements around places, by their steps in x, y and z.
 
     A GPU rounds them one dimension after the other, so that they always add up: the corpus of recorded kernels
-    (texture_filter) tells how.
+    (texture_filter) shows how.
     """
     nothing = np.zeros_like(shares[0])
     x, y, z = (*shares, nothing, nothing)[:3]

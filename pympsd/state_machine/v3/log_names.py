@@ -1,4 +1,4 @@
-"""Log lines of protocol 3 name the server, and the namespace, that they are about."""
+"""The server and the namespace that log lines of protocol 3 name (the field ``place``)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.vocabulary.namespaces import DEFAULT
 
 
-def place(daemon: Daemon, server: str, namespace: str | None = None) -> dict[str, str]:
+def name_field(daemon: Daemon, server: str, namespace: str | None = None) -> dict[str, str]:
     """Return the field that names a server, or a namespace (empty: ``default``); none in protocol 2."""
     if daemon.protocol == 2:
         return {}
     return {"place": server if namespace is None else f"{server}/{namespace or DEFAULT}"}
 
 
-def named(daemon: Daemon, gone: Server | None, decided: Iterable[Instruction]) -> Iterator[Instruction]:
+def with_server_names(daemon: Daemon, gone: Server | None, decided: Iterable[Instruction]) -> Iterator[Instruction]:
     """Add its server's name to each line that has a server's PID; ``gone``: the server that is known no more."""
     for each in decided:
         if isinstance(each, Log) and "server" in each.fields and "place" not in each.fields:
