@@ -17,7 +17,7 @@ from tests.gpu.instruction_table import INSTRUCTIONS
 ENTRIES: list[dict[str, Any]] = tomllib.loads(TABLE.read_text())["file"]
 ROOMS = ("flows", "conformance", "emulated")
 """Every test file of these is in the table."""
-LISTS = ("other_users", "figures", "real_gpu", "two_led_gpus")
+LISTS = ("other_users", "figures", "multiprocessors", "real_gpu", "two_gpus", "two_led_gpus")
 
 
 def functions(path: Path) -> set[str]:
@@ -52,6 +52,13 @@ def test_what_is_left_out_is_there_and_has_its_reason(entry: dict[str, Any]) -> 
         assert each.keys() == {"reason", "tests"}
         assert each["reason"]
         assert each["tests"]
+
+
+def test_the_sequences_of_protocol_3_that_the_table_names_are_there() -> None:
+    ids = [each["id"] for each in tomllib.loads((TESTS / "flows" / "protocol3.toml").read_text())["sequence"]]
+    (entry,) = (entry for entry in ENTRIES if entry["path"] == "flows/test_protocol3.py")
+    named_ids = [pattern.partition("[")[2].rstrip("*]") for pattern in named(entry)]
+    assert [name for name in named_ids if not any(one.startswith(name) for one in ids)] == []
 
 
 @pytest.mark.parametrize(
