@@ -174,6 +174,12 @@ class Dispatcher:
         if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
             for lost in self.sockets.lost():
                 self.feed(NamespaceLost(*lost))
+        self._handle(event, quiet)
+        # One after the other: a configuration may open more than calls can be nested.
+        while self._opened:
+            self._handle(self._opened.pop(0), quiet=False)
+
+    def _handle(self, event: Event, quiet: bool) -> None:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -184,8 +190,6 @@ class Dispatcher:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
-            while self._opened:
-                self.feed(self._opened.pop(0))
             self.tracing.observe(self.state)
             self.changed.set()
             if self.state.queue:
