@@ -177,6 +177,25 @@ def test_coordinates_far_away(machine: Machine) -> None:
             assert left.all()
 
 
+@pytest.mark.parametrize("form", ["tile", "im2col"])
+@pytest.mark.parametrize(("below", "stride", "row"), [(0, 1 << 34, 1 << 30), (1 << 47, 1 << 39, 1 << 8)])
+def test_no_address_wraps_around(machine: Machine, form: str, below: int, stride: int, row: int) -> None:
+    """An element 2**64 bytes behind other memory is not that memory, and neither read, filled nor written."""
+    is_im2col = form == "im2col"
+    address = (machine.tensor - below) % (1 << 64)
+    made = TensorMap(DataType.UINT32, address, (4, 1 << 32, 4), (stride, 0), (4, 1, 1), (1, 1, 1))
+    of = evolve(made, im2col=Im2col((0,), (0,), 4, 1)) if is_im2col else made
+    memory, image = pattern(Machine.ROOM, 1), np.zeros(SHARED, "u1")
+    load = loading(3, form, ", {0}" if is_im2col else "")
+    for text in (load, storing(3, "", "im2col_no_offs" if is_im2col else form)):
+        with pytest.raises(IllegalAddress, match="outside of the allocations"):
+            machine.run(text, of, memory, image, [0, row, 0, 0, 0, 16])
+    assert (machine.device.get(machine.tensor, memory) == memory).all()
+    if not below:
+        _, left = machine.run(load, of, memory, image, [4, row, 0, 0, 0, 16])
+        assert not left.any(), "outside of the tensor there is no address"
+
+
 def test_dynamic_shared_memory_is_aligned_as_declared(machine: Machine) -> None:
     """The static memory before it has 8 bytes; a box may lie in it at once."""
     instruction = load_instruction(2).replace("[%r2]", "[%r12]")

@@ -31,7 +31,8 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
     """Return the elements from some coordinates on, the first of which is along the innermost dimension.
 
     ``offsets`` are those of an im2col copy, in W, H and D, and None for a tile. Raises IllegalInstruction if the
-    instruction does not fit the map, and IllegalAddress if the elements have more than ``limit`` bytes.
+    instruction does not fit the map, and IllegalAddress if the elements have more than ``limit`` bytes, or one
+    inside of the tensor an address of more than 64 bits.
     """
     is_im2col = offsets is not None
     if is_im2col != (of.im2col is not None):
@@ -90,12 +91,13 @@ def row_pitch(of: TensorMap) -> int:
 
 def _tile(of: TensorMap, start: Sequence[int]) -> Box:
     steps = (1, *of.element_strides[1:])
-    offsets, inside = np.zeros(1, S64), np.ones(1, np.bool_)
+    offsets, inside, reach = np.zeros(1, S64), np.ones(1, np.bool_), 0
     for first, count, step, pitch, size in zip(start, counts(of), steps, _pitches(of), of.dimensions, strict=True):
         place = np.int64(first) + np.arange(count, dtype=S64) * step
         offsets = (place[:, None] * pitch + offsets).ravel()
         inside = (_is_inside(place, size)[:, None] & inside).ravel()
-    return _box(of, offsets, inside)
+        reach += min(int(place[-1]), size - 1) * pitch
+    return _box(of, offsets, inside, reach)
 
 
 def _pitches(of: TensorMap) -> tuple[int, ...]:
@@ -108,7 +110,14 @@ def _is_inside(place: Array, size: int) -> Array:
     return found
 
 
-def _box(of: TensorMap, offsets: Array, inside: Array) -> Box:
+def _box(of: TensorMap, offsets: Array, inside: Array, reach: int) -> Box:
+    """Return the elements at some offsets, of which only 64 bits are known; ``reach`` has all of them.
+
+    It is the offset of the furthest element inside, or at most some times that. Raises IllegalAddress if it leads
+    beyond 64 bits of addresses: a copy must not come to the memory at the lower 64.
+    """
+    if of.address + reach >> 64 and inside.any():
+        raise IllegalAddress(f"address {of.address + reach:#x}, of a tensor's element: outside of the allocations")
     return Box(offsets.view(U64) + U64.type(of.address), inside, of.element_bytes)
 
 
@@ -122,7 +131,11 @@ def _pixels(of: TensorMap, column: Im2col, start: Sequence[int], offsets: Sequen
     for each, pitch, size in zip(pixels.T, of.strides, of.dimensions[1:], strict=True):
         rows += each * pitch
         present &= _is_inside(each, size)
-    return _box(of, (rows[:, None] + places).ravel(), (present[:, None] & inside).ravel())
+    ends = (int(channels[-1]), *pixels[present].max(axis=0, initial=0).tolist())
+    reach = sum(
+        min(end, size - 1) * pitch for end, size, pitch in zip(ends, of.dimensions, _pitches(of), strict=True)
+    )
+    return _box(of, (rows[:, None] + places).ravel(), (present[:, None] & inside).ravel(), reach)
 
 
 def _walk(of: TensorMap, column: Im2col, start: Sequence[int]) -> list[list[int]]:
