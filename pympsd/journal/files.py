@@ -26,7 +26,7 @@ class LogFile:
 
         ``user``: whose it is to be, with its folder, which is made too; ``former``: whose they may have been.
         """
-        self._path, self._user = path, user
+        self.path, self._user = path, user
         self._fd = _open(path, user, former) if path is not None else os.dup(1)
         self._room = select.poll()
         self._room.register(self._fd, select.POLLOUT)
@@ -47,7 +47,7 @@ class LogFile:
 
     def _append(self, line: bytes) -> bool:
         # Standard output may be a pipe that is not read: it must not block the daemon.
-        if self._path is None and not self._room.poll(0):
+        if self.path is None and not self._room.poll(0):
             self.reason = "nobody reads standard output"
             return False
         data = b"\n" + line if self._torn else line
@@ -64,13 +64,10 @@ class LogFile:
         return True
 
     def reopen(self) -> None:
-        """Open the path again, after the file was moved away; keep the old file if that fails."""
-        if self._path is None:
+        """Open the path again, after the file was moved away; raise OSError, and keep the old file, if that fails."""
+        if self.path is None:
             return
-        try:
-            fd = _open(self._path, self._user)
-        except OSError:
-            return
+        fd = _open(self.path, self._user)
         os.close(self._fd)
         self._fd = fd
 

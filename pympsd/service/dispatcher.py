@@ -280,8 +280,9 @@ class Dispatcher:
                 self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
-            case do.ReopenLogs():
-                self.journal.reopen()
+            case do.ReopenLogs(session):
+                failed = self.journal.reopen()
+                self._reply(session, refusal(*failed) if failed else Answer())
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)
