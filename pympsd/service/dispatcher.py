@@ -29,7 +29,6 @@ from pympsd.state_machine.events import (
     ClientConnected,
     ClientGonePushed,
     Event,
-    NamespaceLost,
     NamespaceOpened,
     OperatorLine,
     ServerExited,
@@ -172,8 +171,7 @@ class Dispatcher:
         """
         # Not before events of which there are many.
         if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
-            for lost in self.sockets.lost():
-                self.feed(NamespaceLost(*lost))
+            self.sockets.look()
         self._handle(event, quiet)
         # One after the other: a configuration may open more than calls can be nested.
         while self._opened:
