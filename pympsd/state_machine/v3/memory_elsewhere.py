@@ -40,9 +40,12 @@ def _held(daemon: Daemon, server: Server) -> list[Counter[str]]:
     """
     held = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
-        paths = [path for path in at_or_above(client.cgroups or ()) if path in daemon.cgroup_limits]
+        paths = (path for path in at_or_above(client.cgroups or ()) if path in daemon.cgroup_limits)
+        names = ("", *map(cgroup_group, paths))
         for ordinal, of_device in enumerate(held):
-            of_device.update(dict.fromkeys(("", *map(cgroup_group, paths)), client.memory.get(ordinal, 0)))
+            count = client.memory.get(ordinal, 0)
+            for name in names:
+                of_device[name] += count
     return [
         Counter({name: min(count, device.memory_bytes) for name, count in of_device.items()})
         for device, of_device in zip(daemon.devices, held, strict=True)
