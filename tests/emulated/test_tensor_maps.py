@@ -183,7 +183,7 @@ def test_no_address_wraps_around(machine: Machine, form: str, below: int, stride
     """An element 2**64 bytes behind other memory is not that memory, and neither read, filled nor written."""
     is_im2col = form == "im2col"
     address = (machine.tensor - below) % (1 << 64)
-    made = TensorMap(DataType.UINT32, address, (4, 1 << 32, 4), (stride, 0), (4, 1, 1), (1, 1, 1))
+    made = TensorMap(DataType.UINT32, address, (4, 1 << 31, 4), (stride, 0), (4, 1, 1), (1, 1, 1))
     of = evolve(made, im2col=Im2col((0,), (0,), 4, 1)) if is_im2col else made
     memory, image = pattern(Machine.ROOM, 1), np.zeros(SHARED, "u1")
     load = loading(3, form, ", {0}" if is_im2col else "")
@@ -277,8 +277,9 @@ FAULTS = [
     Fault(IllegalAddress, "bytes of shared memory there are", {"box": (256, 256)}),
     Fault(IllegalAddress, "outside of the allocations", {"address": 0}),
     Fault(IllegalAddress, "outside of the allocations", {"address": (1 << 64) - 16}),
-    Fault(IllegalAddress, "outside of the allocations", {"dimensions": (1 << 32,) * 2, "strides": ((1 << 40) - 16,)},
+    Fault(IllegalAddress, "outside of the allocations", {"dimensions": (1 << 31,) * 2, "strides": ((1 << 40) - 16,)},
           start=(0, 1 << 30)),
+    Fault(IllegalInstruction, r"more than 2\*\*31 elements", {"dimensions": ((1 << 31) + 4, 16)}),
     Fault(IllegalAddress, "outside of the allocations", {"strides": (Machine.ROOM // 4,)}),
 ]  # fmt: skip
 

@@ -13,6 +13,8 @@ from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, IllegalIn
 
 _UNIT = 16
 """Boxes begin at multiples of so many bytes along the first dimension, as on an H100 and an H200."""
+_MOST = 1 << 31
+"""Elements of a dimension that can be copied, as on an H100: larger ones can only be encoded."""
 _WIDE = 8
 """Bytes of the largest elements."""
 
@@ -40,6 +42,8 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
         raise IllegalInstruction(f"a copy of .{kinds[is_im2col]} by a tensor map that is {kinds[not is_im2col]}")
     if len(start) != of.rank:
         raise IllegalInstruction(f"{len(start)} coordinates for a tensor map of {of.rank} dimensions")
+    if max(of.dimensions) > _MOST:
+        raise IllegalInstruction(f"a tensor map of a dimension of more than 2**31 elements: {of.dimensions}")
     if start[0] * of.element_bytes % _UNIT:
         where = f"coordinate {start[0]}, elements of {of.element_bytes} bytes"
         raise IllegalInstruction(f"a box that begins at no multiple of {_UNIT} bytes ({where})")
@@ -114,7 +118,7 @@ def _box(of: TensorMap, offsets: Array, inside: Array, reach: int) -> Box:
     """Return the elements at some offsets, of which only 64 bits are known; ``reach`` has all of them.
 
     It is the offset of the furthest element inside, or at most some times that. Raises IllegalAddress if it leads
-    beyond 64 bits of addresses: a copy must not come to the memory at the lower 64.
+    beyond 64 bits of addresses: an H100 then comes to what is at the lower 64, which no program means.
     """
     if of.address + reach >> 64 and inside.any():
         raise IllegalAddress(f"address {of.address + reach:#x}, of a tensor's element: outside of the allocations")
