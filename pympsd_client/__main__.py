@@ -44,7 +44,11 @@ START = "start a daemon (pympsd -d), or name the pipe directory of the one that 
 def main() -> int:
     """Print the report; return the exit status."""
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
-    argparse.ArgumentParser(prog="python -m pympsd_client", description=description).parse_args()
+    parser = argparse.ArgumentParser(prog="python -m pympsd_client", description=description, add_help=False)
+    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+    if parser.parse_args().help:
+        print(parser.format_help(), end="")
+        return 0
     wrong: list[str] = []
     for name, value in _seen(wrong):
         print(f"{name + ':':<15}{value}")

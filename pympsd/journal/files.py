@@ -7,6 +7,7 @@ import errno
 import os
 import select
 import stat
+from collections.abc import Iterator
 from typing import Final
 
 MODE: Final = 0o644
@@ -26,7 +27,7 @@ class LogFile:
 
         ``user``: whose it is to be, with its folder, which is made too; ``former``: whose they may have been.
         """
-        self._path, self._user = path, user
+        self.path, self._user = path, user
         self._fd = _open(path, user, former) if path is not None else os.dup(1)
         self._room = select.poll()
         self._room.register(self._fd, select.POLLOUT)
@@ -47,7 +48,7 @@ class LogFile:
 
     def _append(self, line: bytes) -> bool:
         # Standard output may be a pipe that is not read: it must not block the daemon.
-        if self._path is None and not self._room.poll(0):
+        if self.path is None and not self._room.poll(0):
             self.reason = "nobody reads standard output"
             return False
         data = b"\n" + line if self._torn else line
@@ -64,13 +65,10 @@ class LogFile:
         return True
 
     def reopen(self) -> None:
-        """Open the path again, after the file was moved away; keep the old file if that fails."""
-        if self._path is None:
+        """Open the path again, after the file was moved away; raise OSError, and keep the old file, if that fails."""
+        if self.path is None:
             return
-        try:
-            fd = _open(self._path, self._user)
-        except OSError:
-            return
+        fd = _open(self.path, self._user)
         os.close(self._fd)
         self._fd = fd
 
@@ -90,11 +88,8 @@ def _open(path: str, user: int | None, former: int | None = None) -> int:
         # A file of another user, a link or a device: its mode is not changed.
         _check_link(path)
         fd = os.open(path, flags)
-        try:
+        with _closed_on_error(fd):
             _check_hard_links(path, os.fstat(fd))
-        except OSError:
-            os.close(fd)
-            raise
         return fd
     os.fchmod(fd, MODE)
     return fd
@@ -102,37 +97,67 @@ def _open(path: str, user: int | None, former: int | None = None) -> int:
 
 def _open_of_user(path: str, flags: int, user: int, former: int | None) -> int:
     """Open a file in a folder that is its user's, who can put anything there: nothing is reached through a link, and
-    only what the folder's owner owns, or what is made here, is written and becomes the user's. A folder of another
-    user, or of the daemon's with other things in it, is not taken: users choose the names of servers.
+    only what the folder's owner owns, or what is made here, is written and becomes the user's.
     """
-    with contextlib.ExitStack() as stack:
-        is_new = _make(os.path.dirname(path))
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        stack.callback(os.close, folder)
+    with _folder_of(path) as folder:
+        _check_folder(folder, path, user, former)
+        fd = _open_inside(folder, path, flags)
+        with _closed_on_error(fd):
+            for each in (fd, folder):
+                if os.fstat(each).st_uid != user:
+                    os.fchown(each, user, -1)
+        return fd
+
+
+@contextlib.contextmanager
+def _folder_of(path: str) -> Iterator[int]:
+    """Yield a descriptor of a file's folder, which is made if it is missing. Raise OSError."""
+    name = os.path.dirname(path)
+    is_new = _make(name)
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
         if is_new:
             os.fchmod(folder, FOLDER_MODE)
-        owner = os.fstat(folder).st_uid
-        own = os.geteuid()
-        is_free = user == own or (owner == own and _is_of_logs(folder, os.path.basename(path)))
-        if owner not in (user, former) and not is_free:
-            raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)
-        on_error = stack.enter_context(contextlib.ExitStack())
-        name = os.path.basename(path)
-        try:
-            fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
-            on_error.callback(os.close, fd)
-            os.fchmod(fd, MODE)
-        except FileExistsError:
-            fd = os.open(name, flags, dir_fd=folder)
-            on_error.callback(os.close, fd)
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
-                raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path) from None
-        for each in (fd, folder):
-            if os.fstat(each).st_uid != user:
-                os.fchown(each, user, -1)
-        on_error.pop_all()
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _check_folder(folder: int, path: str, user: int, former: int | None) -> None:
+    """Raise OSError for another user's folder, or the daemon's own with other things: users choose servers' names."""
+    owner, own = os.fstat(folder).st_uid, os.geteuid()
+    is_free = user == own or (owner == own and _is_of_logs(folder, os.path.basename(path)))
+    if owner not in (user, former) and not is_free:
+        raise OSError(errno.EPERM, f"its folder is user {owner}'s", path)
+
+
+def _open_inside(folder: int, path: str, flags: int) -> int:
+    """Open or make a file of an open folder; raise OSError for what is no file of the folder's owner alone."""
+    name = os.path.basename(path)
+    try:
+        fd = os.open(name, flags | os.O_CREAT | os.O_EXCL, MODE, dir_fd=folder)
+    except FileExistsError:
+        fd = os.open(name, flags, dir_fd=folder)
+        with _closed_on_error(fd):
+            _check_file(os.fstat(fd), os.fstat(folder).st_uid, path)
         return fd
+    with _closed_on_error(fd):
+        os.fchmod(fd, MODE)
+    return fd
+
+
+def _check_file(status: os.stat_result, owner: int, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid != owner:
+        raise OSError(errno.EPERM, f"it is no file of user {owner} with one name", path)
+
+
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        os.close(fd)
+        raise
 
 
 def _is_of_logs(folder: int, name: str) -> bool:

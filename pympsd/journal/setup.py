@@ -101,11 +101,19 @@ class Journal:
         if line is not None:
             file.report_dropped(line)
 
-    def reopen(self) -> None:
-        """Open both files again by their paths."""
-        for file in (self.control, self.server, *self._named.values()):
-            if file is not None:
+    def reopen(self) -> list[str]:
+        """Open all files again by their paths; return a sentence of each that cannot be opened and stays as it is."""
+        if self.server is None:
+            return ["There are no log files: they could not be opened when the daemon started."]
+        failed = []
+        for file in filter(None, (self.control, self.server, *self._named.values())):
+            try:
                 file.reopen()
+            except OSError as error:
+                failed.append(
+                    f"{file.path} cannot be opened ({error.strerror}): its lines still go to the former file."
+                )
+        return failed
 
 
 def control_logger(journal: Journal) -> structlog.typing.FilteringBoundLogger:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from pympsd.control_client import print_text
 from pympsd.plot.tracks import BadTrace, read_tracks
@@ -37,8 +38,13 @@ def main(arguments: Sequence[str]) -> int:
     return print_text(f"{output}\n")
 
 
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: Any = None) -> NoReturn:
+        sys.exit(print_text(self.format_help()))  # which says so if that fails
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pympsd plot",
         description="Draw traces: of 'pympsd trace start FILE', and of programs that ran with PYMPSD_TRACE=FILE. "
         "Several of one machine make one picture.",

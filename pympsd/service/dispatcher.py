@@ -29,7 +29,6 @@ from pympsd.state_machine.events import (
     ClientConnected,
     ClientGonePushed,
     Event,
-    NamespaceLost,
     NamespaceOpened,
     OperatorLine,
     ServerExited,
@@ -172,8 +171,13 @@ class Dispatcher:
         """
         # Not before events of which there are many.
         if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
-            for lost in self.sockets.lost():
-                self.feed(NamespaceLost(*lost))
+            self.sockets.look()
+        self._handle(event, quiet)
+        # One after the other: a configuration may open more than calls can be nested.
+        while self._opened:
+            self._handle(self._opened.pop(0), quiet=False)
+
+    def _handle(self, event: Event, quiet: bool) -> None:
         is_answered = False
         try:
             instructions = handle(self.state, event, answer_line)
@@ -184,8 +188,6 @@ class Dispatcher:
                 if not (isinstance(instruction, do.Log) and instruction.event in omitted):
                     self._carry_out(instruction)
                 is_answered = is_answered or isinstance(instruction, do.Reply)
-            while self._opened:
-                self.feed(self._opened.pop(0))
             self.tracing.observe(self.state)
             self.changed.set()
             if self.state.queue:
@@ -276,8 +278,9 @@ class Dispatcher:
                 self.save()
             case do.StopTrace(session):
                 self.nursery.start_soon(self._stop_trace, session)
-            case do.ReopenLogs():
-                self.journal.reopen()
+            case do.ReopenLogs(session):
+                failed = self.journal.reopen()
+                self._reply(session, refusal(*failed) if failed else Answer())
             case do.SetTimer(timer, seconds):
                 scope = self.timers[timer] = trio.CancelScope()
                 self.nursery.start_soon(self._timer, timer, seconds, scope)

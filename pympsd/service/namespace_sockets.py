@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import stat
 from collections.abc import Callable
+from typing import Final
 
 import trio
 from attrs import define, field
@@ -20,8 +22,12 @@ from pympsd.service.inheritance import Inherited, file_note, listener_name
 from pympsd.service.listeners import Listener
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.vendor.conversation import VendorConversation
+from pympsd.state_machine.events import NamespaceLost
 from pympsd.vocabulary import files
 from pympsd.wire.vendor.handshake import HELLO
+
+PAUSE_SECONDS: Final = 0.0002
+"""For each socket, from one look at all to the next: each takes 5 µs of it, so looks take a fortieth of the time."""
 
 
 @define
@@ -48,6 +54,9 @@ class NamespaceSockets:
     """By server and namespace; the server's own has no namespace."""
     _fifos: dict[str, trio.CancelScope] = field(factory=dict, init=False)
     """The tasks that read the servers' log FIFOs."""
+    _next_look: float = field(default=-math.inf, init=False)
+    """Not before this time."""
+    _looks_soon: bool = field(default=False, init=False)
 
     def open(self, server: str, namespace: str, uid: int) -> str:
         """Open the socket of a namespace, or a server's own with its log FIFO, unless it is open; return why it
@@ -60,10 +69,17 @@ class NamespaceSockets:
             known.problem = (own.problem if own is not None else "") or self._open(known, server, namespace, uid)
         return known.problem
 
-    def lost(self) -> list[tuple[str, str]]:
-        """Return the sockets that are not there, for they were removed or could not be made."""
-        lost = [key for key, known in self._sockets.items() if not self._is_there(known)]
-        return [] if lost and self.taken_by_another() else lost
+    def look(self) -> None:
+        """Have the sockets made anew that are not there, for they were removed or could not be made.
+
+        Now, or when the pause after the last look is over.
+        """
+        pause = self._next_look - trio.current_time()
+        if pause <= 0:
+            self._look()
+        elif not self._looks_soon:
+            self._looks_soon = True
+            self.dispatcher.nursery.start_soon(self._look_after, pause)
 
     def close(self, server: str, namespace: str) -> None:
         """Close a socket and remove its directory; conversations that have begun go on."""
@@ -80,6 +96,18 @@ class NamespaceSockets:
         for server, namespace in sorted(self._sockets, reverse=True):
             self._remove(server, namespace)
         self._sockets.clear()
+
+    async def _look_after(self, pause: float) -> None:
+        await trio.sleep(pause)
+        self._looks_soon = False
+        self._look()
+
+    def _look(self) -> None:
+        lost = [key for key, known in self._sockets.items() if not self._is_there(known)]
+        self._next_look = trio.current_time() + PAUSE_SECONDS * len(self._sockets)
+        if lost and not self.taken_by_another():
+            for key in lost:
+                self.dispatcher.feed(NamespaceLost(*key))
 
     def _open(self, known: _Socket, server: str, namespace: str, uid: int) -> str:
         try:

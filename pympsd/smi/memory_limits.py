@@ -27,6 +27,9 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
 
+    def print_help(self, file: Any = None) -> NoReturn:
+        raise Refused(self.format_help(), 0)  # printed as all answers are
+
 
 def answer(arguments: list[str], name: str) -> tuple[str, int]:
     """Carry out the arguments after ``memory-limits``; return what is printed, and the exit status."""

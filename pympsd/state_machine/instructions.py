@@ -189,7 +189,9 @@ class StopTrace:
 
 @frozen
 class ReopenLogs:
-    """Open the log files again by their names."""
+    """Open the log files again by their names, and answer the session that asked for that."""
+
+    session: int
 
 
 @frozen

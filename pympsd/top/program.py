@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, NoReturn
 
 from pympsd.control import CannotAsk, Control, Silent
 from pympsd.control_client import NO_OUTPUT, SILENT, print_text
@@ -47,10 +48,13 @@ def _show(daemon: Control, options: argparse.Namespace) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    def print_help(self, file: Any = None) -> NoReturn:
+        sys.exit(print_text(self.format_help()))  # which says so if that fails
+
+
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="pympsd top", description="Show servers, clients and who waits.", epilog=KEYS
-    )
+    parser = _Parser(prog="pympsd top", description="Show servers, clients and who waits.", epilog=KEYS)
     parser.add_argument("--once", action="store_true", help="print the table once; as without a terminal")
     parser.add_argument("--json", action="store_true", help="print what the table is made of once, as JSON")
     parser.add_argument("--sort", choices=tuple(SORTS), default="server", help="the order of the rows")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import SECONDS, suspend
 
 import pympsd_client
@@ -43,11 +44,12 @@ def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
     assert "PYMPSD_REQUIRE_MPS=1 asks for one" in said.splitlines()[-1]
 
 
-def test_a_report_that_cannot_be_printed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", [[], ["--help"]])
+def test_a_report_that_cannot_be_printed(tmp_path: Path, option: list[str]) -> None:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_REQUIRE_MPS": "1"}
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "pympsd_client"],
+            [sys.executable, "-m", "pympsd_client", *option],
             env=environment, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS,
         )  # fmt: skip
     said = "standard output: No space left on device: not all could be printed\n"

@@ -177,6 +177,21 @@ def test_coordinates_far_away(machine: Machine) -> None:
             assert left.all()
 
 
+@pytest.mark.parametrize("form", ["tile", "im2col"])
+@pytest.mark.parametrize(("below", "stride", "row"), [(0, 1 << 34, 1 << 30), (1 << 47, 1 << 39, 1 << 8)])
+def test_addresses_have_64_bits(machine: Machine, form: str, below: int, stride: int, row: int) -> None:
+    """As on an H100: an element 2**64 bytes behind other memory is that memory."""
+    is_im2col = form == "im2col"
+    address = (machine.tensor - below) % (1 << 64)
+    made = TensorMap(DataType.UINT32, address, (4, 1 << 31, 4), (stride, 0), (4, 1, 1), (1, 1, 1))
+    of = evolve(made, im2col=Im2col((0,), (0,), 4, 1)) if is_im2col else made
+    memory, image = pattern(Machine.ROOM, 1), np.zeros(SHARED, "u1")
+    load = loading(3, form, ", {0}" if is_im2col else "")
+    _, left = machine.run(load, of, memory, image, [0, row, 0, 0, 0, 16])
+    assert (left[:16] == memory[:16]).all()
+    assert memory[:16].any()
+
+
 def test_dynamic_shared_memory_is_aligned_as_declared(machine: Machine) -> None:
     """The static memory before it has 8 bytes; a box may lie in it at once."""
     instruction = load_instruction(2).replace("[%r2]", "[%r12]")
@@ -258,8 +273,9 @@ FAULTS = [
     Fault(IllegalAddress, "bytes of shared memory there are", {"box": (256, 256)}),
     Fault(IllegalAddress, "outside of the allocations", {"address": 0}),
     Fault(IllegalAddress, "outside of the allocations", {"address": (1 << 64) - 16}),
-    Fault(IllegalAddress, "outside of the allocations", {"dimensions": (1 << 32,) * 2, "strides": ((1 << 40) - 16,)},
+    Fault(IllegalAddress, "outside of the allocations", {"dimensions": (1 << 31,) * 2, "strides": ((1 << 40) - 16,)},
           start=(0, 1 << 30)),
+    Fault(IllegalInstruction, r"more than 2\*\*31 elements", {"dimensions": ((1 << 31) + 4, 16)}),
     Fault(IllegalAddress, "outside of the allocations", {"strides": (Machine.ROOM // 4,)}),
 ]  # fmt: skip
 

@@ -101,6 +101,24 @@ def test_another_user_has_no_logs_reopened(daemon: DaemonProcess) -> None:
     assert (done.returncode, "'LOG REOPEN' requires daemon owner" in done.stdout) == (1, True)
 
 
+@pytest.mark.parametrize("protocol", ["2", "3"])
+def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protocol: str) -> None:
+    daemon = make_daemon()
+    assert daemon.start("-d", "-p", protocol).returncode == 0
+    control, server = (daemon.directory / "log" / name for name in ("control.log", "server.log"))
+    for log in (control, server):
+        log.rename(log.with_suffix(".1"))
+    control.mkdir()
+    done = daemon.run(["log", "reopen"])
+    said = f"{control} cannot be opened (Is a directory): its lines still go to the former file.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, said, "")
+    assert server.exists(), "the others are opened"
+    assert control.with_suffix(".1").read_text().count(said) == 1
+    control.rmdir()
+    assert daemon.run(["log", "reopen"]).returncode == 0
+    assert control.exists()
+
+
 # --- dialects
 
 

@@ -116,6 +116,19 @@ def test_which_configuration_is_in_force_outlives_the_daemon(
     assert status.endswith(" pending=0 failed=1")
 
 
+def test_a_configuration_may_have_a_thousand_namespaces(daemon: DaemonProcess) -> None:
+    tables = [f"[servers.s{server}.namespaces.n{number}]" for server in range(4) for number in range(255)]
+    (daemon.directory / "mps.toml").write_text("\n".join(['schema_version = "1.0"', *tables]))
+    ctl(daemon, f"config apply {daemon.directory}/mps.toml")
+    wait_until(lambda: daemon.run(["config", "status"]).returncode == 0, "all sockets")
+    last = pipe(daemon, "s3/n254/control")
+    assert last.is_socket()
+    last.unlink()
+    ctl(daemon, "server get s3 status")  # no time to look at a thousand again
+    wait_until(last.is_socket, "the socket that is made anew")
+    assert not [line for line in daemon.log() if "internal error" in line]
+
+
 def test_a_fault_stays_in_a_partition_that_has_an_executor(
     make_daemon: Callable[..., DaemonProcess], directory: Path
 ) -> None:

@@ -117,7 +117,7 @@ def test_a_client_of_a_namespace(make_daemon: Callable[..., DaemonProcess]) -> N
     assert shown[2].split()[0] == str(one.pid)
 
 
-@pytest.mark.parametrize("arguments", [["--once"], ["--json"]])
+@pytest.mark.parametrize("arguments", [["--once"], ["--json"], ["--help"]])
 def test_output_that_cannot_be_written_is_said(daemon: DaemonProcess, arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(

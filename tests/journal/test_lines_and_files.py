@@ -112,7 +112,8 @@ def test_a_reopen_that_fails_keeps_the_file(tmp_path: Path) -> None:
     folder.mkdir()
     file = LogFile(str(folder / "control.log"))
     folder.rename(tmp_path / "moved")
-    file.reopen()
+    with pytest.raises(FileNotFoundError):
+        file.reopen()
     file.write(b"kept\n")
     assert (tmp_path / "moved" / "control.log").read_bytes() == b"kept\n"
     file.close()
@@ -163,7 +164,7 @@ def test_the_control_logger_writes_the_catalogues_line(tmp_path: Path) -> None:
     assert match is not None
     assert (match[1], int(match[2]), match[3]) == (b"Control", os.getpid(), b"NEW SERVER 847: Ready")
     assert (tmp_path / "s").read_bytes().endswith(b".500 Other     9] hello\n")
-    journal.reopen()
+    assert journal.reopen() == []
     journal.control.close()
     journal.server.close()
 
@@ -172,7 +173,7 @@ def test_a_journal_without_files_writes_nothing() -> None:
     journal = Journal(None, None)
     assert control_logger(journal).info("ui_connected") is None
     journal.write_server("Server", 1, "server_startup", {})
-    journal.reopen()
+    assert journal.reopen() == ["There are no log files: they could not be opened when the daemon started."]
 
 
 def test_a_server_sends_events_and_fields_unchanged() -> None:

@@ -164,14 +164,15 @@ def test_two_traces_make_one_picture(tmp_path: Path) -> None:
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_name_that_cannot_be_printed_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize("argument", ["t.json", "--help"])
+def test_output_that_cannot_be_printed_is_said(tmp_path: Path, argument: str) -> None:
     written(tmp_path / "t.json", [Written(1, 0, "kernel", 0, 10**6)])
-    command = [sys.executable, "-P", "-m", "pympsd", "plot", f"{tmp_path}/t.json"]
+    command = [sys.executable, "-P", "-m", "pympsd", "plot", argument]
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
     said = "standard output: No space left on device: not all could be printed\n"
     assert (done.returncode, done.stderr) == (74, said)
-    assert (tmp_path / "t.svg").exists()
+    assert (tmp_path / "t.svg").exists() == (argument == "t.json")
 
 
 @pytest.mark.parametrize(

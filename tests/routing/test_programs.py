@@ -118,6 +118,14 @@ def test_how_it_is_called(arguments: list[str], status: int) -> None:
     assert "usage: pympsd-run FILE.py" in done.stdout + done.stderr
 
 
+def test_help_that_cannot_be_printed() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([RUN, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert done.returncode == 74
+    assert "error" in done.stderr
+    assert "exec" not in done.stderr
+
+
 def test_calls_at_the_end_of_the_interpreter(run: Run) -> None:
     late = """
 import atexit, builtins

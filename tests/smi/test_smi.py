@@ -369,10 +369,11 @@ def test_it_does_not_import_what_only_daemons_need() -> None:
     assert imported & {"trio", "structlog", "numpy", "msgspec", "asyncio", "socket", "subprocess"} == set()
 
 
-def test_output_that_cannot_be_written() -> None:
+@pytest.mark.parametrize("arguments", [["-L"], ["memory-limits", "--help"]])
+def test_output_that_cannot_be_written(arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [SMI, "-L"], env={"PYMPSD_EMULATED_DEVICES": "H200"}, stdout=full, stderr=subprocess.PIPE, text=True
+            [SMI, *arguments], env={"PYMPSD_EMULATED_DEVICES": "H200"}, stdout=full, stderr=subprocess.PIPE, text=True
         )
     said = "pympsd-smi: standard output: No space left on device: not all could be printed\n"
     assert (done.returncode, done.stderr) == (74, said)

@@ -48,9 +48,11 @@ def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str
     """
     held = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
-        groups = limited.intersection(map(cgroup_group, at_or_above(client.cgroups)))
+        names = ("", *limited.intersection(map(cgroup_group, at_or_above(client.cgroups))))
         for ordinal, of_device in enumerate(held):
-            of_device.update(dict.fromkeys(("", *groups), client.memory.get(ordinal, 0)))
+            count = client.memory.get(ordinal, 0)
+            for name in names:
+                of_device[name] += count
     return [
         Counter({name: min(count, device.memory_bytes) for name, count in of_device.items()})
         for device, of_device in zip(daemon.devices, held, strict=True)

@@ -46,12 +46,37 @@ def _checked(made: TensorMap) -> bytes:
     return pack(made)
 
 
-def _check_count(rank: int, least: int) -> None:
-    """Raise INVALID_VALUE for a rank that is not allowed, before arrays of so many elements are read."""
+def _tensor(
+    least: int,
+    data_type: int,
+    rank: int,
+    address: int,
+    dimensions: Any,
+    strides: Any,
+    element_strides: Any,
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    fill: int,
+) -> TensorMap:
+    """Return the map of a tensor of at least so many dimensions, less the part of it that is copied."""
+    _check_device()
     try:
-        check_rank(rank, least)
+        check_rank(rank, least)  # before arrays of so many elements are read
     except ValueError as error:
         raise invalid_value(str(error)) from None
+    return TensorMap(
+        data_type,
+        address,
+        _numbers("globalDim", dimensions, rank, "Q"),
+        _numbers("globalStrides", strides, rank - 1, "Q"),
+        (0,) * rank,
+        _numbers("elementStrides", element_strides, rank, "I"),
+        interleave,
+        swizzle,
+        l2_promotion,
+        fill,
+    )
 
 
 def encode_tiled(
@@ -62,31 +87,15 @@ def encode_tiled(
     strides: Any,
     box: Any,
     element_strides: Any,
-    interleave: int,
-    swizzle: int,
-    l2_promotion: int,
-    fill: int,
+    *modes: int,
 ) -> bytes:
     """Return a map of tiles of a tensor.
 
     INVALID_VALUE for what the manual does not allow; NOT_SUPPORTED for interleaved layouts, and if the current
     context's device has no tensor maps; INVALID_CONTEXT.
     """
-    _check_device()
-    _check_count(rank, 1)
-    made = TensorMap(
-        data_type,
-        address,
-        _numbers("globalDim", dimensions, rank, "Q"),
-        _numbers("globalStrides", strides, rank - 1, "Q"),
-        _numbers("boxDim", box, rank, "I"),
-        _numbers("elementStrides", element_strides, rank, "I"),
-        interleave,
-        swizzle,
-        l2_promotion,
-        fill,
-    )
-    return _checked(made)
+    made = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    return _checked(evolve(made, box=_numbers("boxDim", box, rank, "I")))
 
 
 def encode_im2col(
@@ -100,34 +109,13 @@ def encode_im2col(
     channels: int,
     pixels: int,
     element_strides: Any,
-    interleave: int,
-    swizzle: int,
-    l2_promotion: int,
-    fill: int,
+    *modes: int,
 ) -> bytes:
     """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
-    _check_device()
-    _check_count(rank, 3)
-    column = Im2col(
-        _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i"),
-        _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i"),
-        channels,
-        pixels,
-    )
-    made = TensorMap(
-        data_type,
-        address,
-        _numbers("globalDim", dimensions, rank, "Q"),
-        _numbers("globalStrides", strides, rank - 1, "Q"),
-        (0,) * rank,
-        _numbers("elementStrides", element_strides, rank, "I"),
-        interleave,
-        swizzle,
-        l2_promotion,
-        fill,
-        column,
-    )
-    return _checked(made)
+    made = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    lower = _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i")
+    upper = _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i")
+    return _checked(evolve(made, im2col=Im2col(lower, upper, channels, pixels)))
 
 
 def encode_im2col_wide() -> bytes:

@@ -56,7 +56,8 @@ Stores and reductions, as on an H100 too, begin at no negative coordinate, and w
 of a row may reach past the end of the tensor. Reductions add TF32 as FLOAT32, flush subnormal numbers of the types
 `_FTZ`, and make one NaN of all of 16 and 32 bits; of INT64 there are `.min` and `.max` only.
 
-Other copies, and those by what is no map, are faults.
+Other copies, and those by what is no map, are faults; so are, as on an H100, copies of a tensor with more than 2**31
+elements along a dimension. Addresses of elements have 64 bits and wrap around.
 """
 
 _CONTROL = {
