@@ -112,7 +112,9 @@ def settings_of(backend: str, machine: str, directory: Path) -> dict[str, str]:
     if backend == VENDOR:
         return running.settings(directory)
     if on_gpus(machine):
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus()[:2]))))}
+        # With fewer connections a context is made sooner, which takes seconds while others are.
+        few = {"PYMPSD_DEVICE_CONNECTIONS": "8"}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus()[:2])))), **few}
     return {"PYMPSD_EMULATED_DEVICES": machine}
 
 
