@@ -82,7 +82,7 @@ class Journal:
             self._names[pid] = name
         return evolve(self, server=self._named.get(name, self.server))
 
-    def forget_server(self, name: str) -> None:
+    def close_server_log(self, name: str) -> None:
         """Close the log of a named server that is deleted."""
         if (file := self._named.pop(name, None)) is not None:
             file.close()

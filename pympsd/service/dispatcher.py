@@ -59,7 +59,7 @@ class RunningServer(Protocol):
     def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None: ...
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None: ...
     def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None: ...
-    def somebody_waits(self) -> None: ...
+    def note_waiting(self) -> None: ...
     def start_trace(self, trace: TraceFile) -> None: ...
     async def stop_trace(self) -> None: ...
     async def refresh(self) -> bool: ...
@@ -93,9 +93,9 @@ class Dispatcher:
     timers: dict[Timer, trio.CancelScope] = field(factory=dict)
     """The latest of several equal timers."""
     serials: Serials = field(factory=Serials)
-    """Of clients and operators."""
+    """Serial numbers of clients and operators."""
     connections: Serials = field(factory=Serials)
-    """Of connections, by which the keeper knows them."""
+    """Serial numbers of connections, by which the keeper knows them."""
     status: int = 0
     done: trio.Event = field(factory=trio.Event)
     handed_over: bool = False
@@ -115,7 +115,7 @@ class Dispatcher:
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
-    """Sockets that the state machine has to hear of when all instructions of an event are carried out."""
+    """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
@@ -192,7 +192,7 @@ class Dispatcher:
             self.changed.set()
             if self.state.queue:
                 for server in self.servers.values():
-                    server.somebody_waits()
+                    server.note_waiting()
         except IllegalMove:
             raise
         except Exception as error:

@@ -20,10 +20,10 @@ PAUSE_SECONDS: Final = 0.25
 
 @define
 class MemorySharing:
-    """What servers were told last, by their serials and the ordinals of devices."""
+    """What was sent to servers last, by their serials and the ordinals of devices."""
 
     dispatcher: Dispatcher
-    _told: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
+    _sent: dict[int, dict[int, Elsewhere]] = field(factory=dict, init=False)
 
     async def run(self) -> None:
         """Tell servers what changes until cancelled."""
@@ -34,13 +34,13 @@ class MemorySharing:
             await trio.sleep(PAUSE_SECONDS)
 
     def _tell(self) -> None:
-        told, self._told = self._told, {}
+        sent, self._sent = self._sent, {}
         for serial, devices in memory_elsewhere(self.dispatcher.state).items():
             session = self.dispatcher.servers.get(serial)
             if not isinstance(session, ServerSession) or not session.is_set_up:
                 continue
-            self._told[serial] = devices
-            known = told.get(serial, {})
+            self._sent[serial] = devices
+            known = sent.get(serial, {})
             for ordinal, found in devices.items():
                 if found == known.get(ordinal):
                     continue

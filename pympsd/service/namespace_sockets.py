@@ -88,7 +88,7 @@ class NamespaceSockets:
             self._stop(known)
         if not namespace and server in self._fifos:
             self._fifos.pop(server).cancel()
-            self.dispatcher.journal.forget_server(server)
+            self.dispatcher.journal.close_server_log(server)
         self._remove(server, namespace)
 
     def remove_all(self) -> None:

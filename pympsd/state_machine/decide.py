@@ -165,7 +165,7 @@ def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
         gone = server.clients.get(event.client)
         yield from admission.client_left(daemon, server, event.client)
         if gone is not None and gone.groups:
-            cgroups.forget_groups(server, gone)
+            cgroups.drop_groups(server, gone)
 
 
 @_decide.register

@@ -506,7 +506,7 @@ async def test_after_an_internal_error_an_answered_operator_is_not_answered_agai
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Failing(ServerSession):
-        def somebody_waits(self) -> None:
+        def note_waiting(self) -> None:
             raise RuntimeError("not foreseen")
 
     await (await daemon.connect()).send(HELLO)

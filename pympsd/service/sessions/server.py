@@ -110,7 +110,7 @@ class ServerSession:
         """Have it end the contexts of a client process, and give clients that are ``expelled`` no new ones."""
         self.send(link.TerminateClient(token, pid, by_reset, expelled))
 
-    def somebody_waits(self) -> None:
+    def note_waiting(self) -> None:
         """Do nothing: the server reports by itself that clients have gone."""
 
     def start_trace(self, trace: TraceFile) -> None:

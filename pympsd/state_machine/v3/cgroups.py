@@ -97,8 +97,8 @@ def note_context(server: Server, client: Client, ordinal: int) -> None:
             server.groups[ordinal, group.name] = client.serial, group
 
 
-def forget_groups(server: Server, gone: Client) -> None:
-    """Forget the limits of groups whose last client has gone."""
+def drop_groups(server: Server, gone: Client) -> None:
+    """Drop the limits of groups whose last client has gone."""
     there = {key for client in server.clients.values() for key in _keys(client)}
     for key in _keys(gone) - there:
         server.groups.pop(key, None)

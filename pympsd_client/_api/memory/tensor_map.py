@@ -59,10 +59,10 @@ def _tensor(
     l2_promotion: int,
     fill: int,
 ) -> TensorMap:
-    """Return the map of a tensor of at least so many dimensions, less the part of it that is copied."""
+    """Return the map of a tensor of at least that many dimensions, less the part of it that is copied."""
     _check_device()
     try:
-        check_rank(rank, least)  # before arrays of so many elements are read
+        check_rank(rank, least)  # before arrays of that many elements are read
     except ValueError as error:
         raise invalid_value(str(error)) from None
     return TensorMap(

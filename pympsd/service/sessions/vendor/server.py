@@ -164,7 +164,7 @@ class VendorServerSession:
         if forced and self._link is not None:
             self._link.channel.shut_down()
 
-    def somebody_waits(self) -> None:
+    def note_waiting(self) -> None:
         """Look from now on whether its clients have gone."""
         self._wanted.set()
 

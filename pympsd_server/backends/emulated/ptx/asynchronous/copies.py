@@ -1,4 +1,4 @@
-"""cp.async and cp.async.bulk. The copies are done at once: nobody may look before they are waited for."""
+"""cp.async and cp.async.bulk. The copies are done at once: no thread may read them before it has waited for them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def copy_bulk(
 ) -> None:
     """cp.async.bulk: copy `count` bytes of each thread; `spaces` are the target's and the source's.
 
-    A barrier is told of them; `mask` chooses the blocks of the cluster that get them.
+    The mbarrier is signalled; `mask` chooses the blocks of the cluster that get them.
     """
 
     def work(lane: Lanes, given: tuple[int, ...]) -> None:

@@ -107,7 +107,7 @@ def _complete(w: Writer, barrier: Argument, count: int) -> None:
     ("b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64"),
 )
 def _store(w: Writer, o: Operation) -> None:
-    """A store to shared memory of the cluster, of whose bytes an mbarrier is told."""
+    """A store to shared memory of the cluster, which completes its bytes at an mbarrier."""
     value = o.operands[1]
     items = value.items if isinstance(value, Group) else (value,)
     dtype = DTYPES[o.type]
@@ -127,7 +127,7 @@ def _store(w: Writer, o: Operation) -> None:
     ("u32", "s32", "u64", "b32"),
 )
 def _reduce_one(w: Writer, o: Operation) -> None:
-    """A reduction in shared memory of the cluster, of whose bytes an mbarrier is told."""
+    """A reduction in shared memory of the cluster, which completes its bytes at an mbarrier."""
     function, dtype = o.one_of(*REDUCTIONS.split()), DTYPES[o.type]
     if not o.has(BYTES_COMPLETE) or o.type not in _REDUCED_SHARED.get(function, ()):
         raise w.refuse()

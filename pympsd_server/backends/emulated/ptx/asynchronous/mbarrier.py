@@ -22,7 +22,7 @@ _DROP: Final = np.uint64(1 << 20)
 
 
 def initial_barrier(count: Value) -> Value:
-    """mbarrier.init: the object for so many arrivals (uint32)."""
+    """mbarrier.init: the object for that many arrivals (uint32)."""
     wide = count.astype(np.uint64) & _COUNT
     return wide | (wide << _EXPECTED_AT)
 
