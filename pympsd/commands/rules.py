@@ -96,4 +96,4 @@ def _memory(daemon: Daemon, limits: dict[int, PinnedMemory] | None) -> Cell:
     if limits is None:
         return None
     values = {str(ordinal): limit.value for ordinal, limit in limits.items()}
-    return Shown(memory_limits_text(limits, tuple(range(len(daemon.devices)))), values)
+    return Shown(memory_limits_text(limits, range(len(daemon.devices))), values)

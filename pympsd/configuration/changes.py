@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from attrs import field, frozen
@@ -241,10 +241,10 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         yield Impossible(
             f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
-    every = tuple(range(len(state.surroundings.devices)))
-    if server.devices is not None and server.devices != (present.allowed_devices or every):
+    has = present.ordinals(len(state.surroundings.devices))
+    if server.devices not in (None, has):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    own = [f"max-{each}" for each in _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, every)]
+    own = [f"max-{each}" for each in _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, has)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
         own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
@@ -258,7 +258,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if differences := _differences(namespace, limits, every):
+        if differences := _differences(namespace, limits, has):
             yield SetNamespace(name, each, limits, differences)
     for wanted in server.partitions:
         yield from _of_partition(wanted, present, state)
@@ -276,22 +276,23 @@ def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> 
         yield Impossible(f"{what}: delete it first to give it others")
 
 
-def _differences(namespace: Namespace, wanted: NamespaceLimits, every: tuple[int, ...]) -> tuple[str, ...]:
+def _differences(namespace: Namespace, wanted: NamespaceLimits, has: tuple[int, ...]) -> tuple[str, ...]:
+    """Return what differs, in words; of the limits of memory those of the devices that the server has."""
     differences = []
     percentage, memory, priority = wanted.thread_percentage, wanted.pinned_memory, wanted.client_priority
     if percentage is not None and percentage != namespace.thread_percentage:
         before = percentage_text(namespace.thread_percentage)
         differences.append(f"active-thread-percentage {before} -> {percentage_text(percentage)}")
-    if memory is not None and memory != namespace.pinned_memory:
-        before = memory_limits_text(namespace.pinned_memory, every)
-        differences.append(f"pinned-memory-limit {before} -> {memory_limits_text(memory, every)}")
-    total = wanted.total_memory
-    if total is not None and total != namespace.total_memory:
-        before = memory_limits_text(namespace.total_memory, every)
-        differences.append(f"total-memory-limit {before} -> {memory_limits_text(total, every)}")
-    partition, present = wanted.sm_partition, namespace.limits.sm_partition or ""
-    if partition is not None and partition != present:
-        differences.append(f"sm-partition {present or 'none'} -> {partition or 'none'}")
+    for what, limits, present in (
+        ("pinned-memory-limit", memory, namespace.pinned_memory),
+        ("total-memory-limit", wanted.total_memory, namespace.total_memory),
+    ):
+        if limits is not None and any(limits.get(each) != present.get(each) for each in has):
+            before, after = memory_limits_text(present, has), memory_limits_text(limits, has)
+            differences.append(f"{what} {before} -> {after}")
+    partition, bound = wanted.sm_partition, namespace.limits.sm_partition or ""
+    if partition is not None and partition != bound:
+        differences.append(f"sm-partition {bound or 'none'} -> {partition or 'none'}")
     if priority is not None and priority != namespace.client_priority:
         differences.append(f"client-priority {namespace.client_priority} -> {priority}")
     return tuple(differences)
@@ -332,9 +333,11 @@ def _clients(count: int) -> str:
     return them if count == 1 else f"it has {count} active clients; --force terminates them"
 
 
-def memory_limits_text(limits: Mapping[int, PinnedMemory], every: tuple[int, ...]) -> str:
-    """Return the limits of devices: one if all of ``every`` have the same, otherwise one a device."""
-    each = {ordinal: limits.get(ordinal) for ordinal in every}
-    if len(set(each.values())) <= 1:
-        return memory_text(next(iter(each.values()), None))
-    return ",".join(f"{ordinal}={memory_text(limit)}" for ordinal, limit in each.items())
+def memory_limits_text(limits: Mapping[int, PinnedMemory], ordinals: Sequence[int]) -> str:
+    """Return the limits of devices: one if all of ``ordinals`` have the same, otherwise one a device, as whose number
+    its place in ``ordinals`` is shown.
+    """
+    each = [limits.get(ordinal) for ordinal in ordinals]
+    if len(set(each)) <= 1:
+        return memory_text(next(iter(each), None))
+    return ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))

@@ -81,6 +81,8 @@ class Surroundings:
     """Its servers are pympsd's own, not the driver's."""
     partitions: Mapping[str, Set[str]] = field(factory=dict)
     """The names of the SM partitions that its servers have, by server."""
+    allowed_devices: Mapping[str, tuple[int, ...]] = field(factory=dict)
+    """The ordinals of the devices of its servers that do not have all, by server."""
 
 
 @frozen

@@ -33,7 +33,7 @@ def shown(
         lines += ["enabled = false"] * (not features.accounts_cgroups)
         lines += ["audit_log = true"] * bool(features.audits_memory)
     for rule in rules:
-        lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, surroundings)]
+        lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, range(len(surroundings.devices)))]
     lines += shown_cgroups(cgroups or {}, len(surroundings.devices))
     for name, server in sorted(servers.items()):
         said = [*_namespaces(server, surroundings), *_partitions(server, surroundings)]
@@ -43,9 +43,10 @@ def shown(
 
 
 def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
+    has = server.ordinals(len(surroundings.devices))
     for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
         namespace = server.namespaces[name]
-        limits, own = [*_limits(namespace.limits, surroundings)], [*_own_keys(namespace, surroundings)]
+        limits, own = [*_limits(namespace.limits, has)], [*_own_keys(namespace, has)]
         if name != DEFAULT or limits:
             yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
         if own:
@@ -60,7 +61,7 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
         yield f'allowed_devices = "{",".join(uuids)}"'
     if server.ceiling != NamespaceLimits() or server.contains_partitions:
         yield f"[servers.{server.name}.pympsd]"
-        yield from (f"max_{line}" for line in _limits(server.ceiling, surroundings))
+        yield from (f"max_{line}" for line in _limits(server.ceiling, server.ordinals(len(surroundings.devices))))
         if server.contains_partitions:
             yield f'contain = "{CONTAINMENTS[True]}"'
 
@@ -78,20 +79,19 @@ def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str
                     yield "include_remainder = true"
 
 
-def _own_keys(namespace: Namespace, surroundings: Surroundings) -> Iterator[str]:
+def _own_keys(namespace: Namespace, has: Sequence[int]) -> Iterator[str]:
     if namespace.clients_only:
         yield "clients_only = true"
     if namespace.limits.sm_partition:
         yield f'sm_partition = "{namespace.limits.sm_partition}"'
     if namespace.limits.total_memory is not None:
-        every = tuple(range(len(surroundings.devices)))
-        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, every)}"'
+        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, has)}"'
 
 
-def _limits(limits: NamespaceLimits, surroundings: Surroundings) -> Iterator[str]:
+def _limits(limits: NamespaceLimits, ordinals: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of limits; ``ordinals``: those of the devices, in the order in which the table counts them."""
     if limits.pinned_memory is not None:
-        every = tuple(range(len(surroundings.devices)))
-        yield f'pinned_memory_limit = "{memory_limits_text(limits.pinned_memory, every)}"'
+        yield f'pinned_memory_limit = "{memory_limits_text(limits.pinned_memory, ordinals)}"'
     if limits.thread_percentage is not None:
         yield f'active_thread_percentage = "{percentage_text(limits.thread_percentage)}"'
     if limits.client_priority is not None:

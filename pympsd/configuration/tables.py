@@ -78,21 +78,31 @@ class Tables:
         """Note an error; ``value``: what stands there, for a sentence that goes on with it."""
         self.problems.append((path, said if value is None else f"{said} not {_shown(value)}"))
 
-    def device(self, path: Path, word: str) -> int:
-        """Return the ordinal of a device; -1 if there is none of that name."""
-        devices = self.surroundings.devices
+    def device(self, path: Path, word: str, allowed: tuple[int, ...] | None = None) -> int:
+        """Return the daemon's ordinal of a device, which ``word`` names as a server's clients do that has the
+        ``allowed`` ones (None: all); -1 if there is none of that name.
+        """
+        every = self.surroundings.devices
+        ordinals = range(len(every)) if allowed is None else allowed
+        devices = [every[ordinal] for ordinal in ordinals]
         found = find_device(devices, word)
         if found is None:
-            self.wrong(path, f"{dotted(path)}: no device '{word}'; devices: {listed(devices)}")
-        return -1 if found is None else found
+            of = "" if allowed is None else " of this server"
+            self.wrong(path, f"{dotted(path)}: no device '{word}'{of}; devices: {listed(devices) or 'none'}")
+        return -1 if found is None else ordinals[found]
 
-    def by_ordinal(self, path: Path, given: Mapping[str, PinnedMemory | None]) -> dict[int, PinnedMemory]:
-        """Return limits by the ordinals of devices; those of ``""`` are for all, None is none."""
+    def by_ordinal(
+        self, path: Path, given: Mapping[str, PinnedMemory | None], allowed: tuple[int, ...] | None = None
+    ) -> dict[int, PinnedMemory]:
+        """Return limits by the daemon's ordinals of devices, named as in `device`; those of ``""`` are for all that
+        there are, None is none.
+        """
         every = range(len(self.surroundings.devices))
         limits: dict[int, PinnedMemory] = {}
         for word, limit in given.items():
+            places = [self.device(path, word, allowed)] if word else every
             if limit is not None:
-                limits.update(dict.fromkeys([self.device(path, word)] if word else every, limit))
+                limits.update(dict.fromkeys(places, limit))
         return limits
 
 

@@ -13,7 +13,7 @@ from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.rules import quoted
 from pympsd.configuration.show import shown
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import partition_name_problem
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
@@ -51,7 +51,7 @@ pinned_memory_limit = "40G"
 allowed_devices = ["{uuid}", "0"]
 client_priority = 1
 [servers.exact.namespaces.half]
-pinned_memory_limit = "0=4G,1=unlimited"
+pinned_memory_limit = "1=4G,0=unlimited"
 active_thread_percentage = 33.5
 [servers.plain]
 [features.context-share]
@@ -83,6 +83,39 @@ enabled = false
         ),
         "plain": ServerPlan("plain"),
     }
+
+
+def test_limits_by_device_count_as_the_clients_of_the_server_and_those_of_rules_as_the_daemon() -> None:
+    plan = _read("""
+[servers.a]
+allowed_devices = "1"
+pinned_memory_limit = "0=4G"
+pympsd.max_pinned_memory_limit = "0=4G"
+namespaces.hi = { pinned_memory_limit = "0=4G", pympsd.total_memory_limit = "0=4G" }
+[[rules]]
+pinned_memory_limit = "0=4G"
+[[cgroups]]
+path = "/batch"
+hard_limit = "0=4G"
+""")
+    server, four = plan.servers["a"], PinnedMemory(4 * GIB)
+    assert server.ceiling.pinned_memory == server.namespaces["default"].pinned_memory == {1: four}
+    assert server.namespaces["hi"] == NamespaceLimits(pinned_memory={1: four}, total_memory={1: four})
+    assert [rule.limits.pinned_memory for rule in plan.rules or ()] == [{0: four}]
+    assert plan.cgroups == {"/batch": {0: CgroupLimit(four)}}
+    errors = _errors("""schema_version = "1.0"
+[servers.a]
+allowed_devices = "1"
+pinned_memory_limit = "1=4G"
+pympsd.max_pinned_memory_limit = "1=unlimited"
+namespaces.hi.pinned_memory_limit = "7=4G"
+""")
+    of_this = f"of this server; devices: 0 ({HERE.devices[1].uuid})"
+    assert errors == [
+        f"F:4: servers.a.pinned_memory_limit: no device '1' {of_this}",
+        f"F:5: servers.a.pympsd.max_pinned_memory_limit: no device '1' {of_this}",
+        f"F:6: servers.a.namespaces.hi.pinned_memory_limit: no device '7' {of_this}",
+    ]
 
 
 def test_the_table_of_default_beats_the_servers_own_keys_with_a_warning() -> None:

@@ -136,6 +136,11 @@ def _surroundings(daemon: Daemon) -> Surroundings:
         daemon.protocol,
         daemon.has_own_servers,
         {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
+        {
+            name: named.allowed_devices
+            for name, named in daemon.named_servers.items()
+            if named.allowed_devices is not None
+        },
     )
 
 

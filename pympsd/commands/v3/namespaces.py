@@ -53,7 +53,7 @@ def create(
     """
     named = server_named(daemon, server)
     view.check_owner(caller, named, "namespace create")
-    change = view.limits_given(daemon, Namespace(name), **limits)
+    change = view.limits_given(daemon, named, Namespace(name), **limits)
     gathering = daemon.gatherings.begin(caller.session)
     part = daemon.gatherings.part(gathering)
     notes = _not_inherited(named, name, change), view.no_partition_yet(named, name, change.sm_partition)
@@ -127,7 +127,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
     named = server_named(daemon, server)
     view.check_owner(caller, named, "namespace set")
-    change = view.limits_given(daemon, view.namespace_named(named, name), **limits)
+    change = view.limits_given(daemon, named, view.namespace_named(named, name), **limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(named, name, change.sm_partition)
     return Decision(done(kept, missing), tuple(set_limits(daemon, server, name, change)))

@@ -117,8 +117,8 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     if contains and not daemon.has_own_servers:
         raise Refused("--contain=partition is not possible with the driver's own server of this release.")
     most = {each.removeprefix("max_"): given.pop(each) for each in tuple(given) if each.startswith("max_")}
-    ceiling = view.limits_given(daemon, Namespace(DEFAULT, named.ceiling), **most)
-    change = view.limits_given(daemon, named.namespaces[DEFAULT], **given)
+    ceiling = view.limits_given(daemon, named, Namespace(DEFAULT, named.ceiling), **most)
+    change = view.limits_given(daemon, named, named.namespaces[DEFAULT], **given)
     kept = view.keeps_limits(len(clients(daemon, name, None if most else DEFAULT))) if given or most else ""
     missing = view.no_partition_yet(named, DEFAULT, change.sm_partition)
     anew = tuple(set_user(daemon, name, uid, caller.session)) if uid != named.uid else ()

@@ -6,11 +6,10 @@ from typing import Final
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
+from pympsd.commands.v3.grammar import Option, Syntax
 from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row
 from pympsd.commands.v3.registry import command, listing
-from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus
 from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition, free_of
@@ -57,7 +56,7 @@ def create(
     """
     named = server_named(daemon, server)
     view.check_owner(caller, named, "sm-partition create")
-    ordinal = _device(daemon, named, device)
+    ordinal = view.device_of(daemon, named, device)
     made = tuple(create_partition(daemon, server, name, ordinal, chunks, include_remainder))
     facts = daemon.devices[ordinal]
     if _is_created(daemon, named):
@@ -84,7 +83,7 @@ def delete(daemon: Daemon, caller: Caller, name: str, server: str, device: str, 
     """Delete a static SM partition; refused while it has clients, which --force terminates."""
     named = server_named(daemon, server)
     view.check_owner(caller, named, "sm-partition delete")
-    ordinal = _device(daemon, named, device)
+    ordinal = view.device_of(daemon, named, device)
     answer = Answer((Part(f"SM partition '{name}' deleted from device {daemon.devices[ordinal].uuid}"),))
     return Decision(None, tuple(delete_partition(daemon, server, name, ordinal, force, caller.session, answer)))
 
@@ -109,7 +108,7 @@ def list_partitions(
     rows = []
     for named in view.servers(daemon) if server is None else [server_named(daemon, server)]:
         ordinals = named.ordinals(len(daemon.devices))
-        for ordinal in ordinals if device is None else [_device(daemon, named, device)]:
+        for ordinal in ordinals if device is None else [view.device_of(daemon, named, device)]:
             rows += _rows(daemon, named, ordinal)
             # Of the other servers' chunks a tenant's view knows nothing, and the driver's own server has none.
             known = all and daemon.has_own_servers and view.sees_all(daemon, caller)
@@ -147,13 +146,3 @@ def _unallocated(named: NamedServer, facts: DeviceFacts, free: tuple[int, ...]) 
 
 def _is_created(daemon: Daemon, named: NamedServer) -> bool:
     return status(daemon, named) in (NamedStatus.READY, NamedStatus.FAULT)
-
-
-def _device(daemon: Daemon, named: NamedServer, word: str) -> int:
-    """Return the daemon's ordinal of a device that a word names as the server's clients do; raise Refused."""
-    ordinals = named.ordinals(len(daemon.devices))
-    facts = [daemon.devices[ordinal] for ordinal in ordinals]
-    found = find_device(facts, word)
-    if found is None:
-        raise Refused(f"No device '{word}' of server '{named.name}'. Devices: {listed(facts)}.")
-    return ordinals[found]

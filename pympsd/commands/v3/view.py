@@ -109,17 +109,19 @@ def percentage_cell(percentage: ThreadPercentage) -> Shown:
 
 
 def memory_cell(daemon: Daemon, server: NamedServer, limits: Mapping[int, PinnedMemory]) -> Shown:
-    """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device."""
-    each = {ordinal: limits.get(ordinal) for ordinal in server.ordinals(len(daemon.devices))}
-    if len(set(each.values())) == 1:
-        (limit,) = set(each.values())
-        return Shown(memory_text(limit), limit and limit.value)
-    text = ",".join(f"{ordinal}={memory_text(limit)}" for ordinal, limit in each.items())
-    return Shown(text, {str(ordinal): limit and limit.value for ordinal, limit in each.items()})
+    """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device, by the
+    ordinals that its clients see.
+    """
+    each = [limits.get(ordinal) for ordinal in server.ordinals(len(daemon.devices))]
+    if len(set(each)) == 1:
+        return Shown(memory_text(each[0]), each[0] and each[0].value)
+    text = ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))
+    return Shown(text, {str(shown): limit and limit.value for shown, limit in enumerate(each)})
 
 
 def limits_given(
     daemon: Daemon,
+    server: NamedServer,
     namespace: Namespace,
     active_thread_percentage: ThreadPercentage | None = None,
     client_priority: ClientPriority | None = None,
@@ -127,27 +129,32 @@ def limits_given(
     total_memory_limit: Mapping[str, PinnedMemory | None] | None = None,
     sm_partition: str | None = None,
 ) -> NamespaceLimits:
-    """Return the change of a namespace's limits that options ask for; memory may be that of some devices only."""
+    """Return the change of a namespace's limits that options ask for; memory may be that of some of the server's
+    devices only.
+    """
     if total_memory_limit is not None and not daemon.has_own_servers:
         raise Refused(NO_TOTALS.format("--total-memory-limit"))
     if sm_partition and not daemon.has_own_servers:
         raise Refused("--sm-partition is not possible with the driver's own server of this release.")
-    memory = _with_limits(daemon, namespace.pinned_memory, pinned_memory_limit)
-    total = _with_limits(daemon, namespace.total_memory, total_memory_limit)
+    memory = _with_limits(daemon, server, namespace.pinned_memory, pinned_memory_limit)
+    total = _with_limits(daemon, server, namespace.total_memory, total_memory_limit)
     return NamespaceLimits(active_thread_percentage, memory, client_priority, total, sm_partition)
 
 
 def _with_limits(
-    daemon: Daemon, limits: Mapping[int, PinnedMemory], given: Mapping[str, PinnedMemory | None] | None
+    daemon: Daemon,
+    server: NamedServer,
+    limits: Mapping[int, PinnedMemory],
+    given: Mapping[str, PinnedMemory | None] | None,
 ) -> dict[int, PinnedMemory] | None:
-    """Return limits by ordinal with those that were given by words for devices, an empty one for all of them; None:
-    none were given.
+    """Return limits by the daemon's ordinals with those that were given by words for a server's devices, an empty one
+    for all that there are; None: none were given.
     """
     if given is None:
         return None
     changed = dict(limits)
     for word, limit in given.items():
-        for ordinal in [device_named(daemon, word)] if word else range(len(daemon.devices)):
+        for ordinal in [device_of(daemon, server, word)] if word else range(len(daemon.devices)):
             changed.pop(ordinal, None)
             if limit is not None:
                 changed[ordinal] = limit
@@ -178,3 +185,13 @@ def device_named(daemon: Daemon, word: str) -> int:
     if found is None:
         raise Refused(f"No device '{word}'. Devices: {listed(daemon.devices)}.")
     return found
+
+
+def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
+    """Return the daemon's ordinal of a device that a word names as the server's clients do; raise Refused."""
+    ordinals = server.ordinals(len(daemon.devices))
+    facts = [daemon.devices[ordinal] for ordinal in ordinals]
+    found = find_device(facts, word)
+    if found is None:
+        raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {listed(facts) or 'none'}.")
+    return ordinals[found]

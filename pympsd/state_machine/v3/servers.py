@@ -121,7 +121,8 @@ def set_server(
     if changed != named.ceiling:
         named.ceiling = changed
         daemon.named_changes += 1
-        yield Log("server_ceiling_set", {"name": name, "limits": _shown(changed)})
+        shown = _shown(changed, named.ordinals(len(daemon.devices)))
+        yield Log("server_ceiling_set", {"name": name, "limits": shown})
     if contains_partitions not in (None, named.contains_partitions):
         named.contains_partitions = bool(contains_partitions)
         daemon.named_changes += 1
@@ -133,13 +134,13 @@ def change_limits(
 ) -> Iterator[Instruction]:
     """Change what is said of a namespace's limits; its clients keep theirs."""
     found = named.namespaces[namespace]
-    changed, before = found.limits.changed_by(limits), _shown_of(found)
+    has = named.ordinals(len(daemon.devices))
+    changed, before = found.limits.changed_by(limits), _shown_of(found, has)
     if changed != found.limits:
         found.limits = changed
         daemon.named_changes += 1
-        yield Log(
-            "namespace_set", {"name": f"{named.name}/{namespace}", "before": before, "limits": _shown_of(found)}
-        )
+        name, after = f"{named.name}/{namespace}", _shown_of(found, has)
+        yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
 def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
@@ -244,17 +245,18 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
-def _shown(limits: NamespaceLimits) -> str:
-    percentage, memory = limits.thread_percentage or ThreadPercentage(), _by_device(limits.pinned_memory or {})
+def _shown(limits: NamespaceLimits, has: tuple[int, ...]) -> str:
+    percentage, memory = limits.thread_percentage or ThreadPercentage(), _by_device(limits.pinned_memory or {}, has)
     return f"{percentage.value:.2f} %, memory {memory or 'unlimited'}"
 
 
-def _shown_of(namespace: Namespace) -> str:
-    total = _by_device(namespace.total_memory)
+def _shown_of(namespace: Namespace, has: tuple[int, ...]) -> str:
+    total = _by_device(namespace.total_memory, has)
     together = f" each, {total} together" if total else ""
     partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
-    return f"{_shown(namespace.limits)}{together}, priority {namespace.client_priority}{partition}"
+    return f"{_shown(namespace.limits, has)}{together}, priority {namespace.client_priority}{partition}"
 
 
-def _by_device(memory: Mapping[int, PinnedMemory]) -> str:
-    return ", ".join(f"{ordinal}={limit}" for ordinal, limit in sorted(memory.items()))
+def _by_device(memory: Mapping[int, PinnedMemory], has: tuple[int, ...]) -> str:
+    """Return limits by the ordinals that the clients of a server see, which has these devices of the daemon's."""
+    return ", ".join(f"{shown}={memory[ordinal]}" for shown, ordinal in enumerate(has) if ordinal in memory)

@@ -199,7 +199,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("namespace create " + "n" * 64 + " --server=" + "s" * 64, "No server named"),
         ("namespace set hi --server=a", "'namespace set' needs at least one of --active-thread-percentage, --client"),
         ("namespace set x --server=a --client-priority=1", "No namespace named 'x' on server 'a'."),
-        ("namespace set hi --server=a --pinned-memory-limit=9=4G", "No device '9'. Devices: 0 (GPU-"),
+        ("namespace set hi --server=a --pinned-memory-limit=9=4G", "No device '9' of server 'a'. Devices: 0 (GPU-"),
         ("namespace delete default --server=a", "Namespace 'default' belongs to its server."),
         ("client terminate 5", "No client with PID 5."),
         ("client terminate 3165259 --server=b", "No client with PID 3165259 on server 'b'."),
@@ -254,7 +254,51 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
     answer = _ask(daemon, "namespace set hi --server=a --active-thread-percentage=25 --pinned-memory-limit=1=4G", 7)
     assert (answer.refused, answer.printed) == (False, "")
     assert answer.diagnostic == "1 client keeps its limits until it starts anew."
-    assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "1=4G,0=unlimited\n"
+    assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "0=unlimited,1=4G\n"
+
+
+def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) -> None:
+    zero, one = DEVICES
+    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    for limit in ("0=4G", f"{one.uuid}=4G", "4G"):
+        assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
+        assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
+        for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].ceiling):
+            assert (limits.pinned_memory or {})[1] == PinnedMemory(4 << 30)
+        (row,) = json.loads(_printed(daemon, "server list c --format=json"))
+        assert (row["default_limits"]["pinned-memory-limit"], row["max_pinned_memory_limit"]) == (4 << 30, 4 << 30)
+        (row,) = json.loads(_printed(daemon, "namespace list --server=c --format=json"))
+        assert row["total_memory_limit"] == 4 << 30
+        assert "4G" in (text := _printed(daemon, "config show"))
+        assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
+        assert _printed(daemon, "server set c --pinned-memory-limit=unlimited --total-memory-limit=unlimited") == ""
+        assert _printed(daemon, "server set c --max-pinned-memory-limit=unlimited") == ""
+    for option in ("pinned-memory-limit", "total-memory-limit", "max-pinned-memory-limit"):
+        for word in ("1", zero.uuid):
+            refused = _ask(daemon, f"server set c --{option}={word}=4G")
+            assert refused.printed == f"No device '{word}' of server 'c'. Devices: 0 ({one.uuid}).\n"
+    # Server a has both, the other way round.
+    _ask(daemon, "namespace set hi --server=a --pinned-memory-limit=0=4G,1=2G")
+    assert daemon.named_servers["a"].namespaces["hi"].pinned_memory == {
+        1: PinnedMemory(4 << 30),
+        0: PinnedMemory(2 << 30),
+    }
+    (row,) = json.loads(_printed(daemon, "namespace list hi --format=json"))
+    assert row["pinned-memory-limit"] == {"0": 4 << 30, "1": 2 << 30}
+    assert 'pinned_memory_limit = "0=4G,1=2G"' in (text := _printed(daemon, "config show"))
+    assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
+
+
+def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
+    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    text = 'schema_version = "1.0"\n[servers.c]\npinned_memory_limit = "{}=4G"\n'
+    assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
+        "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
+    )
+    assert daemon.named_servers["c"].namespaces["default"].pinned_memory == {1: PinnedMemory(4 << 30)}
+    assert _ask(daemon, "config apply F", file=text.format(1)).diagnostic.startswith(
+        "F:3: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
+    )
 
 
 def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Daemon) -> None:
