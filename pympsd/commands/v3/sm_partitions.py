@@ -104,11 +104,17 @@ def list_partitions(
     all: bool = False,
     format: Format | None = None,
 ) -> Decision:
-    """List the static SM partitions, with --all also what is left of each device."""
+    """List the static SM partitions, with --all also what is left of each device. With --server its clients' ordinals
+    of devices count, otherwise the daemon's.
+    """
+    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    only = None
+    if device is not None:
+        only = view.device_named(daemon, device) if server is None else view.device_of(daemon, shown[0], device)
     rows = []
-    for named in view.servers(daemon) if server is None else [server_named(daemon, server)]:
+    for named in shown:
         ordinals = named.ordinals(len(daemon.devices))
-        for ordinal in ordinals if device is None else [view.device_of(daemon, named, device)]:
+        for ordinal in ordinals if only is None else [only] if only in ordinals else []:
             rows += _rows(daemon, named, ordinal)
             # Of the other servers' chunks a tenant's view knows nothing, and the driver's own server has none.
             known = all and daemon.has_own_servers and view.sees_all(daemon, caller)

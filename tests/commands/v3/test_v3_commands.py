@@ -155,6 +155,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
         ("sm-partition list --server=c", "No server named 'c'."),
         ("sm-partition list --server=a --device=2", "No device '2' of server 'a'. Devices: 0 (GPU-"),
+        ("sm-partition list --device=2", "No device '2'. Devices: 0 (GPU-12"),
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
         ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
         ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
@@ -287,6 +288,25 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
     assert row["pinned-memory-limit"] == {"0": 4 << 30, "1": 2 << 30}
     assert 'pinned_memory_limit = "0=4G,1=2G"' in (text := _printed(daemon, "config show"))
     assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
+
+
+def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Daemon) -> None:
+    zero, one = (device.uuid for device in DEVICES)
+    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.servers.clear()
+    for server, device in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
+        assert not _ask(
+            daemon, f"sm-partition create p{device} --server={server} --device={device} --chunks=1"
+        ).refused
+
+    def listed(options: str) -> list[list[str]]:
+        text = _printed(daemon, f"sm-partition list --format=csv,noheader {options}")
+        return [row[:3] for row in csv.reader(io.StringIO(text))]
+
+    assert listed("--device=0") == listed(f"--device={zero}") == [["a", zero, "p1"], ["b", zero, "p0"]]
+    assert listed(f"--device={one[:10]}") == [["a", one, "p0"], ["c", one, "p0"]]
+    assert listed("--device=0 --server=c") == [["c", one, "p0"]]
+    assert [row[0] for row in listed("--device=0 --all")] == ["a", "a", "b", "b"]
 
 
 def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
