@@ -35,11 +35,12 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
 from pympsd.state_machine.v3.gathering import Configuration, Gathering
-from pympsd.state_machine.v3.named_server import Source
+from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
 from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition
 from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server, set_server
+from pympsd.state_machine.v3.servers import status as status_of
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition
@@ -107,13 +108,20 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
     known = daemon.configuration
     pending, failed = len(known.gathering.waiting) if known.gathering else 0, known.failed
     pending += known.awaited
-    for named in daemon.named_servers.values():
-        failed += bool(named.unopened) + sum(bool(one.unopened) for one in named.namespaces.values())
+    failed += sum(_failures(daemon, named) for named in daemon.named_servers.values())
     text = (
         f"generation={known.generation} source={known.source or '-'} applied={known.applied or '-'} "
         f"pending={pending} failed={failed}"
     )
     return Decision(Answer((Part(text, logged=False),), refused=bool(pending or failed)))
+
+
+def _failures(daemon: Daemon, named: NamedServer) -> int:
+    """Return how much of a server is not in force: itself if it has failed, and each socket that is not there."""
+    # The server of a user who named none comes with its clients: they are told why it does not.
+    is_wanted = named.source is not Source.AUTO and not named.unreachable
+    has_failed = is_wanted and status_of(daemon, named) is NamedStatus.FAILED
+    return has_failed + bool(named.unopened) + sum(bool(one.unopened) for one in named.namespaces.values())
 
 
 _SET_FEATURE: Final = {

@@ -27,7 +27,7 @@ from pympsd.state_machine.events import (
 )
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.gathering import Configuration
-from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
+from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace, Source
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
@@ -497,6 +497,16 @@ def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> 
         "set namespace 'a/default': client-priority 0 -> 1",
     ]
     assert _ask(daemon, "config status").printed.endswith("pending=0 failed=1\n")
+
+
+def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemon) -> None:
+    daemon.named_servers["b"] = NamedServer("b", 8, source=Source.CONFIG, failed="its devices are gone")
+    assert "b,8,-,Failed," in _printed(daemon, "server list --format=csv")
+    status = _ask(daemon, "config status")
+    assert status.refused
+    assert status.printed.endswith("pending=0 failed=1\n")
+    daemon.named_servers["b"].source = Source.AUTO
+    assert not _ask(daemon, "config status").refused
 
 
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
