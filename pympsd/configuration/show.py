@@ -37,13 +37,18 @@ def shown(
     lines += shown_cgroups(cgroups or {}, len(surroundings.devices))
     for name, server in sorted(servers.items()):
         said = [*_namespaces(server, surroundings), *_partitions(server, surroundings)]
-        if server.source is not Source.AUTO or said:
-            lines += ["", f"[servers.{name}]", *_of_server(server, surroundings), *said]
+        if server.source is Source.AUTO and not said:
+            continue
+        tables = [f"[servers.{name}]", *_of_server(server, surroundings), *said]
+        if server.allowed_devices == ():
+            # A file with a server that has no device is refused, and without allowed_devices it would have all.
+            tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
+        lines += ["", *tables]
     return "\n".join(lines)
 
 
 def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
-    has = server.ordinals(len(surroundings.devices))
+    has = _ordinals(server, surroundings)
     for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
         namespace = server.namespaces[name]
         limits, own = [*_limits(namespace.limits, has)], [*_own_keys(namespace, has)]
@@ -51,6 +56,12 @@ def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str
             yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
         if own:
             yield from (f"[servers.{server.name}.namespaces.{name}.pympsd]", *own)
+
+
+def _ordinals(server: NamedServer, surroundings: Surroundings) -> Sequence[int]:
+    """Return the ordinals of a server's devices; if it has none, of those to which its limits for all apply."""
+    every = range(len(surroundings.devices))
+    return server.ordinals(len(every)) or every
 
 
 def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
@@ -61,7 +72,7 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
         yield f'allowed_devices = "{",".join(uuids)}"'
     if server.ceiling != NamespaceLimits() or server.contains_partitions:
         yield f"[servers.{server.name}.pympsd]"
-        yield from (f"max_{line}" for line in _limits(server.ceiling, server.ordinals(len(surroundings.devices))))
+        yield from (f"max_{line}" for line in _limits(server.ceiling, _ordinals(server, surroundings)))
         if server.contains_partitions:
             yield f'contain = "{CONTAINMENTS[True]}"'
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from pympsd.commands.registry import Caller
 from pympsd.commands.v3.grammar import Refused
-from pympsd.commands.v3.output import Shown
+from pympsd.commands.v3.output import ABSENT, Shown
 from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.clients import Client
 from pympsd.state_machine.daemon_state import Daemon
@@ -110,9 +110,11 @@ def percentage_cell(percentage: ThreadPercentage) -> Shown:
 
 def memory_cell(daemon: Daemon, server: NamedServer, limits: Mapping[int, PinnedMemory]) -> Shown:
     """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device, by the
-    ordinals that its clients see.
+    ordinals that its clients see. A server without devices has none.
     """
     each = [limits.get(ordinal) for ordinal in server.ordinals(len(daemon.devices))]
+    if not each:
+        return Shown(ABSENT, None)
     if len(set(each)) == 1:
         return Shown(memory_text(each[0]), each[0] and each[0].value)
     text = ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))

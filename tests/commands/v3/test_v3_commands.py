@@ -509,6 +509,34 @@ def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemo
     assert not _ask(daemon, "config status").refused
 
 
+def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
+    uuid = daemon.devices[0].uuid
+    four = NamespaceLimits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
+    daemon.named_servers["c"] = NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone")
+    assert _printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
+    assert _printed(daemon, "namespace get default c total-memory-limit") == "-\n"
+    assert (
+        _printed(daemon, "namespace list --server=c --format=csv,noheader")
+        == "default,c,Failed,-,100.00,0,/p/c/default\n"
+    )
+    (row,) = json.loads(_printed(daemon, "namespace list --server=c --format=json"))
+    assert (row["pinned-memory-limit"], row["total_memory_limit"]) == (None, None)
+    refused = _ask(daemon, f"server set c --pinned-memory-limit={uuid}=4G")
+    assert refused.printed == f"No device '{uuid}' of server 'c'. Devices: none.\n"
+    shown = _printed(daemon, "config show")
+    assert (
+        shown.partition("# None of")[2]
+        == """ the devices of server 'c' is there:
+# [servers.c]
+# uid = 7
+# allowed_devices = ""
+# [servers.c.namespaces.default]
+# pinned_memory_limit = "4G"
+"""
+    )
+    assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
+
+
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.C]\nuid = -1\n')
     assert (answer.refused, answer.printed) == (True, "")
