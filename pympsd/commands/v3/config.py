@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Final
 
 from pympsd.commands.registry import Caller, Decision
@@ -60,7 +61,8 @@ def apply(
 ) -> Decision:
     """Read a configuration file, and make the rules, servers and namespaces what it says: what is missing is made,
     what differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with
-    --force also if it has some). --check says what would be done. An error anywhere in the file: nothing is done.
+    --force also if it has some). --check says what would be done, and what would be refused. An error anywhere in the
+    file: nothing is done.
     """
     view.check_daemon_owner(daemon, caller, "config apply")
     if text is None:
@@ -89,9 +91,7 @@ def apply(
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
-        parts = tuple(Part(change.text) for change in wanted) or (Part(NO_CHANGE),)
-        impossible = any(isinstance(change, Impossible) for change in wanted)
-        return Decision(Answer(parts, "\n".join(notes), impossible))
+        return Decision(_tried(daemon, wanted, notes, force))
     return Decision(None, tuple(_carry_out(daemon, caller, file, wanted, notes, force)))
 
 
@@ -165,6 +165,22 @@ def _carry_out(
     if created > STARTS_AT_ONCE:
         gathering.awaits_starts = False
         gathering.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
+    yield from _begin_all(daemon, gathering, wanted, force)
+
+
+def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) -> Answer:
+    """Return what would be said of changes: begin them on a copy of the state, for whether one is possible may depend
+    on those before it.
+    """
+    trial = deepcopy(daemon)
+    gathering = trial.gatherings.begin(0)
+    gathering.notes += notes
+    tuple(trial.gatherings.collect(_begin_all(trial, gathering, wanted, force)))  # nothing of it is carried out
+    return gathering.answer
+
+
+def _begin_all(daemon: Daemon, gathering: Gathering, wanted: list[Change], force: bool) -> Iterator[Instruction]:
+    """Begin changes, each a part of the command."""
     for change in wanted:
         if isinstance(change, Impossible):
             gathering.failed += 1
@@ -228,4 +244,4 @@ def _create_partition(daemon: Daemon, server: str, plan: PartitionPlan, part: in
         yield from create_partition(daemon, server, plan.name, plan.device, plan.chunks, plan.include_remainder)
         yield Reply(part, Answer())
     except NotPossible as error:
-        yield Reply(part, refusal(str(error)))
+        yield Reply(part, refusal(f"SM partition '{server}/{plan.name}': {error}"))

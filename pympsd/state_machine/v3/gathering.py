@@ -32,6 +32,12 @@ class Gathering:
     """The parts that wait for nothing but a server's start."""
     answered: bool = False
 
+    @property
+    def answer(self) -> Answer:
+        """What is printed, as far as the parts are done."""
+        parts = tuple(Part(text) for text in self.texts.values() if text)
+        return Answer(parts, "\n".join(self.notes), bool(self.failed))
+
 
 @frozen
 class Configuration:
@@ -100,7 +106,7 @@ class Gatherings:
                 self.under_way.remove(gathering)
             if not gathering.answered and not _awaited(gathering):
                 gathering.answered = True
-                yield from reply(gathering.session, _answer(gathering))
+                yield from reply(gathering.session, gathering.answer)
 
     def _note(self, session: int, answer: Answer) -> None:
         for gathering in self.under_way:
@@ -115,8 +121,3 @@ class Gatherings:
 
 def _awaited(gathering: Gathering) -> set[int]:
     return gathering.waiting if gathering.awaits_starts else gathering.waiting - gathering.starting
-
-
-def _answer(gathering: Gathering) -> Answer:
-    parts = tuple(Part(text) for text in gathering.texts.values() if text)
-    return Answer(parts, "\n".join(gathering.notes), bool(gathering.failed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from copy import deepcopy
 
 import pytest
 
@@ -535,6 +536,32 @@ def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
 """
     )
     assert _ask(daemon, "config apply F", file=shown).printed == "no change\n"
+
+
+def test_a_check_says_what_the_real_run_refuses(daemon: Daemon) -> None:
+    zero, one = (device.uuid for device in DEVICES)
+    _ask(daemon, f"sm-partition create p --server=b --device={one} --chunks=12")
+    text = f"""schema_version = "1.0"
+[servers.a]
+devices = [{{ uuid = "{zero}", sm_partitions = [{{ name = "y", chunks = 1 }}] }}]
+[servers.c]
+devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{ name = "w", chunks = 2 }}] }}]
+"""
+    before = deepcopy(daemon.named_servers)
+    checked = _ask(daemon, "config apply F --check", file=text)
+    assert checked.refused
+    assert checked.printed.splitlines() == [
+        "SM partition 'a/y': Device 1 has 1 active client outside partitions.",
+        "created server 'c'",
+        "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
+    ]
+    assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
+    begun = _handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))
+    begun += _handle(daemon, NamespaceOpened("c", "default"))
+    (spawned,) = [each for each in begun if isinstance(each, do.SpawnServer)]
+    _handle(daemon, ServerSpawned(spawned.server, 900))
+    (answer,) = _answers(_handle(daemon, StatusPushed(spawned.server, ServerStatus.ACTIVE)))
+    assert answer == checked
 
 
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
