@@ -187,10 +187,7 @@ def _configuration(
         protocol,
         settings.backend != "vendor",
     )
-    try:
-        plan, warnings = read_plan(text.decode(), surroundings)
-    except UnicodeDecodeError:
-        raise LookupError(f"{options.apply}: no TOML, for it is not UTF-8") from None
+    plan, warnings = read_plan(text, surroundings)
     for warning in warnings:
         _complain(warning.shown(options.apply), 0)
     return (os.path.abspath(options.apply), text), plan

@@ -48,12 +48,21 @@ class BadFile(Exception):
         self.problems = problems
 
 
-def read_plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+def read_plan(content: bytes | str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
     """Return the plan of a file, and warnings; raise BadFile."""
     try:
-        return _plan(text, surroundings)
+        return _plan(content if isinstance(content, str) else _decoded(content), surroundings)
     except RecursionError:
         raise BadFile((Problem(1, "nested too deeply for a configuration file"),)) from None
+
+
+def _decoded(content: bytes) -> str:
+    """Return the text of a file; some editors begin it with a byte order mark."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise BadFile((Problem(line, f"no TOML, for it is not UTF-8: {error.reason}"),)) from None
 
 
 def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:

@@ -279,6 +279,15 @@ def test_a_namespace_bound_to_a_partition_that_is_not_there_is_warned_of() -> No
     assert read_plan(text, Surroundings(**_fields(), partitions={"a": {"nope"}}))[1] == ()
 
 
+def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark_is_accepted() -> None:
+    text = 'schema_version = "1.0"\n[servers.a]\n# caf\u00e9\n'
+    with pytest.raises(BadFile) as caught:
+        read_plan(text.encode("latin-1"), HERE)
+    (problem,) = caught.value.problems
+    assert problem.shown("F") == "F:3: no TOML, for it is not UTF-8: invalid continuation byte"
+    assert read_plan(text.encode("utf-8-sig"), HERE) == read_plan(text.encode(), HERE) == read_plan(text, HERE)
+
+
 def test_partitions_are_on_devices_of_their_server() -> None:
     text = 'schema_version = "1.0"\n[servers.a]\nallowed_devices = "1"\n' + _partition('name = "p", chunks = 1')
     with pytest.raises(BadFile) as caught:

@@ -71,9 +71,7 @@ def apply(
         )
     surroundings = _surroundings(daemon)
     try:
-        plan, warnings = read_plan(text.decode(), surroundings)
-    except UnicodeDecodeError as error:
-        raise Refused(f"{file}: no TOML, for it is not UTF-8: {error.reason} at byte {error.start}.") from None
+        plan, warnings = read_plan(text, surroundings)
     except BadFile as error:
         said = "\n".join(problem.shown(file) for problem in error.problems)
         return Decision(Answer(diagnostic=said, refused=True))
