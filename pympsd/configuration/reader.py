@@ -39,6 +39,8 @@ ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd
 _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]+)")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
+_LONG_NUMBER: Final = re.compile("[0-9][0-9_]{4000,}")
+
 
 class BadFile(Exception):
     """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
@@ -78,6 +80,10 @@ def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, .
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
+    if "set_int_max_str_digits" in str(error):
+        number = _LONG_NUMBER.search(text)
+        line = text.count("\n", 0, number.start()) + 1 if number else 1
+        return Problem(line, "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+from pympsd.configuration.tables import number_text
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.rules import Condition, Rule
 from pympsd.vocabulary.texts import BadText
@@ -38,8 +39,9 @@ def read_condition(kind: str, given: Any) -> Condition:
     """Read a condition: a value or a list of them; raise BadText."""
     each = given if isinstance(given, list) else [given]
     if not each or any(isinstance(one, bool) or not isinstance(one, str | int) for one in each):
-        raise BadText("a text or a number, or a list of one or more of them,", str(given))
-    return Condition(kind, tuple(dict.fromkeys(_value(kind, str(one)) for one in each)))
+        raise BadText("a text or a number, or a list of one or more of them,", "")
+    texts = (one if isinstance(one, str) else number_text(one) for one in each)
+    return Condition(kind, tuple(dict.fromkeys(_value(kind, text) for text in texts)))
 
 
 def _value(kind: str, text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from json import dumps
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -14,6 +14,9 @@ from pympsd.configuration.positions import Path
 from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import BadText
+
+_MOST_BITS: Final = 64
+"""Those of a whole number in TOML."""
 
 
 @frozen
@@ -41,7 +44,7 @@ class Tables:
             self.wrong((*path, key), f"{dotted((*path, key))} is {names},", value)
             return None
         try:
-            return read(value if isinstance(value, str) else f"{value:g}" if value == value else "")
+            return read(value if isinstance(value, str) else number_text(value))
         except BadText as error:
             self.wrong((*path, key), f"{dotted((*path, key))} is {error.allowed}", value)
             return None
@@ -106,6 +109,14 @@ class Tables:
         return limits
 
 
+def number_text(value: Any) -> str:
+    """Return a number as a text has it; nothing of what no value can be, nan or one of thousands of digits."""
+    if isinstance(value, int):
+        # Python refuses to write numbers of thousands of digits, and none that means anything is that long.
+        return str(value) if value.bit_length() <= _MOST_BITS else ""
+    return f"{value:g}" if value == value else ""
+
+
 def dotted(path: Path) -> str:
     """Return the name of a place in a file."""
     return ".".join(map(str, path))
@@ -117,4 +128,7 @@ def _shown(value: Any) -> str:
         return "a table"
     if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
         return "a list of lists or tables"
-    return dumps(value, ensure_ascii=False, default=str)[:100]
+    try:
+        return dumps(value, ensure_ascii=False, default=str)[:100]
+    except ValueError:  # of Python, which does not write a number of thousands of digits
+        return "a number of thousands of digits"

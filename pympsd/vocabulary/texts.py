@@ -15,6 +15,7 @@ LIFTED: Final = ("unlimited", "default")
 NO_LIMIT: Final = "unlimited"
 CONTAINMENTS: Final = ("server", "partition")
 """Whether faults stay in SM partitions, as it is written."""
+MOST_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]{1,15})([KMG])B?", re.ASCII | re.IGNORECASE)
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
@@ -88,9 +89,9 @@ def read_containment(text: str) -> bool:
 
 
 def read_count(text: str) -> int:
-    """Read a number from 1 to 99999."""
-    if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text)):
-        raise BadText("a number from 1 to 99999,", text)
+    """Read a number from 1 to MOST_COUNT."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_COUNT)) and int(text)):
+        raise BadText(f"a number from 1 to {MOST_COUNT},", text)
     return int(text)
 
 

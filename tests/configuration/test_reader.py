@@ -197,9 +197,9 @@ def _partition(*texts: str) -> str:
         (_partition('name = "p"'), "servers.a.devices.0.sm_partitions.0.chunks is missing: the number of"),
         (
             _partition('name = "p", chunks = 0'),
-            "servers.a.devices.0.sm_partitions.0.chunks is a whole number above 0",
+            "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 to 99999, not 0",
         ),
-        (_partition('name = "p", chunks = "4"'), "servers.a.devices.0.sm_partitions.0.chunks is a whole number"),
+        (_partition('name = "p", chunks = "4"'), "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 to"),
         (
             _partition('name = "p", chunks = 1, include_remainder = 1'),
             "servers.a.devices.0.sm_partitions.0.include_remainder is true or",
@@ -259,13 +259,13 @@ chunks = "1"
     place = "servers.a.devices.0.sm_partitions"
     assert errors == [
         "F:2: servers.a.devices: two SM partitions of device 0 have the name p",
-        f"F:6: {place}.0.chunks is a whole number above 0, not 0",
+        f"F:6: {place}.0.chunks is a number from 1 to 99999, not 0",
         f"F:7: {place}.0.include_remainder is true or false, not 1",
         f"F:8: {place}.1.chunks is missing: the number of chunks",
         f"F:10: {place}.1.chunk is no key of an SM partition; did you mean chunks?",
         "F:11: servers.a.devices.1.uuid is missing: the UUID of the device",
         f"F:13: servers.a.devices.1.sm_partitions.0.name: {partition_name_problem('P').rstrip('.')}",
-        'F:14: servers.a.devices.1.sm_partitions.0.chunks is a whole number above 0, not "1"',
+        'F:14: servers.a.devices.1.sm_partitions.0.chunks is a number from 1 to 99999, not "1"',
     ]
 
 
@@ -286,6 +286,39 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark
     (problem,) = caught.value.problems
     assert problem.shown("F") == "F:3: no TOML, for it is not UTF-8: invalid continuation byte"
     assert read_plan(text.encode("utf-8-sig"), HERE) == read_plan(text.encode(), HERE) == read_plan(text, HERE)
+
+
+@pytest.mark.parametrize("number", ["9" * 3000, f"0x{'f' * 9000}"], ids=["3000 digits", "36000 bits"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[servers.a]\nactive_thread_percentage = N", "servers.a.active_thread_percentage is 1 to 100, not "),
+        ("[servers.a]\nclient_priority = N", "servers.a.client_priority is 0 (normal) or 1 (below normal), not "),
+        ("[servers.a]\nuid = N", "servers.a.uid is a user's number, not "),
+        ("[servers.a]\nallowed_devices = [N]", f"servers.a.allowed_devices is {DEVICES}, not "),
+        (
+            "[servers.a]\npympsd.max_active_thread_percentage = N",
+            "servers.a.pympsd.max_active_thread_percentage is 1 to 100, not ",
+        ),
+        (
+            "[servers.a]\n" + _partition('name = "p", chunks = N'),
+            "servers.a.devices.0.sm_partitions.0.chunks is a number from 1 to 99999, not ",
+        ),
+        ("[[rules]]\nactive_thread_percentage = N", "rules.0.active_thread_percentage is 1 to 100, not "),
+        ("[[rules]]\nuser = [N]", "rules.0.user is a user's name on this machine, or its number, not "),
+        ("[[rules]]\nslurm_job = {}\ngroup = N", "rules.0.slurm_job is a text or a number, or a list"),
+    ],
+)
+def test_a_number_of_thousands_of_digits_is_an_error_like_others(line: str, said: str, number: str) -> None:
+    text = f'schema_version = "1.0"\n{line}\n'.replace("= N", f"= {number}").replace("[N]", f"[{number}]")
+    error = _errors(text)[0]
+    assert error.startswith((f"F:3: {said}", f"F:4: {said}"))
+    assert len(error) < 250
+
+
+def test_a_number_that_python_does_not_read_is_told_in_our_words() -> None:
+    text = f'schema_version = "1.0"\n[servers.a]\nuid = {"9" * 5000}\n'
+    assert _errors(text) == ["F:3: no TOML: a number of thousands of digits"]
 
 
 def test_partitions_are_on_devices_of_their_server() -> None:
