@@ -44,6 +44,7 @@ def _path(tables: Tables, place: Path, given: Any) -> str:
 
 
 def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
+    known = len(tables.problems)
     hard, soft = (
         tables.by_ordinal((*place, key), tables.value(place, table, key, read_memory_by_device, (str,)) or {})
         for key in _LIMITS
@@ -52,7 +53,7 @@ def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, 
     if above:
         where, ordinal = (*place, "soft_limit"), above[0]
         tables.wrong(where, f"{dotted(where)} is at most the hard limit, {hard[ordinal]},", str(soft[ordinal]))
-    if not hard and not soft:
+    if not hard and not soft and len(tables.problems) == known:  # not of limits that are there, but wrong
         tables.wrong(place, f"{dotted(place)} has a hard_limit or a soft_limit")
     return {ordinal: CgroupLimit(hard.get(ordinal), soft.get(ordinal)) for ordinal in sorted({*hard, *soft})}
 

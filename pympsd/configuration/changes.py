@@ -17,6 +17,9 @@ from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.texts import CONTAINMENTS, memory_text, percentage_text
 
+MOST_NAMED: Final = 3
+"""Of those that differ, in a line."""
+
 
 @frozen
 class CreateServer:
@@ -130,7 +133,11 @@ class SetRules:
 
     @property
     def text(self) -> str:
-        return f"set rules: {count(self.before)} -> {count(self.rules)}"
+        before, after = self.before or (), self.rules
+        differing = (
+            [*(rule for rule in after if rule not in before), *before[len(after) :]] if before and after else []
+        )
+        return f"set rules: {count(before)} -> {count(after)}{_named([str(rule) for rule in differing])}"
 
 
 @frozen
@@ -142,7 +149,10 @@ class SetCgroupLimits:
 
     @property
     def text(self) -> str:
-        return f"set limits of {count_cgroups(self.before)} -> {count_cgroups(self.limits)}"
+        before, after = self.before, self.limits
+        paths = sorted({*before, *after}) if before and after else []
+        named = _named([path for path in paths if before.get(path) != after.get(path)])
+        return f"set limits of {count_cgroups(before)} -> {count_cgroups(after)}{named}"
 
 
 @frozen
@@ -326,6 +336,13 @@ def _pruned_server(name: str, state: State, force: bool) -> Change:
     if count and not force:
         return Impossible(f"server '{name}' stays: {_clients(count)}")
     return DeleteServer(name)
+
+
+def _named(differing: Sequence[str]) -> str:
+    """Return which ones of several are new, gone or others, to go on with; nothing if none is."""
+    more = len(differing) - MOST_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    return f" (changed: {', '.join(differing[:MOST_NAMED])}{rest})" if differing else ""
 
 
 def _clients(count: int) -> str:

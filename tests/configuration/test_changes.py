@@ -25,9 +25,10 @@ from pympsd.configuration.reader import read_plan
 from pympsd.configuration.show import shown
 from pympsd.devices.machine import describe
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.rules import Rule
 
 HERE = Surroundings(describe("2xH200"), 0)
 HALF = NamespaceLimits(ThreadPercentage(50.0))
@@ -151,6 +152,31 @@ def test_what_a_server_keeps_is_said() -> None:
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
     every = State({"a": NamedServer("a", 0)}, HERE)
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []
+
+
+def test_which_rules_and_limits_of_cgroups_change_is_said() -> None:
+    def said(before: int, *others: int, after: int) -> str:
+        rules = [Rule(number, f"r{number}") for number in range(1, 9)]
+        given = {number: CgroupLimit(PinnedMemory(number)) for number in range(1, 9)}
+        changed = [evolve(rule, name="new") if rule.number in others else rule for rule in rules]
+        state = State({}, HERE, rules=tuple(rules[:before]))
+        state = evolve(state, cgroups={f"/c{number}": {0: given[number]} for number in range(1, before + 1)})
+        limits = {
+            f"/c{number}": {0: CgroupLimit() if number in others else given[number]} for number in range(1, after + 1)
+        }
+        return "\n".join(_texts(Plan(rules=tuple(changed[:after]), cgroups=limits), state))
+
+    assert said(2, 2, after=2) == (
+        "set rules: 2 rules -> 2 rules (changed: 2 ('new'))\nset limits of 2 cgroups -> 2 cgroups (changed: /c2)"
+    )
+    assert said(3, after=2) == (
+        "set rules: 3 rules -> 2 rules (changed: 3 ('r3'))\nset limits of 3 cgroups -> 2 cgroups (changed: /c3)"
+    )
+    assert said(1, after=6) == (
+        "set rules: 1 rule -> 6 rules (changed: 2 ('r2'), 3 ('r3'), 4 ('r4') and 2 more)\n"
+        "set limits of 1 cgroup -> 6 cgroups (changed: /c2, /c3, /c4 and 2 more)"
+    )
+    assert said(2, after=0) == "set rules: 2 rules -> no rules\nset limits of 2 cgroups -> no cgroups"
 
 
 NAMES = st.sampled_from(["a", "b_2", "uid_7"])

@@ -356,6 +356,10 @@ def test_partitions_of_all_servers_fit_a_device_together() -> None:
             'schema_version = "1.0"\n[[cgroups]]\npath = "b"\nhard_limit = "4G"',
             "F:3: cgroups.0.path is the full path",
         ),
+        (
+            'schema_version = "1.0"\n[[cgroups]]\npath = "/b"\nhard_limit = "0=1G,0=2G"',
+            "F:4: cgroups.0.hard_limit is one limit for all devices, or one a device as in 0=4G,1=8G; not",
+        ),
         ('schema_version = "1.0"\n[[cgroups]]\npath = "/b"', "F:2: cgroups.0 has a hard_limit or a soft_limit"),
         (
             'schema_version = "1.0"\n[[cgroups]]\npath = "/b"\nhard_limit = "4G"\nsoft_limit = "8G"',
