@@ -56,6 +56,13 @@ def test_other_memory_is_refused(text: str) -> None:
     assert str(refused.value).endswith(f"not {text!r}")
 
 
+@pytest.mark.parametrize("digits", [10, 20, 21, 5000])
+def test_of_memory_above_the_greatest_that_is_said(digits: int) -> None:
+    with pytest.raises(BadText, match="at most 1048576G, not "):
+        read_memory(f"{'9' * digits}G")
+    assert read_memory(f"{'0' * digits}1048576G") == PinnedMemory(1 << 50)
+
+
 @pytest.mark.parametrize("text", ["", "0", "0.5", "100.5", "1e1", "nan", "-5", "50%", "5_0", "٣٠"])
 def test_other_percentages_are_refused(text: str) -> None:
     with pytest.raises(BadText, match="1 to 100, not "):
