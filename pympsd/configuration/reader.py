@@ -36,7 +36,7 @@ TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups")
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
-_NAMED_AFTER_USER: Final = re.compile("uid_([0-9]+)")
+_NAMED_AFTER_USER: Final = re.compile("uid_([0-9]{1,10})")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 _LONG_NUMBER: Final = re.compile("[0-9][0-9_]{4000,}")
@@ -130,7 +130,11 @@ class _Reading(Tables):
         self.check_keys(path, given, RULE_KEYS, "a rule")
         name = given.get("name", "")
         if not isinstance(name, str) or not name.isprintable() or len(name) > MOST_NAME:
-            self.wrong((*path, "name"), f"{dotted((*path, 'name'))} is a text of one line,", name)
+            self.wrong(
+                (*path, "name"),
+                f"{dotted((*path, 'name'))} is a text of one line, {MOST_NAME} characters at most,",
+                name,
+            )
             name = ""
         conditions = (self._condition((*path, kind), kind, given[kind]) for kind in KINDS if kind in given)
         return Rule(number + 1, name, tuple(filter(None, conditions)), self._limits(path, given))

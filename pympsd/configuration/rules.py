@@ -15,7 +15,11 @@ from pympsd.vocabulary.texts import BadText
 
 _ID: Final = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 _PATTERNS: Final = {
-    "cgroup": (re.compile(r"/.*", re.DOTALL), "a path from the root of the cgroups, such as /user.slice,"),
+    # A part of a path that is empty, . or .. is no cgroup's.
+    "cgroup": (
+        re.compile(r"/|(/(?!\.{1,2}(/|\Z))[^/]+)+/?"),
+        "a path from the root of the cgroups, such as /user.slice,",
+    ),
     "systemd_unit": (
         re.compile(r".*(\.(slice|service|scope)|\*)"),
         "the name of a slice, a service or a scope, such as batch.slice,",

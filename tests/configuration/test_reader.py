@@ -316,6 +316,11 @@ def test_a_number_of_thousands_of_digits_is_an_error_like_others(line: str, said
     assert len(error) < 250
 
 
+def test_a_server_whose_name_is_a_number_of_thousands_of_digits() -> None:
+    first, *_ = _errors(f'schema_version = "1.0"\n[servers.uid_{"9" * 5000}]\n')
+    assert first.startswith("F:2: Bad name 'uid_99")
+
+
 def test_a_number_that_python_does_not_read_is_told_in_our_words() -> None:
     text = f'schema_version = "1.0"\n[servers.a]\nuid = {"9" * 5000}\n'
     assert _errors(text) == ["F:3: no TOML: a number of thousands of digits"]
@@ -476,7 +481,12 @@ def test_rules() -> None:
         ('namespace = "A"', 'rules.0.namespace is server/namespace, or a server, not "A"'),
         ('active_thread_percentage = "0"', 'rules.0.active_thread_percentage is 1 to 100, not "0"'),
         ('users = "a"', "rules.0.users is no key of a rule; did you mean user?"),
-        ("name = 1", "rules.0.name is a text of one line, not 1"),
+        ("name = 1", "rules.0.name is a text of one line, 64 characters at most, not 1"),
+        (f"name = '{'n' * 65}'", "rules.0.name is a text of one line, 64 characters at most, not"),
+        *(
+            (f'cgroup = "{path}"', "rules.0.cgroup is a path from the root of the cgroups, such as /user.slice, not")
+            for path in ("/a/../b", "/..", "/a/.", "//a", "/a//b", "/./a")
+        ),
     ],
 )
 def test_an_error_in_a_rule_is_said_with_its_line_and_key(line: str, said: str) -> None:
