@@ -23,18 +23,21 @@ from pympsd.state_machine.v3.cgroups import (
 from pympsd.state_machine.v3.partitions import NO_PARTITIONS
 from pympsd.state_machine.v3.routing import set_default_socket
 from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.texts import BadText, memory_text, read_boolean, read_memory
+from pympsd.vocabulary.texts import LIFTED, BadText, memory_text, read_boolean, read_memory
 
 COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODULE", "COVERS"))
 KEYS: Final = (Column("KEY", "KEY"), Column("VALUE", "VALUE"))
 LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "soft-limit", "hard-limit", "used"))
 FEATURES: Final = ("memacct", "context-share")
 PARTITIONS: Final = "static-partitions"
+NO_GUARANTEE: Final = "none"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server."
 
 
 def _read_guarantee(text: str) -> PinnedMemory | None:
-    return None if text == "none" else read_memory(text)
+    if text in LIFTED:  # of a hard limit; nothing is guaranteed without end
+        raise BadText("a whole number above 0 and K, M or G, or 'none';", text)
+    return None if text == NO_GUARANTEE else read_memory(text)
 
 
 def _read_switch(text: str) -> bool:

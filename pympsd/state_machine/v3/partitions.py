@@ -21,6 +21,7 @@ from pympsd.vocabulary.partitions import (
     chunk_count,
     free_chunks,
     has_remainder,
+    multiprocessors,
     partition_name_problem,
 )
 
@@ -45,9 +46,10 @@ def create_partition(
     if include_remainder and not has_remainder(daemon.devices[device]):
         raise NotPossible(f"The chunks of device {shown} leave no SMs over.")
     if include_remainder and remainder not in free:
+        count = len(multiprocessors(daemon.devices[device], [remainder]))
         owner, its = next(one for one in partitions_on(daemon, device) if remainder in one[1].chunks)
         of = "" if owner is named else f" of server '{owner.name}'"
-        raise NotPossible(f"The remaining SMs of device {shown} are in partition '{its.name}'{of}.")
+        raise NotPossible(f"The remaining {count} SMs of device {shown} are in partition '{its.name}'{of}.")
     whole = [chunk for chunk in free if chunk != remainder]
     if chunks > len(whole):
         others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})

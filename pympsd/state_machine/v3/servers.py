@@ -226,7 +226,8 @@ def _working(session: int) -> Iterator[Instruction]:
 def _check_user(daemon: Daemon, name: str, uid: int) -> None:
     """Raise NotPossible unless a server can be a user's."""
     if name.startswith("uid_") and name != server_of_user(uid):
-        raise NotPossible(f"The name '{name}' is reserved for the server of that user.")
+        own = f"that of user {uid} is '{server_of_user(uid)}'"
+        raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'.")
     if daemon.multiuser and uid != 0:
         raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
     if daemon.uid not in (0, uid):

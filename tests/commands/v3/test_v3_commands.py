@@ -190,6 +190,11 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
             "server set a --locality-domains=true",
             "Device 1 (NVIDIA H200) has one locality domain: nothing to enable.",
         ),
+        (
+            "server create uid_05 --uid=5",
+            "Names that begin with uid_ are reserved for users' servers: that of user 5 is 'uid_5', not 'uid_05'.",
+        ),
+        ("server create uid_x", "Names that begin with uid_ are reserved for users' servers: that of user 0 is"),
         ("server create c --uid=x", "--uid is a user's number, not 'x'."),
         ("server delete x", "No server named 'x'."),
         ("server delete a", "Server 'a' has 1 active client; --force terminates it first."),
@@ -212,6 +217,10 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ),
         ("memacct limit batch --hard-limit=2G", "A cgroup is named by its full path, such as /sys/fs/cgroup/batch"),
         ("memacct limit /a/../b --hard-limit=2G", "A cgroup is named by its full path"),
+        (
+            "memacct limit /a --soft-limit=unlimited",
+            "--soft-limit is a whole number above 0 and K, M or G, or 'none'",
+        ),
         ("memacct limit /a* --hard-limit=2G", "A cgroup is named by its full path"),
         ("memacct limit /a --hard-limit=2G --device=2", "No device '2'. Devices: 0 (GPU-"),
         ("sm-partition create p --server=a --device=0", "'sm-partition create' needs --chunks=<n>."),
@@ -306,6 +315,10 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
 
     assert listed("--device=0") == listed(f"--device={zero}") == [["a", zero, "p1"], ["b", zero, "p0"]]
     assert listed(f"--device={one[:10]}") == [["a", one, "p0"], ["c", one, "p0"]]
+    _ask(daemon, "sm-partition create rest --server=b --device=1 --chunks=1 --include-remainder=true")
+    assert _ask(
+        daemon, "sm-partition create r --server=c --device=0 --chunks=1 --include-remainder=true"
+    ).printed == ("The remaining 12 SMs of device 0 are in partition 'rest' of server 'b'.\n")
     assert listed("--device=0 --server=c") == [["c", one, "p0"]]
     assert [row[0] for row in listed("--device=0 --all")] == ["a", "a", "b", "b"]
 
