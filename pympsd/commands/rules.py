@@ -10,12 +10,11 @@ from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Cell, Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, listing
-from pympsd.configuration.changes import memory_limits_text
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
-from pympsd.vocabulary.texts import percentage_text
+from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 
 COLUMNS: Final = tuple(
     Column(name, name.upper().replace("-", " "))

@@ -8,14 +8,15 @@ from typing import Final
 from attrs import field, frozen
 
 from pympsd.configuration.cgroups import count as count_cgroups
+from pympsd.configuration.differences import differences_of
 from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.limits import CgroupLimits, PinnedMemory
+from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
-from pympsd.vocabulary.texts import CONTAINMENTS, memory_text, percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS
 
 MOST_NAMED: Final = 3
 """Of those that differ, in a line."""
@@ -254,7 +255,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     has = present.ordinals(len(state.surroundings.devices))
     if server.devices not in (None, has):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    own = [f"max-{each}" for each in _differences(Namespace(DEFAULT, present.ceiling), server.ceiling, has)]
+    own = [f"max-{each}" for each in differences_of(Namespace(DEFAULT, present.ceiling), server.ceiling, has)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
         own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
@@ -268,7 +269,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if differences := _differences(namespace, limits, has):
+        if differences := differences_of(namespace, limits, has):
             yield SetNamespace(name, each, limits, differences)
     for wanted in server.partitions:
         yield from _of_partition(wanted, present, state)
@@ -284,28 +285,6 @@ def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> 
     if (chunks, remainder in found.chunks) != (wanted.chunks, wanted.include_remainder):
         what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {wanted.device}"
         yield Impossible(f"{what}: delete it first to give it others")
-
-
-def _differences(namespace: Namespace, wanted: NamespaceLimits, has: tuple[int, ...]) -> tuple[str, ...]:
-    """Return what differs, in words; of the limits of memory those of the devices that the server has."""
-    differences = []
-    percentage, memory, priority = wanted.thread_percentage, wanted.pinned_memory, wanted.client_priority
-    if percentage is not None and percentage != namespace.thread_percentage:
-        before = percentage_text(namespace.thread_percentage)
-        differences.append(f"active-thread-percentage {before} -> {percentage_text(percentage)}")
-    for what, limits, present in (
-        ("pinned-memory-limit", memory, namespace.pinned_memory),
-        ("total-memory-limit", wanted.total_memory, namespace.total_memory),
-    ):
-        if limits is not None and any(limits.get(each) != present.get(each) for each in has):
-            before, after = memory_limits_text(present, has), memory_limits_text(limits, has)
-            differences.append(f"{what} {before} -> {after}")
-    partition, bound = wanted.sm_partition, namespace.limits.sm_partition or ""
-    if partition is not None and partition != bound:
-        differences.append(f"sm-partition {bound or 'none'} -> {partition or 'none'}")
-    if priority is not None and priority != namespace.client_priority:
-        differences.append(f"client-priority {namespace.client_priority} -> {priority}")
-    return tuple(differences)
 
 
 def _pruned_namespaces(server: ServerPlan, present: NamedServer, state: State, force: bool) -> Iterator[Change]:
@@ -348,13 +327,3 @@ def _named(differing: Sequence[str]) -> str:
 def _clients(count: int) -> str:
     them = "it has 1 active client; --force terminates it"
     return them if count == 1 else f"it has {count} active clients; --force terminates them"
-
-
-def memory_limits_text(limits: Mapping[int, PinnedMemory], ordinals: Sequence[int]) -> str:
-    """Return the limits of devices: one if all of ``ordinals`` have the same, otherwise one a device, as whose number
-    its place in ``ordinals`` is shown.
-    """
-    each = [limits.get(ordinal) for ordinal in ordinals]
-    if len(set(each)) <= 1:
-        return memory_text(next(iter(each), None))
-    return ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))

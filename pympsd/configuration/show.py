@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pympsd.configuration.cgroups import shown_cgroups
-from pympsd.configuration.changes import memory_limits_text
 from pympsd.configuration.plan import Features, Surroundings
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
@@ -14,7 +13,7 @@ from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
-from pympsd.vocabulary.texts import CONTAINMENTS, percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS, memory_limits_text, percentage_text
 
 
 def shown(

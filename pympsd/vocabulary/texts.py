@@ -6,6 +6,7 @@ A reader raises BadText, which says what is allowed; the caller, which knows whe
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
@@ -112,3 +113,13 @@ def memory_text(limit: PinnedMemory | None) -> str:
         if not rest:
             return f"{whole}{unit}"
     return str(limit.value)
+
+
+def memory_limits_text(limits: Mapping[int, PinnedMemory], ordinals: Sequence[int]) -> str:
+    """Return the limits of devices: one if all of ``ordinals`` have the same, otherwise one a device, as whose number
+    its place in ``ordinals`` is shown.
+    """
+    each = [limits.get(ordinal) for ordinal in ordinals]
+    if len(set(each)) <= 1:
+        return memory_text(next(iter(each), None))
+    return ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))

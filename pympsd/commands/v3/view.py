@@ -18,7 +18,7 @@ from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import no_partition_note
-from pympsd.vocabulary.texts import memory_text, percentage_text
+from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 
 NO_TOTALS: Final = (
     "{} is not possible with the driver's own server: it knows limits of single clients only; "
@@ -112,13 +112,12 @@ def memory_cell(daemon: Daemon, server: NamedServer, limits: Mapping[int, Pinned
     """Return the limits of a server's devices as a cell: one if all have the same, otherwise one a device, by the
     ordinals that its clients see. A server without devices has none.
     """
-    each = [limits.get(ordinal) for ordinal in server.ordinals(len(daemon.devices))]
-    if not each:
+    ordinals = server.ordinals(len(daemon.devices))
+    if not ordinals:
         return Shown(ABSENT, None)
-    if len(set(each)) == 1:
-        return Shown(memory_text(each[0]), each[0] and each[0].value)
-    text = ",".join(f"{shown}={memory_text(limit)}" for shown, limit in enumerate(each))
-    return Shown(text, {str(shown): limit and limit.value for shown, limit in enumerate(each)})
+    each = [limits[ordinal].value if ordinal in limits else None for ordinal in ordinals]
+    by_device = {str(shown): value for shown, value in enumerate(each)}
+    return Shown(memory_limits_text(limits, ordinals), by_device if len(set(each)) > 1 else each[0])
 
 
 def limits_given(
