@@ -107,10 +107,12 @@ class CreatePartition:
 
     server: str
     partition: PartitionPlan
+    shown: int
+    """The ordinal of its device, as the server's clients see it."""
 
     @property
     def text(self) -> str:
-        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.partition.device}"
+        return f"created SM partition '{self.server}/{self.partition.name}' on device {self.shown}"
 
 
 @frozen
@@ -119,10 +121,12 @@ class DeletePartition:
 
     server: str
     partition: SmPartition
+    shown: int
+    """As in CreatePartition."""
 
     @property
     def text(self) -> str:
-        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.partition.device}"
+        return f"deleted SM partition '{self.server}/{self.partition.name}' from device {self.shown}"
 
 
 @frozen
@@ -271,19 +275,20 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
         if differences := differences_of(namespace, limits, has):
             yield SetNamespace(name, each, limits, differences)
-    for wanted in server.partitions:
+    for wanted in (one for one in server.partitions if one.device in has):
         yield from _of_partition(wanted, present, state)
 
 
 def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:
     found = {(one.name, one.device): one for one in present.partitions}.get((wanted.name, wanted.device))
+    shown = present.ordinals(len(state.surroundings.devices)).index(wanted.device)
     if found is None:
-        yield CreatePartition(present.name, wanted)
+        yield CreatePartition(present.name, wanted, shown)
         return
     remainder = chunk_count(state.surroundings.devices[wanted.device])
     chunks = sum(chunk != remainder for chunk in found.chunks)
     if (chunks, remainder in found.chunks) != (wanted.chunks, wanted.include_remainder):
-        what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {wanted.device}"
+        what = f"SM partition '{present.name}/{wanted.name}' keeps its SMs on device {shown}"
         yield Impossible(f"{what}: delete it first to give it others")
 
 
@@ -301,13 +306,12 @@ def _pruned_partitions(server: ServerPlan, present: NamedServer, state: State, f
     for one in present.partitions:
         if (one.name, one.device) in named:
             continue
+        shown = present.ordinals(len(state.surroundings.devices)).index(one.device)
         count = state.count_clients_in(server.name, one)
         if count and not force:
-            yield Impossible(
-                f"SM partition '{server.name}/{one.name}' stays on device {one.device}: {_clients(count)}"
-            )
+            yield Impossible(f"SM partition '{server.name}/{one.name}' stays on device {shown}: {_clients(count)}")
         else:
-            yield DeletePartition(server.name, one)
+            yield DeletePartition(server.name, one, shown)
 
 
 def _pruned_server(name: str, state: State, force: bool) -> Change:

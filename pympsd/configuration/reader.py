@@ -178,7 +178,7 @@ class _Reading(Tables):
         uid = self._uid(path, given)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
             self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
-        partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), devices)
+        partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), has)
         self._warn_of_missing_partitions(name, path, namespaces, {one.name for one in partitions})
         path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")

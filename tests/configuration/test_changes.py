@@ -57,9 +57,9 @@ def _done(servers: dict[str, NamedServer], made: list[Change]) -> dict[str, Name
                     server.namespaces[name] = Namespace(name, limits)
                 for partition in plan.partitions:
                     _add(server, partition)
-            case CreatePartition(server_name, partition):
+            case CreatePartition(server_name, partition, _):
                 _add(servers[server_name], partition)
-            case DeletePartition(server_name, there):
+            case DeletePartition(server_name, there, _):
                 servers[server_name].partitions.remove(there)
             case CreateNamespace(server_name, name, limits):
                 servers[server_name].namespaces[name] = Namespace(name, limits)

@@ -217,9 +217,9 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
         case SetServer(server, ceiling, contains, _):
             yield from set_server(daemon, server, ceiling, contains)
             yield Reply(part, Answer())
-        case CreatePartition(server, partition):
+        case CreatePartition(server, partition, _):
             yield from _create_partition(daemon, server, partition, part)
-        case DeletePartition(server, there):
+        case DeletePartition(server, there, _):
             yield from delete_partition(daemon, server, there.name, there.device, force, part, Answer())
         case SetRules(rules, _):
             daemon.rules = rules

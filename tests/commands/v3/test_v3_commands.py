@@ -577,6 +577,24 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     assert answer == checked
 
 
+def test_partitions_of_a_file_are_on_devices_that_their_server_has(daemon: Daemon) -> None:
+    zero, one = (device.uuid for device in DEVICES)
+    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    text = """schema_version = "1.0"
+[servers.c]
+{}
+devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
+"""
+    assert _ask(daemon, "config apply F", file=text.format("", zero)).diagnostic == (
+        "F:4: servers.c.devices.0.uuid: the server's allowed_devices lack it"
+    )
+    other = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
+    assert other.printed == "server 'c' keeps its devices: delete it first to give it others\n"
+    # As for the server's clients, the device has ordinal 0.
+    made = _ask(daemon, "config apply F", file=text.format("", one))
+    assert made.printed == "created SM partition 'c/p' on device 0\n"
+
+
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
     (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=b"a = 1\n\xe9")))
     assert (answer.refused, answer.printed) == (True, "")
