@@ -302,6 +302,11 @@ class Daemon:
         """Return the process of the server with a name, or None."""
         return next((server for server in self.servers.values() if server.name == name), None)
 
+    def ordinals_of(self, server: Server) -> tuple[int, ...]:
+        """Return the ordinals of the devices that a server's clients may see, in their order."""
+        named = self.named_servers.get(server.name)
+        return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+
     @property
     def together(self) -> bool:
         """Whether users have servers at the same time, and none waits for another's while there is room."""
