@@ -546,3 +546,13 @@ def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
     assert _printed(daemon, line).splitlines()[0].startswith("b,GPU-")
     daemon.has_own_servers = False
     assert _printed(daemon, line) == ""
+
+
+def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> None:
+    keys = {"memory_free", "chunk_size", "remainder_sms", "free_chunks"}
+    own = json.loads(_printed(daemon, "device list --format=json"))
+    assert all(isinstance(device[key], int) for device in own for key in keys)
+    daemon.has_own_servers = False
+    for device in json.loads(_printed(daemon, "device list --format=json")):
+        assert {key: device[key] for key in keys} == dict.fromkeys(keys)
+    assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}
