@@ -28,7 +28,7 @@ from pympsd.state_machine.events import (
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
-from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
@@ -117,6 +117,21 @@ def test_device_query_shows_the_devices_that_a_servers_clients_see(daemon: Daemo
     heading = "Device Ordinal,PCI IDs,UUID,Name,Attributes"
     shown = ["Default", heading, f"0,{zero}", f"1,{one}", "", "Server 847", heading, f"0,{one}"]
     assert _printed(daemon, "device_query 847 --csv").splitlines() == shown
+
+
+def test_what_later_clients_of_a_server_get_by_its_pid_is_that_of_namespace_default(daemon: Daemon) -> None:
+    assert _printed(daemon, "get_active_thread_percentage 847") == "100.0\n"
+    assert _printed(daemon, "get_device_pinned_mem_limit 847 1") == ""
+    _ask(daemon, "server set a --active-thread-percentage=30 --pinned-memory-limit=1=4G")
+    assert _printed(daemon, "get_active_thread_percentage 847") == "30.0\n"
+    assert _printed(daemon, "get_device_pinned_mem_limit 847 1") == "4G\n"
+    assert _printed(daemon, "get_device_pinned_mem_limit 847 0") == ""
+    assert _ask(daemon, "get_active_thread_percentage 848") == refusal("Server 848 not found")
+
+
+def test_a_tenant_is_not_told_what_holds_in_namespace_default(daemon: Daemon) -> None:
+    event = OperatorLine(1, 9, b"get_active_thread_percentage 847", server="a", namespace="hi")
+    assert _answers(_handle(daemon, event)) == [refusal("Server 847 not found")]
 
 
 @pytest.mark.parametrize("command", LISTS)
