@@ -434,3 +434,6 @@ def test_a_client_in_a_container_is_shown_with_its_pid_there(daemon: DaemonProce
             assert row["maws-ns"] == f"a/hi ({namespace})"
             daemon.kill()
             start(daemon)
+        assert ctl(daemon, "client get 1 pid") == str(row["pid"])
+        assert ctl(daemon, "client terminate 1") == ""
+        assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"

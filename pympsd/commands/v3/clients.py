@@ -58,7 +58,9 @@ def list_clients(
 
 @command(Syntax("client get", required=("pid", "field")), asks_servers=True)
 def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
-    """Print one field of a client; of one on several devices a line each."""
+    """Print one field of a client; of one on several devices a line each. A client in a container may be named by its
+    PID there, if no other one has that.
+    """
     client, server = _client(daemon, pid, None)
     wanted = field.replace("_", "-")
     if wanted not in FIELDS:
@@ -76,7 +78,9 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
 def terminate(
     daemon: Daemon, caller: Caller, pid: str, server: str | None = None, timeout: float | None = None
 ) -> Decision:
-    """End a client's work on the GPU when its kernels have ended; give up after --timeout seconds, 10 at most."""
+    """End a client's work on the GPU when its kernels have ended; give up after --timeout seconds, or 10 if that is
+    less (30 with --terminate-by-reset). Its PID may be that in its container, as in client get.
+    """
     client, owner = _client(daemon, pid, server)
     view.check_owner(caller, owner, "client terminate")
     process = daemon.server_named(owner.name)
@@ -86,13 +90,16 @@ def terminate(
 
 
 def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, NamedServer]:
+    """Return the client with a PID, or if there is none the one that has it in its container."""
     owners = view.servers(daemon) if server is None else [server_named(daemon, server)]
-    found = [
-        (client, owner) for owner in owners for client in clients_of(daemon, owner.name) if str(client.pid) == pid
-    ]
+    clients = [(client, owner) for owner in owners for client in clients_of(daemon, owner.name)]
+    found = [each for each in clients if str(each[0].pid) == pid]
+    found = found or [each for each in clients if each[0].container_pid and str(each[0].container_pid) == pid]
     if not found:
         where = "" if server is None else f" on server '{server}'"
         raise Refused(f"No client with PID {pid}{where}.")
+    if len(pids := sorted({client.pid for client, _ in found})) > 1:
+        raise Refused(f"Several clients have PID {pid} in their containers: name {' or '.join(map(str, pids))}.")
     if len(found) > 1:
         names = ", ".join(f"'{owner.name}'" for _, owner in found)
         raise Refused(f"Client {pid} is on several servers: {names}; --server chooses one.")

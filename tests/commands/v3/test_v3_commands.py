@@ -157,6 +157,22 @@ def test_fields(daemon: Daemon) -> None:
     assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
 
 
+def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> None:
+    present = daemon.servers[1].clients
+    present[2] = Client(2, 500, 7, "two", 12, container_pid=9)
+    assert _printed(daemon, "client get 9 pid") == "500\n"
+    (ended,) = [
+        e for e in _handle(daemon, OperatorLine(1, 0, b"client terminate 9")) if isinstance(e, do.TerminateClient)
+    ]
+    assert ended.pid == 500
+    present[3] = Client(3, 600, 7, "three", 13, container_pid=9)
+    said = "Several clients have PID 9 in their containers: name 500 or 600."
+    assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
+    present[4] = Client(4, 9, 7, "four", 11)
+    assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
+    assert _ask(daemon, "client get 0 pid").diagnostic == "No client with PID 0."
+
+
 def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: Daemon) -> None:
     assert _printed(daemon, "client list --format=csv,noheader", uid=8) == ""
     assert len(_printed(daemon, "client list --format=csv,noheader", uid=7).splitlines()) == 2
