@@ -283,8 +283,8 @@ class Daemon:
 
     @property
     def asks_origins(self) -> bool:
-        """Whether rules or limits of cgroups depend on facts of a client's process."""
-        return self.rules is not None or bool(self.cgroup_limits)
+        """Whether rules depend on facts of a client's process, or lists and limits of protocol 3 on its cgroup."""
+        return self.rules is not None or self.protocol == 3
 
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: root's in multi-user mode."""
