@@ -14,7 +14,7 @@ from pympsd.commands.v3.registry import command, data, listing
 from pympsd.state_machine import terminations
 from pympsd.state_machine.clients import Client
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.cgroups import limit_of
+from pympsd.state_machine.v3.cgroups import limit_of, total_of
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients as clients_of
 from pympsd.state_machine.v3.servers import server as server_named
@@ -30,6 +30,7 @@ _OF_DEVICES: Final = (
     "sm_partition",
     "sm_count",
     "memory_limit",
+    "total_memory_limit",
     "memory_soft_limit",
     "memory_hard_limit",
     "memory_used",
@@ -142,6 +143,7 @@ def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int
         client.partitions.get(ordinal) or None,
         None if limits is None else limits.multiprocessors.get(ordinal),
         None if limits is None else limits.memory.get(ordinal),
+        total_of(process, client, ordinal),
         of_cgroups.soft and of_cgroups.soft.value,
         of_cgroups.hard and of_cgroups.hard.value,
         client.memory.get(ordinal, 0) if daemon.has_own_servers else None,
