@@ -10,6 +10,7 @@ CLIENTS_ONLY: Final = "This socket is for clients only; commands are taken in th
 CLIENTS_ONLY_AT_CONTROL: Final = (
     "This daemon was started with --clients-only: it takes commands from root and its own user, not at this socket."
 )
+NO_LIMITS: Final = "Cgroup '{}' has no limits of its own."
 
 
 def clients_only(server: str) -> str:

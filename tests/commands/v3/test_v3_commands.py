@@ -192,6 +192,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("client get 3165259 foo", "A client has no field 'foo'. Fields: cmd, device, linux-ns, maws-ns, pci-id, "),
         ("device list --format=xml", "--format is table, csv or json"),
         ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
+        ("memacct list /sys/fs/cgroup/x", "Cgroup '/x' has no limits of its own."),
         ("sm-partition list --server=c", "No server named 'c'."),
         ("sm-partition list --server=a --device=2", "No device '2' of server 'a'. Devices: 0 (GPU-"),
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
