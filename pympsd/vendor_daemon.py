@@ -14,9 +14,17 @@ from collections.abc import Iterable, Sequence
 from pympsd.channel.descriptors import UCRED
 from pympsd.options import BAD_USAGE
 from pympsd.vocabulary import files
+from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, Role, encode_role
 from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
+
+_REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
+"""Printed by our daemon at a socket for clients only: the protocol has no place for what is wrong."""
+
+
+class _TakesNoCommands(ConnectionError):
+    """The message is what the daemon says."""
 
 
 def give_commands(path: bytes, groups: Iterable[list[bytes]], strict: bool, timeout: float) -> int:
@@ -24,7 +32,7 @@ def give_commands(path: bytes, groups: Iterable[list[bytes]], strict: bool, time
 
     The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
     that says nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
-    ConnectionError for one that cannot be spoken to.
+    ConnectionError for one that cannot be spoken to or takes no commands.
     """
     if strict:
         sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
@@ -32,7 +40,7 @@ def give_commands(path: bytes, groups: Iterable[list[bytes]], strict: bool, time
     try:
         for lines in groups:
             _give(path, lines, timeout)
-    except TimeoutError:
+    except (TimeoutError, _TakesNoCommands):
         raise
     except (OSError, RemoteError) as error:
         raise ConnectionError(f"The MPS control daemon cannot be spoken to: {error}") from error
@@ -60,7 +68,9 @@ def _give(path: bytes, lines: Sequence[bytes], timeout: float) -> None:
                     daemon.send(packet)
             daemon.send(encode_line(None)[0])
         while (packet := _received(daemon)) not in (b"", END_OF_ANSWERS):
-            sys.stdout.buffer.write(printed_of(packet) + b"\n")
+            if (text := printed_of(packet)) in _REFUSALS:
+                raise _TakesNoCommands(text.decode())
+            sys.stdout.buffer.write(text + b"\n")
         sys.stdout.flush()
         if not packet and not any(line.split()[:1] == [b"quit"] for line in lines):
             raise RemoteError("it closed the connection before it had answered")

@@ -12,6 +12,7 @@ from typing import Any, Final, NoReturn
 
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.smi.options import Refused
+from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import MOST_MEMORY
 from pympsd.vocabulary.rules import at_or_above
 
@@ -86,13 +87,23 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
 
 def _hard_limit(daemon: Control, cgroup: str, device: str) -> int | None:
     """Return the MiB of a cgroup's own hard limit, None if it has none; raise CannotAsk."""
-    rows = daemon.listing(f"memacct list {cgroup} --device={device}")
+    rows = _own(daemon, cgroup, device)
     return rows[0]["hard-limit"] // _MIB if rows and rows[0]["hard-limit"] else None
+
+
+def _own(daemon: Control, cgroup: str, device: str) -> list[dict[str, Any]]:
+    """Return the row of a cgroup's own limits on a device, if it has some; raise CannotAsk."""
+    try:
+        return daemon.listing(f"memacct list {cgroup} --device={device}")
+    except CannotAsk as error:
+        if NO_LIMITS.partition("{}")[2] not in str(error):
+            raise
+        return []
 
 
 def _shown(daemon: Control, cgroup: str, device: str) -> str:
     """Return the limits of a cgroup, or of the nearest above that has some; raise CannotAsk."""
-    rows = daemon.listing(f"memacct list {cgroup} --device={device}")
+    rows = _own(daemon, cgroup, device)
     if not rows:
         above = at_or_above([cgroup.removeprefix(_MOUNT)])
         rows = [row for row in daemon.listing(f"memacct list --device={device}") if row["cgroup"] in above]

@@ -283,8 +283,8 @@ class Daemon:
 
     @property
     def asks_origins(self) -> bool:
-        """Whether rules or limits of cgroups depend on facts of a client's process."""
-        return self.rules is not None or bool(self.cgroup_limits)
+        """Whether rules depend on facts of a client's process, or lists and limits of protocol 3 on its cgroup."""
+        return self.rules is not None or self.protocol == 3
 
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: root's in multi-user mode."""
@@ -301,6 +301,11 @@ class Daemon:
     def server_named(self, name: str) -> Server | None:
         """Return the process of the server with a name, or None."""
         return next((server for server in self.servers.values() if server.name == name), None)
+
+    def ordinals_of(self, server: Server) -> tuple[int, ...]:
+        """Return the ordinals of the devices that a server's clients may see, in their order."""
+        named = self.named_servers.get(server.name)
+        return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
 
     @property
     def together(self) -> bool:

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from attrs import frozen
+
+CLIENTS_ONLY: Final = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
+CLIENTS_ONLY_AT_CONTROL: Final = (
+    "This daemon was started with --clients-only: it takes commands from root and its own user, not at this socket."
+)
+NO_LIMITS: Final = "Cgroup '{}' has no limits of its own."
+
+
+def clients_only(server: str) -> str:
+    """Return what operators are told at a socket for clients only: a server's, or if empty the daemon's own."""
+    return CLIENTS_ONLY if server else CLIENTS_ONLY_AT_CONTROL
 
 
 @frozen

@@ -35,6 +35,8 @@ class ServerSetup:
     """Bytes by device ordinal: the limit of each client of this server there."""
     machine: str = ""
     """PYMPSD_EMULATED_DEVICES with an absolute path; the machine's state is beside that file."""
+    used: tuple[int, ...] | None = None
+    """The ordinals of the devices that its clients may use; None: all."""
 
 
 @message(34)

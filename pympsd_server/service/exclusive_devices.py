@@ -89,7 +89,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
     if reasons:
         raise CannotStart(*reasons)
     try:
-        for ordinal in range(len(facts)):
+        for ordinal in range(len(facts)) if setup.used is None else setup.used:
             _register(devices, ordinal)
     except BaseException:
         devices.release()

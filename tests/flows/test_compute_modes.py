@@ -218,6 +218,21 @@ def test_the_process_table_shows_servers_and_their_clients(make_node: MakeNode) 
     assert not alive(server)
 
 
+def test_a_server_is_only_on_the_devices_that_it_may_use(make_node: MakeNode) -> None:
+    node = make_node(TWO)
+    daemon = node.daemon("a", CUDA_MPS_PROTOCOL_VERSION="3")
+    table = ("--query-compute-apps=gpu_bus_id,pid", "--format=csv,noheader")
+    pids = []
+    # One of them is exclusive, and the other server has nothing to do with it.
+    for name, device in (("shared", "0"), ("exclusive", "1")):
+        done = daemon.run(["server", "create", name, f"--allowed-devices={device}"])
+        assert (done.returncode, done.stdout) == (0, "")
+        pids.append(daemon.run(["server", "get", name, "pid"]).stdout.strip())
+    rows = [row.split(", ") for row in node.smi(*table).stdout.splitlines()]
+    buses = node.smi("--query-gpu=pci.bus_id", "--format=csv,noheader").stdout.split()
+    assert rows == [[bus, pid] for bus, pid in zip(buses, pids, strict=True)]
+
+
 def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> None:
     node = make_node()
     daemon = node.daemon("a")

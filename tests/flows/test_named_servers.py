@@ -21,6 +21,7 @@ from processes import CLIENT, ClientProcess, DaemonProcess, alive, clients_of, k
 from protocol3 import ctl, pipe, start
 from vendor.install import misbehave
 from vendor.programs import VendorClient
+from vendor.visitor import visitor
 
 GIB = 1 << 30
 OTHER = 10001
@@ -364,7 +365,14 @@ def test_the_drivers_wire_has_sockets_for_clients_only(
     ctl(daemon, "namespace create box --server=a --clients-only")
     before = sum("Cmd:" in line for line in daemon.log())
     daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/box"))
-    assert daemon.run(["server", "list"]).stdout == ""
+    said = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
+    for words, text in ((["server", "list"], ""), ([], "ps\nquit\n")):
+        done = daemon.run(words, text)
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}\n")
+    with visitor(pipe(daemon, "a/box/control")) as tool:
+        tool.as_tool()
+        tool.give(b"server list", b"quit")
+        assert tool.answers() == [said.encode()]
     assert sum("Cmd:" in line for line in daemon.log()) == before
     daemon.settings["CUDA_MPS_PIPE_DIRECTORY"] = str(pipe(daemon, "a/default"))
     assert "a,0," in daemon.run(["server", "list", "--format=csv"]).stdout, "that one takes commands"
@@ -426,3 +434,6 @@ def test_a_client_in_a_container_is_shown_with_its_pid_there(daemon: DaemonProce
             assert row["maws-ns"] == f"a/hi ({namespace})"
             daemon.kill()
             start(daemon)
+        assert ctl(daemon, "client get 1 pid") == str(row["pid"])
+        assert ctl(daemon, "client terminate 1") == ""
+        assert client.do("sync") == "CUDA_ERROR_MPS_CLIENT_TERMINATED"

@@ -57,7 +57,7 @@ class Node:
         daemon = DaemonProcess(folder, {"PYMPSD_EMULATED_DEVICES": str(self.machine), **settings}, uid)
         self._daemons.append(daemon)
         done = daemon.start()
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
         return daemon
 
     def client(self, daemon: DaemonProcess, uid: int | None = None, **more: str) -> ClientProcess:

@@ -11,6 +11,7 @@ from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import device_record
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import lines, refusal
+from pympsd.vocabulary.device_facts import DeviceFacts
 
 HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
 TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
@@ -26,16 +27,15 @@ def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> 
     """Show the devices of the daemon and of its servers, or of the server PID; --csv as comma-separated values."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         return Decision(refusal(f"Server {pid} not found"))
-    rows = [",".join(HEADING) if csv else TABLE_ROW.format(*HEADING), *_rows(daemon, csv)]
-    shown = ["Default", *rows]
-    servers = [server.pid for server in daemon.running_servers() if pid in (None, server.pid)]
-    for each in servers:
+    shown = ["Default", *_rows(daemon.devices, csv)]
+    servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
+    for server in servers:
         # Recorded: the heading of a server begins with a newline.
-        shown += [f"\nServer {each}", *rows]
+        shown += [f"\nServer {server.pid}", *_rows([daemon.devices[n] for n in daemon.ordinals_of(server)], csv)]
     devices = [device_record(daemon, ordinal) for ordinal in range(len(daemon.devices))]
-    return Decision(lines(*shown), data={"devices": devices, "servers": servers})
+    return Decision(lines(*shown), data={"devices": devices, "servers": [server.pid for server in servers]})
 
 
-def _rows(daemon: Daemon, csv: bool) -> list[str]:
-    values = [(n, device.pci, device.uuid, device.name, "N/A") for n, device in enumerate(daemon.devices)]
-    return [",".join(map(str, row)) if csv else TABLE_ROW.format(*row) for row in values]
+def _rows(devices: Sequence[DeviceFacts], csv: bool) -> list[str]:
+    rows = [HEADING, *((n, device.pci, device.uuid, device.name, "N/A") for n, device in enumerate(devices))]
+    return [",".join(map(str, row)) if csv else TABLE_ROW.format(*row) for row in rows]

@@ -125,9 +125,10 @@ def get_of_server(daemon: Daemon, caller: Caller, given: tuple[int, str]) -> Dec
     server = daemon.server_by_pid(pid)
     if server is None:
         return Decision(refusal(f"Server {pid} not found"))
+    ordinals = daemon.ordinals_of(server)
     try:
-        ordinal = device_named(daemon.devices, device)
+        shown = device_named([daemon.devices[ordinal] for ordinal in ordinals], device)
     except UnknownDevice as error:
         return Decision(_unknown(error))
-    limit = server.memory_limits.get(ordinal)
-    return Decision(lines(str(limit)) if limit is not None else lines(), data=limit_record(ordinal, limit))
+    limit = server.memory_limits.get(ordinals[shown])
+    return Decision(lines(str(limit)) if limit is not None else lines(), data=limit_record(shown, limit))

@@ -14,7 +14,7 @@ from pympsd.commands.v3.registry import command, data, listing
 from pympsd.state_machine import terminations
 from pympsd.state_machine.clients import Client
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.cgroups import limit_of
+from pympsd.state_machine.v3.cgroups import limit_of, total_of
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients as clients_of
 from pympsd.state_machine.v3.servers import server as server_named
@@ -30,6 +30,7 @@ _OF_DEVICES: Final = (
     "sm_partition",
     "sm_count",
     "memory_limit",
+    "total_memory_limit",
     "memory_soft_limit",
     "memory_hard_limit",
     "memory_used",
@@ -58,7 +59,9 @@ def list_clients(
 
 @command(Syntax("client get", required=("pid", "field")), asks_servers=True)
 def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
-    """Print one field of a client; of one on several devices a line each."""
+    """Print one field of a client; of one on several devices a line each. A client in a container may be named by its
+    PID there, if no other one has that.
+    """
     client, server = _client(daemon, pid, None)
     wanted = field.replace("_", "-")
     if wanted not in FIELDS:
@@ -76,7 +79,9 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
 def terminate(
     daemon: Daemon, caller: Caller, pid: str, server: str | None = None, timeout: float | None = None
 ) -> Decision:
-    """End a client's work on the GPU when its kernels have ended; give up after --timeout seconds, 10 at most."""
+    """End a client's work on the GPU when its kernels have ended; give up after --timeout seconds, or 10 if that is
+    less (30 with --terminate-by-reset). Its PID may be that in its container, as in client get.
+    """
     client, owner = _client(daemon, pid, server)
     view.check_owner(caller, owner, "client terminate")
     process = daemon.server_named(owner.name)
@@ -86,13 +91,16 @@ def terminate(
 
 
 def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, NamedServer]:
+    """Return the client with a PID, or if there is none the one that has it in its container."""
     owners = view.servers(daemon) if server is None else [server_named(daemon, server)]
-    found = [
-        (client, owner) for owner in owners for client in clients_of(daemon, owner.name) if str(client.pid) == pid
-    ]
+    clients = [(client, owner) for owner in owners for client in clients_of(daemon, owner.name)]
+    found = [each for each in clients if str(each[0].pid) == pid]
+    found = found or [each for each in clients if each[0].container_pid and str(each[0].container_pid) == pid]
     if not found:
         where = "" if server is None else f" on server '{server}'"
         raise Refused(f"No client with PID {pid}{where}.")
+    if len(pids := sorted({client.pid for client, _ in found})) > 1:
+        raise Refused(f"Several clients have PID {pid} in their containers: name {' or '.join(map(str, pids))}.")
     if len(found) > 1:
         names = ", ".join(f"'{owner.name}'" for _, owner in found)
         raise Refused(f"Client {pid} is on several servers: {names}; --server chooses one.")
@@ -135,8 +143,9 @@ def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int
         client.partitions.get(ordinal) or None,
         None if limits is None else limits.multiprocessors.get(ordinal),
         None if limits is None else limits.memory.get(ordinal),
+        total_of(process, client, ordinal),
         of_cgroups.soft and of_cgroups.soft.value,
         of_cgroups.hard and of_cgroups.hard.value,
-        client.memory.get(ordinal, 0),
+        client.memory.get(ordinal, 0) if daemon.has_own_servers else None,
     )
     return dict(zip(_OF_DEVICES, values, strict=True))

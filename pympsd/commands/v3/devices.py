@@ -49,20 +49,19 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
     for ordinal, name, index in places:
         device = daemon.devices[index]
         major, minor = device.compute_capability
+        # What others hold a tenant does not see.
+        is_known = daemon.has_own_servers and view.sees_all(daemon, caller)
+        chunks = chunk_count(device) if daemon.has_own_servers else 0
+        size = chunk_size(device) if chunks else None
         extra = {
             "compute_capability": f"{major}.{minor}",
             "memory_total": device.memory_bytes,
             "daemon_ordinal": index,
+            "memory_free": device.memory_bytes - _held(daemon, index) if is_known else None,
+            "chunk_size": size,
+            "remainder_sms": None if size is None else device.multiprocessors - chunks * size,
+            "free_chunks": sum(chunk < chunks for chunk in free_of(daemon, index)) if is_known and chunks else None,
         }
-        if daemon.has_own_servers and view.sees_all(daemon, caller):
-            extra["memory_free"] = device.memory_bytes - _held(daemon, index)
-        chunks = chunk_count(device) if daemon.has_own_servers else 0
-        if chunks:
-            free = free_of(daemon, index)
-            extra["chunk_size"] = chunk_size(device)
-            extra["remainder_sms"] = device.multiprocessors - chunks * chunk_size(device)
-            if view.sees_all(daemon, caller):
-                extra["free_chunks"] = sum(chunk < chunks for chunk in free)
         static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))
         attributes = "static-partitions" if static else None
         if not daemon.has_own_servers:

@@ -22,6 +22,7 @@ from pympsd.state_machine.v3.cgroups import (
 )
 from pympsd.state_machine.v3.partitions import NO_PARTITIONS
 from pympsd.state_machine.v3.routing import set_default_socket
+from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import LIFTED, BadText, memory_text, read_boolean, read_memory
 
@@ -133,6 +134,8 @@ def list_limits(
 ) -> Decision:
     """List the limits of cgroups, and what their clients hold; on a device, or on each."""
     wanted = None if cgroup is None else cgroup_path(cgroup)
+    if wanted is not None and wanted not in daemon.cgroup_limits:
+        raise Refused(NO_LIMITS.format(wanted))
     only = None if device is None else view.device_named(daemon, device)
     rows, by_cgroup = [], clients_by_cgroup(daemon)
     for path, limits in sorted(daemon.cgroup_limits.items()):

@@ -83,8 +83,12 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
     if len(positionals) > most:
         most_shown = f"{most} argument{'' if most == 1 else 's'}" if most else "no arguments"
         raise Refused(f"'{syntax.command}' takes {most_shown}, not {len(positionals)}.")
-    arguments: dict[str, Any] = dict(zip(_places(syntax, given), positionals, strict=False))
+    arguments: dict[str, Any] = dict(zip(_places(syntax, given, len(positionals)), positionals, strict=False))
     _check_missing(syntax, arguments, given)
+    for place, option in syntax.instead.items():
+        twice = arguments.get(_keyword(place)), given.get(option)
+        if None not in twice and len({*twice}) > 1:
+            raise Refused(f"'{syntax.command}' is given two values of <{place}>: '{twice[0]}' and '{twice[1]}'.")
     for name, value in given.items():
         arguments[_keyword(name)] = True if value is None else _read(syntax, name, value)
     return arguments
@@ -123,10 +127,13 @@ def _unknown(syntax: Syntax, option: str) -> str:
     return f"Unknown option '{option}' of '{syntax.command}'. {allowed}"
 
 
-def _places(syntax: Syntax, given: Mapping[str, str | None]) -> list[str]:
-    """Return the keywords of the positional arguments, less those that are given as options."""
-    taken = {place for place, option in syntax.instead.items() if option in given}
-    return [_keyword(name) for name in (*syntax.required, *syntax.optional) if name not in taken]
+def _places(syntax: Syntax, given: Mapping[str, str | None], count: int) -> list[str]:
+    """Return the keywords of the positional arguments; less those that are given as options, unless there are
+    ``count`` words and that is one for each.
+    """
+    places = (*syntax.required, *syntax.optional)
+    taken = {place for place, option in syntax.instead.items() if option in given and count < len(places)}
+    return [_keyword(name) for name in places if name not in taken]
 
 
 def _check_missing(syntax: Syntax, arguments: Mapping[str, Any], given: Mapping[str, str | None]) -> None:

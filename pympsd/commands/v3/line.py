@@ -42,6 +42,8 @@ def decide(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | N
             return translations.default_of_user(view.seen_by(daemon, caller), caller, words)
         except Refused as error:
             return Decision(refusal(diagnostic=str(error)))
+    if words[0] in translations.OF_SERVERS:
+        return translations.default_of_server(view.seen_by(daemon, caller), caller, words)
     if words[0] in translations.KEPT:
         asked = daemon if words[0] in translations.CHANGES else view.seen_by(daemon, caller)
         return REGISTRY[words[0]].run(asked, caller, words[1:])

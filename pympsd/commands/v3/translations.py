@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from pympsd.commands.registry import REGISTRY, Caller, Decision
 from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.named_server import Namespace
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
@@ -31,6 +32,9 @@ DEFAULTS: Final = frozenset(
 )
 """The same, but they are about the asking user's server."""
 
+OF_SERVERS: Final = frozenset({"get_active_thread_percentage", "get_device_pinned_mem_limit"})
+"""The same of the server whose PID they name."""
+
 
 @frozen
 class _Translation:
@@ -46,14 +50,12 @@ _TRANSLATIONS: Final = {
         "namespace set default --server=NAME --active-thread-percentage={0}", ("P",)
     ),
     "set_active_thread_percentage": _Translation("server set NAME --active-thread-percentage={1}", ("PID", "P")),
-    "get_active_thread_percentage": _Translation("namespace get default NAME active-thread-percentage"),
     "set_default_device_pinned_mem_limit": _Translation(
         "namespace set default --server=NAME --pinned-memory-limit={0}={1}", ("DEVICE", "L")
     ),
     "set_device_pinned_mem_limit": _Translation(
         "server set NAME --pinned-memory-limit={1}={2}", ("PID", "DEVICE", "L")
     ),
-    "get_device_pinned_mem_limit": _Translation("namespace get default NAME pinned-memory-limit"),
     "set_default_client_priority": _Translation("namespace set default --server=NAME --client-priority={0}", ("N",)),
     "sm_partition": _Translation("sm-partition create P --server=NAME --device=UUID --chunks=N"),
     "lspart": _Translation("sm-partition list --all"),
@@ -77,8 +79,7 @@ def refusal_of_other(words: Sequence[str]) -> Answer | None:
 
 def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
     """Answer with the limits of namespace ``default`` of the user's server; the daemon's own if there is none."""
-    named = daemon.named_servers.get(server_of_user(daemon.serving_uid(caller.uid)))
-    default = named.namespaces.get(DEFAULT) if named is not None else None
+    default = _default(daemon, server_of_user(daemon.serving_uid(caller.uid)))
     if default is not None:
         daemon = evolve(
             daemon,
@@ -87,3 +88,20 @@ def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Dec
             memory_limits=dict(default.pinned_memory),
         )
     return REGISTRY[words[0]].run(daemon, caller, words[1:])
+
+
+def default_of_server(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
+    """Answer with the limits of namespace ``default`` of the server with a PID, unless that may not be seen."""
+    servers = {}
+    for serial, server in daemon.servers.items():
+        default = _default(daemon, server.name)
+        if default is not None:
+            limits = dict(default.pinned_memory)
+            servers[serial] = evolve(server, thread_percentage=default.thread_percentage, memory_limits=limits)
+    return REGISTRY[words[0]].run(evolve(daemon, servers=servers), caller, words[1:])
+
+
+def _default(daemon: Daemon, server: str) -> Namespace | None:
+    """Return the namespace ``default`` of a server, if both are there and may be seen."""
+    named = daemon.named_servers.get(server)
+    return named.namespaces.get(DEFAULT) if named is not None else None

@@ -21,7 +21,6 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.files.dmem import has_dmem
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.service.inheritance import Inherited, link_name
 from pympsd.service.processes.children import LEAVE_SECONDS
@@ -260,6 +259,7 @@ def _vendor_session(
             entry.note.namespace,
             process=0 if entry.note.pid else process_of(entry.fd),
             mps_namespace=entry.note.mps_namespace,
+            cgroups=_cgroups_of(dispatcher, entry.note.pid),
             since=entry.note.since,
             container_pid=container_pid_of(entry.note.pid),
         )
@@ -316,8 +316,6 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     in_force = report.limits.multiprocessors if report.limits is not None else {}
     if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
-    asks_cgroup = dispatcher.state.cgroup_limits or has_dmem()
-    origin = dispatcher.origin_of_pid(report.pid) if asks_cgroup else None
     contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
     command = sanitised(report.command.encode())
     mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""
@@ -326,9 +324,15 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
         *known,
         mps_namespace=mps_namespace,
         partitions=report.partitions,
-        cgroups=(origin.cgroups if origin is not None else None) or (),
+        cgroups=_cgroups_of(dispatcher, report.pid),
         groups=report.groups,
         since=report.since,
         container_pid=container_pid_of(report.pid),
         limits=report.limits,
     )
+
+
+def _cgroups_of(dispatcher: Dispatcher, pid: int) -> tuple[str, ...]:
+    """Return the cgroups of a client that returns, as far as protocol 3 asks for them and they can be seen."""
+    origin = dispatcher.origin_of_pid(pid) if dispatcher.state.protocol == 3 else None
+    return (origin.cgroups if origin is not None else None) or ()

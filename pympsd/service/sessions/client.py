@@ -71,10 +71,10 @@ class ClientSession(Waiting):
 
     def _origin(self, state: Daemon) -> tuple[Origin | None, CgroupLimits]:
         """Return what has to be known of the process, and the limits that the kernel has for its cgroup."""
-        asks_kernel = state.protocol == 3 and has_dmem()
-        if not (asks_kernel or state.asks_origins):
+        if not state.asks_origins:
             return None, {}
         origin = origin_of(self.known)
+        asks_kernel = state.protocol == 3 and has_dmem()
         return origin, kernel_limits(state.devices, origin.cgroups[-1]) if asks_kernel and origin.cgroups else {}
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

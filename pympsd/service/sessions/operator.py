@@ -9,17 +9,13 @@ from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames
 from pympsd.wire.errors import RemoteError
 
 LEAVING_SECONDS: Final = 10.0
 """Time for a refused operator to read the answer and leave."""
-CLIENTS_ONLY: Final = "This socket is for clients only; commands are taken in the daemon's own pipe directory."
-CLIENTS_ONLY_AT_CONTROL: Final = (
-    "This daemon was started with --clients-only: it takes commands from root and its own user, not at this socket."
-)
 
 
 @define
@@ -94,9 +90,8 @@ class RefusedOperator:
     async def run(self, dispatcher: Dispatcher) -> None:
         """Say where commands are taken, and refuse each line."""
         dispatcher.log_refused_operator(self.peer)
-        said = f"{CLIENTS_ONLY if self.server else CLIENTS_ONLY_AT_CONTROL}\n"
         # Before the first line: an operator that asks for the protocol gets this instead.
-        self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, said)))
+        self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{clients_only(self.server)}\n")))
         # It would not get the answer if the connection were closed with its commands unread.
         with trio.move_on_after(LEAVING_SECONDS):
             while (frame := await self.channel.receive()) is not None:

@@ -260,6 +260,7 @@ class ServerSession:
                 n: limit.value for n, limit in dispatcher.state.servers[self.serial].memory_limits.items()
             },
             machine=dispatcher.settings.emulated_devices,
+            used=dispatcher.state.ordinals_of(dispatcher.state.servers[self.serial]),
         )
         self.channel.send(setup)
         self._send_held()

@@ -13,7 +13,7 @@ from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.v3.servers import NotPossible
-from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, PinnedMemory
+from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 
 MOST_CGROUPS: Final = 4096
@@ -110,11 +110,21 @@ def _keys(client: Client) -> set[tuple[int, str]]:
 
 def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
     """Return the least limits that hold for a client by its cgroups on a device."""
-    own = [group for group in client.groups.get(ordinal, ()) if group.name.startswith(OF_CGROUP)]
-    limits = [server.groups.get((ordinal, group.name), (0, group))[1] for group in own]
+    limits = [group for group in _in_force(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
     hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MOST_MEMORY)
     soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
+
+
+def total_of(server: Server, client: Client, ordinal: int) -> int | None:
+    """Return the bytes that a client's namespace may hold on a device, all its clients together; None: no limit."""
+    own = (group for group in _in_force(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
+    return min((group.limit for group in own if group.limit < MOST_MEMORY), default=None)
+
+
+def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:
+    """Return the limits of a client's groups on a device, as they came with the latest client of each."""
+    return [server.groups.get((ordinal, group.name), (0, group))[1] for group in client.groups.get(ordinal, ())]
 
 
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:

@@ -29,7 +29,7 @@ from pympsd.state_machine.events import (
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace, Source
-from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
@@ -112,6 +112,29 @@ def test_lists(daemon: Daemon) -> None:
     ]
 
 
+def test_device_query_shows_the_devices_that_a_servers_clients_see(daemon: Daemon) -> None:
+    zero, one = (f"{device.pci},{device.uuid},{device.name},N/A" for device in DEVICES)
+    daemon.named_servers["a"].allowed_devices = (1,)
+    heading = "Device Ordinal,PCI IDs,UUID,Name,Attributes"
+    shown = ["Default", heading, f"0,{zero}", f"1,{one}", "", "Server 847", heading, f"0,{one}"]
+    assert _printed(daemon, "device_query 847 --csv").splitlines() == shown
+
+
+def test_what_later_clients_of_a_server_get_by_its_pid_is_that_of_namespace_default(daemon: Daemon) -> None:
+    assert _printed(daemon, "get_active_thread_percentage 847") == "100.0\n"
+    assert _printed(daemon, "get_device_pinned_mem_limit 847 1") == ""
+    _ask(daemon, "server set a --active-thread-percentage=30 --pinned-memory-limit=1=4G")
+    assert _printed(daemon, "get_active_thread_percentage 847") == "30.0\n"
+    assert _printed(daemon, "get_device_pinned_mem_limit 847 1") == "4G\n"
+    assert _printed(daemon, "get_device_pinned_mem_limit 847 0") == ""
+    assert _ask(daemon, "get_active_thread_percentage 848") == refusal("Server 848 not found")
+
+
+def test_a_tenant_is_not_told_what_holds_in_namespace_default(daemon: Daemon) -> None:
+    event = OperatorLine(1, 9, b"get_active_thread_percentage 847", server="a", namespace="hi")
+    assert _answers(_handle(daemon, event)) == [refusal("Server 847 not found")]
+
+
 @pytest.mark.parametrize("command", LISTS)
 def test_json_has_the_rows_of_csv(daemon: Daemon, command: str) -> None:
     rows = json.loads(_printed(daemon, f"{command} --format=json"))
@@ -135,6 +158,22 @@ def test_fields(daemon: Daemon) -> None:
     assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
 
 
+def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> None:
+    present = daemon.servers[1].clients
+    present[2] = Client(2, 500, 7, "two", 12, container_pid=9)
+    assert _printed(daemon, "client get 9 pid") == "500\n"
+    (ended,) = [
+        e for e in _handle(daemon, OperatorLine(1, 0, b"client terminate 9")) if isinstance(e, do.TerminateClient)
+    ]
+    assert ended.pid == 500
+    present[3] = Client(3, 600, 7, "three", 13, container_pid=9)
+    said = "Several clients have PID 9 in their containers: name 500 or 600."
+    assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
+    present[4] = Client(4, 9, 7, "four", 11)
+    assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
+    assert _ask(daemon, "client get 0 pid").diagnostic == "No client with PID 0."
+
+
 def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: Daemon) -> None:
     assert _printed(daemon, "client list --format=csv,noheader", uid=8) == ""
     assert len(_printed(daemon, "client list --format=csv,noheader", uid=7).splitlines()) == 2
@@ -154,6 +193,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("client get 3165259 foo", "A client has no field 'foo'. Fields: cmd, device, linux-ns, maws-ns, pci-id, "),
         ("device list --format=xml", "--format is table, csv or json"),
         ("feature describe x", "No feature 'x'. Features: context-share, memacct."),
+        ("memacct list /sys/fs/cgroup/x", "Cgroup '/x' has no limits of its own."),
         ("sm-partition list --server=c", "No server named 'c'."),
         ("sm-partition list --server=a --device=2", "No device '2' of server 'a'. Devices: 0 (GPU-"),
         ("sm-partition list --device=2", "No device '2'. Devices: 0 (GPU-12"),
@@ -701,3 +741,13 @@ def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
     assert _printed(daemon, line).splitlines()[0].startswith("b,GPU-")
     daemon.has_own_servers = False
     assert _printed(daemon, line) == ""
+
+
+def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> None:
+    keys = {"memory_free", "chunk_size", "remainder_sms", "free_chunks"}
+    own = json.loads(_printed(daemon, "device list --format=json"))
+    assert all(isinstance(device[key], int) for device in own for key in keys)
+    daemon.has_own_servers = False
+    for device in json.loads(_printed(daemon, "device list --format=json")):
+        assert {key: device[key] for key in keys} == dict.fromkeys(keys)
+    assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}

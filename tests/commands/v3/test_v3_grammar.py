@@ -54,6 +54,7 @@ def test_a_positional_argument_may_be_given_as_an_option() -> None:
     expected = {"name": "hi", "server": "a", "field": "name"}
     assert read_words(GET, ["hi", "a", "name"]) == expected
     assert read_words(GET, ["hi", "name", "--server=a"]) == expected
+    assert read_words(GET, ["hi", "a", "name", "--server=a"]) == expected, "the usage shows both"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ def test_a_positional_argument_may_be_given_as_an_option() -> None:
         (DELETE, "a b", "'server delete' takes 1 argument, not 2."),
         (DELETE, "a --force=yes", "Option '--force' of 'server delete' takes no value."),
         (DELETE, "", "'server delete' needs <name>."),
+        (GET, "hi a name --server=b", "'namespace get' is given two values of <server>: 'a' and 'b'."),
         (GET, "hi pinned-memory-limit", "'namespace get' needs <name> <server> <field>."),
         (GET, "a b c d", "'namespace get' takes 3 arguments, not 4."),
         (SET, "hi", "'namespace set' needs --server=<s>."),

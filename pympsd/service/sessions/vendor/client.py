@@ -75,7 +75,7 @@ class VendorClientSession(Waiting):
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
             server=self.to_server,
             mps_namespace=self.to_namespace,
-            origin=None if self.dispatcher.state.rules is None else origin_of(self.known),
+            origin=origin_of(self.known) if self.dispatcher.state.asks_origins else None,
             at=self.since,
             container_pid=container_pid_of(self.peer.pid),
         )

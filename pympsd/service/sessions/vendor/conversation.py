@@ -15,7 +15,7 @@ from pympsd.service.sessions.running import run_with_sender
 from pympsd.service.sessions.vendor.client import VendorClientSession
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.service.sessions.vendor.tool import ToolSession
+from pympsd.service.sessions.vendor.tool import RefusedTool, ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
@@ -84,7 +84,11 @@ class VendorConversation:
             and (role is Role.TOOL or (role is not Role.CLIENT and self.server))
             and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace)
         ):
-            self.dispatcher.log_refused_operator(peer)
+            if role is Role.TOOL:
+                self.dispatcher.drop(entry.name)
+                await run_with_sender(channel, RefusedTool(peer, channel, self.server).run, self.dispatcher)
+            else:
+                self.dispatcher.log_refused_operator(peer)
             return
         if role is Role.TOOL:
             self.dispatcher.drop(entry.name)

@@ -7,7 +7,9 @@ from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.vocabulary.answers import Answer
+from pympsd.service.sessions.operator import LEAVING_SECONDS
+from pympsd.vocabulary.answers import Answer, clients_only
+from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, length_of, printed
 
@@ -44,7 +46,7 @@ class ToolSession:
             dispatcher.log.info("ui_connected")
         dispatcher.operators[self.session] = self
         try:
-            while (line := await self._line()) is not None:
+            while (line := await _next_line(self.channel)) is not None:
                 self._answered = trio.Event()
                 await dispatcher.feed_line(self.session, self.uid, line, place=self.place)
                 if not self._answered.is_set():
@@ -55,15 +57,36 @@ class ToolSession:
             if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):
                 dispatcher.log.info("ui_closed")
 
-    async def _line(self) -> bytes | None:
-        """Return the next line without its newline and NUL; None at the end."""
-        packet = await self.channel.receive(LINE_BYTES)
-        if not packet:
-            return None
-        length = length_of(packet)
-        if not length:
-            return None
-        line = await self.channel.receive(LINE_BYTES)
-        if not line:
-            raise RemoteError("a length without its line")
-        return line.rstrip(b"\0").removesuffix(b"\n")
+
+@define(eq=False)
+class RefusedTool:
+    """A tool at a socket for clients only: every line is refused."""
+
+    peer: Peer
+    channel: PacketChannel
+    server: str
+    """As in RefusedOperator."""
+
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Have it print where commands are taken, and take none."""
+        dispatcher.log_refused_operator(self.peer)
+        self.channel.send_raw(printed(clients_only(self.server)))
+        # It would not print that if the connection were closed with its lines unread.
+        with trio.move_on_after(LEAVING_SECONDS):
+            while await _next_line(self.channel) is not None:
+                pass
+            self.channel.send_raw(END_OF_ANSWERS)
+
+
+async def _next_line(channel: PacketChannel) -> bytes | None:
+    """Return a tool's next line without its newline and NUL; None at the end."""
+    packet = await channel.receive(LINE_BYTES)
+    if not packet:
+        return None
+    length = length_of(packet)
+    if not length:
+        return None
+    line = await channel.receive(LINE_BYTES)
+    if not line:
+        raise RemoteError("a length without its line")
+    return line.rstrip(b"\0").removesuffix(b"\n")
