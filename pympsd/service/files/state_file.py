@@ -69,6 +69,12 @@ def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
 
 def read(folder: str) -> SavedState | None:
     """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
+    data = _own_bytes(folder)
+    return None if data is None else _checked(data)
+
+
+def _own_bytes(folder: str) -> bytes | None:
+    """Return the contents of the file, which is this user's own; None if there is no file. Raise StateRefused."""
     path = os.path.join(folder, files.STATE)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -78,7 +84,7 @@ def read(folder: str) -> SavedState | None:
         raise StateRefused(error.strerror) from None
     try:
         _check_owner(os.fstat(fd))
-        return _checked(os.read(fd, MOST_BYTES + 1))
+        return os.read(fd, MOST_BYTES + 1)
     finally:
         os.close(fd)
 
@@ -97,6 +103,21 @@ def named_servers_left(folder: str) -> list[str]:
     ]
 
 
+def directories_left(folder: str) -> set[tuple[str, ...]]:
+    """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
+    daemon has there, or left to the next.
+    """
+    try:
+        data = _own_bytes(folder)
+    except StateRefused:
+        return set()
+    saved = _of_this_boot(data or b"")
+    found: set[tuple[str, ...]] = set()
+    for one in saved.remembered.named_servers if saved is not None else ():
+        found |= {(one.name,), *((one.name, each.name) for each in one.namespaces)}
+    return found
+
+
 def trace_left(folder: str) -> str:
     """Return the path of the trace that a daemon writes, or wrote when it ended; empty: it wrote none."""
     saved = _left(folder)
@@ -105,9 +126,15 @@ def trace_left(folder: str) -> str:
 
 def _left(folder: str) -> SavedState | None:
     try:
-        data = Path(folder, files.STATE).read_bytes()
+        return _of_this_boot(Path(folder, files.STATE).read_bytes())
+    except OSError:
+        return None
+
+
+def _of_this_boot(data: bytes) -> SavedState | None:
+    try:
         saved = msgspec.json.decode(data, type=SavedState)
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     return saved if saved.boot == _boot() else None
 
