@@ -23,13 +23,14 @@ from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
-from pympsd.service.files.state_file import named_servers_left, trace_left
+from pympsd.service.files.state_file import lost_in_protocol_2, trace_left
 from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.vocabulary import files
+from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.plugins import named_policy
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
@@ -96,7 +97,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
             )
         turn_policy = _policies(machine)
         configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
-        lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
+        lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
         trace = trace_left(settings.pipe_directory)
@@ -194,6 +195,11 @@ def _configuration(
     for warning in warnings:
         _complain(warning.shown(options.apply), 0)
     return (os.path.abspath(options.apply), text), plan
+
+
+def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
+    limits, _ = default_limits(machine.devices, settings.memory_limits)
+    return NamespaceLimits(settings.thread_percentage, limits, settings.client_priority)
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:
