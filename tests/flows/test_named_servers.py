@@ -343,16 +343,15 @@ def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
 def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start().returncode == 0
-    daemon.say("set_default_active_thread_percentage 50")
+    daemon.say("set_default_active_thread_percentage 50\nset_default_client_priority 1")
     with clients_of(daemon) as make:
         client = make().connect()
-        daemon.run(["-d", "-p", "3", "--replace"])
-        daemon.await_end()
-        daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+        replaced(daemon, "-p", "3")
         assert client.do("sync") == "CUDA_SUCCESS"
         name = f"uid_{os.geteuid()}"
         assert ctl(daemon, f"server get {name} status") == "Ready"
         assert ctl(daemon, f"namespace get default {name} active-thread-percentage") == "50.00"
+        assert ctl(daemon, f"namespace get default {name} client-priority") == "1"
         assert make().connect().do("sm") == "66"
 
 
