@@ -355,6 +355,15 @@ def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[.
         assert make().connect().do("sm") == "66"
 
 
+def test_help_is_that_of_the_daemon_that_runs(daemon: DaemonProcess) -> None:
+    helped = [daemon.run(words).stdout for words in (["--help"], ["-h"], ["-p", "2", "--help"], ["-p", "3", "-h"])]
+    assert set(helped) == {helped[0]}
+    assert "server create" in helped[0]
+    ctl(daemon, "quit")
+    assert "server create" not in daemon.run(["--help"]).stdout
+    assert "server create" in daemon.run(["-p", "3", "--help"]).stdout
+
+
 def test_the_drivers_server_has_all_devices(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:
     daemon = start(make_daemon(PYMPSD_BACKEND="vendor", PYMPSD_VENDOR_SERVER=str(launcher)))
     ctl(daemon, "server create first")
