@@ -247,7 +247,7 @@ def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
 def _say_how_to_connect(daemon: DaemonSetup) -> None:
     """Print the line that protocol 3 has for the user that starts a daemon."""
     if daemon.protocol == 3:
-        print(f"{CONNECT_HINT}{daemon.settings.pipe_directory}", flush=True)
+        print(f"{CONNECT_HINT}{daemon.directory.path}", flush=True)
 
 
 def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
