@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -133,7 +134,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         ("CUDA_MPS_LOG_DIRECTORY", settings.log_directory),
     ):
         _warn_of_owner(variable, folder)
-    journal = _open_journal(settings, foreground)
+    journal = _open_journal(settings, foreground, protocol)
     return DaemonSetup(
         settings,
         machine,
@@ -222,20 +223,28 @@ def _warn_of_owner(variable: str, folder: str) -> None:
             _complain(f"{variable}={folder} belongs to user {owner}, who can replace what the daemon has there", 0)
 
 
-def _open_journal(settings: Settings, foreground: bool) -> Journal:
+def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journal:
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         # As for the pipe directory: only the last component is created.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
-        server = LogFile(os.path.join(directory, files.SERVER_LOG))
+        server = _server_log(os.path.join(os.path.abspath(directory), files.SERVER_LOG), protocol)
     except OSError as error:
         # As recorded; why is ours.
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
         _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
         return Journal(LogFile(None) if foreground else None, None, dialect)
     return Journal(control, server, dialect, os.path.abspath(directory))
+
+
+def _server_log(path: str, protocol: int) -> LogFile:
+    """Return the log of all servers: in protocol 3 each has its own, and only what is no server's comes here."""
+    folder = os.path.dirname(path)
+    if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+    return LogFile(path, late=protocol == 3)
 
 
 def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:

@@ -221,6 +221,9 @@ def test_each_server_has_its_own_log(daemon: DaemonProcess, join: Callable[..., 
     assert own
     assert all(pid in line for line in own)
     assert (daemon.directory / "log" / f"uid_{os.geteuid()}" / "server.log").exists()
+    assert not (daemon.directory / "log" / "server.log").exists()
+    pipe(daemon, "log").write_text("hello\n")
+    wait_until(lambda: daemon.log("server.log") == ["hello"], "the line of no server")
 
 
 def test_a_users_link_in_a_servers_directory_is_not_followed(daemon: DaemonProcess, directory: Path) -> None:
