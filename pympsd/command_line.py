@@ -164,8 +164,11 @@ def _version() -> str:
 
 
 def _help(name: str, protocol: str = "2") -> str:
+    """Return the text of --help: that of the daemon's protocol if one runs, else of the one that is asked for."""
     from pympsd.commands.manual import usage
     from pympsd.found_daemon import found_daemon
 
-    found = f"daemon {found_daemon(_HELP_SECONDS)[0]}" if name == OWN_NAME else ""
-    return f"{TITLE}\n{usage(name, int(protocol or 2))}{found}"
+    line, _, found = found_daemon(_HELP_SECONDS)
+    shown = f"daemon {line}" if name == OWN_NAME else ""
+    is_3 = (found or protocol.encode()) == b"3"
+    return f"{TITLE}\n{usage(name, 3 if is_3 else 2)}{shown}"

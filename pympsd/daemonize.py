@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -23,13 +24,14 @@ from pympsd.journal.setup import Journal
 from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
-from pympsd.service.files.state_file import named_servers_left, trace_left
+from pympsd.service.files.state_file import lost_in_protocol_2, trace_left
 from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.vocabulary import files
+from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.plugins import named_policy
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
@@ -96,7 +98,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
             )
         turn_policy = _policies(machine)
         configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
-        lost = named_servers_left(settings.pipe_directory) if protocol == 2 else []
+        lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
         trace = trace_left(settings.pipe_directory)
@@ -132,7 +134,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         ("CUDA_MPS_LOG_DIRECTORY", settings.log_directory),
     ):
         _warn_of_owner(variable, folder)
-    journal = _open_journal(settings, foreground)
+    journal = _open_journal(settings, foreground, protocol)
     return DaemonSetup(
         settings,
         machine,
@@ -193,6 +195,11 @@ def _configuration(
     return (os.path.abspath(options.apply), text), plan
 
 
+def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
+    limits, _ = default_limits(machine.devices, settings.memory_limits)
+    return NamespaceLimits(settings.thread_percentage, limits, settings.client_priority)
+
+
 def _would_lose(lost: list[str], settings: Settings) -> str:
     return (
         f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or remove "
@@ -213,20 +220,28 @@ def _warn_of_owner(variable: str, folder: str) -> None:
             _complain(f"{variable}={folder} belongs to user {owner}, who can replace what the daemon has there", 0)
 
 
-def _open_journal(settings: Settings, foreground: bool) -> Journal:
+def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journal:
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
         # As for the pipe directory: only the last component is created.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)
         control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
-        server = LogFile(os.path.join(directory, files.SERVER_LOG))
+        server = _server_log(os.path.join(os.path.abspath(directory), files.SERVER_LOG), protocol)
     except OSError as error:
         # As recorded; why is ours.
         print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
         _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
         return Journal(LogFile(None) if foreground else None, None, dialect)
     return Journal(control, server, dialect, os.path.abspath(directory))
+
+
+def _server_log(path: str, protocol: int) -> LogFile:
+    """Return the log of all servers: in protocol 3 each has its own, and only what is no server's comes here."""
+    folder = os.path.dirname(path)
+    if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+    return LogFile(path, late=protocol == 3)
 
 
 def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
@@ -238,7 +253,7 @@ def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
 def _say_how_to_connect(daemon: DaemonSetup) -> None:
     """Print the line that protocol 3 has for the user that starts a daemon."""
     if daemon.protocol == 3:
-        print(f"{CONNECT_HINT}{daemon.settings.pipe_directory}", flush=True)
+        print(f"{CONNECT_HINT}{daemon.directory.path}", flush=True)
 
 
 def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Which daemon there is, in a line for ``--help``. And its protocol.
+"""Which daemon there is, in a line for ``--help``, and its protocol.
 
 ``python -m pympsd.found_daemon`` prints it; status 1: none, 2: one that does not answer.
 """
@@ -10,10 +10,12 @@ from pympsd.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daem
 from pympsd.wire import frames
 
 
-def found_daemon(timeout: float) -> tuple[str, int]:
-    """Return a line that says which daemon there is, and the status; wait ``timeout`` seconds for an answer."""
+def found_daemon(timeout: float) -> tuple[str, int, bytes]:
+    """Return a line that says which daemon there is, the status, and its protocol, nothing if it does not say; wait
+    ``timeout`` seconds for an answer.
+    """
     daemon = Daemon()
-    path, status = pipe_sockets.control(), 0
+    path, status, protocol = pipe_sockets.control(), 0, b""
     try:
         reason = daemon.connect(path, timeout)
         kind = "pympsd, with servers of its own"
@@ -25,13 +27,13 @@ def found_daemon(timeout: float) -> tuple[str, int]:
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            _asked_protocol(daemon)
+            protocol = _asked_protocol(daemon)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
     finally:
         daemon.close()
-    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status
+    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol
 
 
 def _asked_protocol(daemon: Daemon) -> bytes:
@@ -60,6 +62,6 @@ def found_protocol() -> bytes:
 
 
 if __name__ == "__main__":
-    line, status = found_daemon(TIMEOUT)
+    line, status, _ = found_daemon(TIMEOUT)
     print(line, end="")
     sys.exit(status)

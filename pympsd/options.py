@@ -127,8 +127,8 @@ class Options:
             raise BadOption("--quit does not go with -d or -f: it ends the daemon that runs")
         if self.force and (not self.quit or self.start):
             raise BadOption("--force goes with -q: it terminates the clients first")
-        if self.quit == "--quit" and (self.words or self.apply):
-            raise BadOption("--quit takes no command and no file beside it")
+        if self.quit and not self.start and (self.words or self.apply):
+            raise BadOption(f"{self.quit} takes no command and no file beside it")
         if self.install and (self.start or self.quit or self.words or self.apply):
             raise BadOption(f"{self.install} takes no command and starts no daemon: give it by itself")
         if self.apply and self.words:
@@ -204,6 +204,8 @@ class Options:
         if option == "--apply":
             if not value:
                 raise BadOption("--apply needs the path of a configuration file")
+            if self.apply:
+                raise BadOption(f"--apply takes one file, and two are given: {self.apply} and {value}")
             self.apply = value
             return
         if option in INSTALLS:

@@ -22,15 +22,23 @@ class LogFile:
     ``dropped``: the number of lines dropped since the last report; ``reason``: why the last one was.
     """
 
-    def __init__(self, path: str | None, user: int | None = None, former: int | None = None) -> None:
+    def __init__(
+        self, path: str | None, user: int | None = None, former: int | None = None, *, late: bool = False
+    ) -> None:
         """Open the file for appending, creating it if missing; raise OSError if that fails.
 
         ``user``: whose it is to be, with its folder, which is made too; ``former``: whose they may have been.
+        ``late``: open it when its first line comes.
         """
         self.path, self._user = path, user
-        self._fd = _open(path, user, former) if path is not None else os.dup(1)
+        self._is_late = late
+        self._fd = -1
         self._room = select.poll()
-        self._room.register(self._fd, select.POLLOUT)
+        if path is None:
+            self._fd = os.dup(1)
+            self._room.register(self._fd, select.POLLOUT)
+        elif not late:
+            self._fd = _open(path, user, former)
         self._torn = False
         """The last line was written in part: the next one begins with a newline."""
         self.dropped = 0
@@ -53,6 +61,8 @@ class LogFile:
             return False
         data = b"\n" + line if self._torn else line
         try:
+            if self._is_late and self.path is not None:
+                self._fd, self._is_late = _open(self.path, self._user), False
             written = os.write(self._fd, data)
         except OSError as error:
             self.reason = error.strerror or str(error)
@@ -66,7 +76,7 @@ class LogFile:
 
     def reopen(self) -> None:
         """Open the path again, after the file was moved away; raise OSError, and keep the old file, if that fails."""
-        if self.path is None:
+        if self.path is None or self._is_late:
             return
         fd = _open(self.path, self._user)
         os.close(self._fd)

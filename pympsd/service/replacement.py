@@ -10,6 +10,7 @@ import signal
 import time
 from typing import Final
 
+from pympsd.service.files.directory_owner import daemon_above
 from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
 from pympsd.service.processes.status import STATE, has_ended, is_stopped, stat
 from pympsd.vocabulary import files
@@ -35,6 +36,7 @@ class NoDaemonPid(CannotReplace):
 
 def claim(given: str) -> PipeDirectory:
     """Claim a pipe directory that no daemon holds; raise what PipeDirectory.claim raises."""
+    _check_owner(given)
     give_up = time.monotonic() + DEAD_SECONDS
     while True:
         try:
@@ -50,6 +52,7 @@ def replace(given: str) -> PipeDirectory:
 
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
+    _check_owner(given)
     if (claimed := _claimed_or_freed(given)) is not None:
         return claimed
     give_up = time.monotonic() + LOCK_SECONDS
@@ -59,6 +62,12 @@ def replace(given: str) -> PipeDirectory:
             raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
         time.sleep(PAUSE_SECONDS)
     return claimed
+
+
+def _check_owner(given: str) -> None:
+    """Raise AlreadyRunning for the directory of a server or a namespace of another daemon."""
+    if whose := daemon_above(given):
+        raise AlreadyRunning(whose)
 
 
 def _claimed_or_freed(given: str) -> PipeDirectory | None:

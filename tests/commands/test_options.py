@@ -184,6 +184,9 @@ def test_a_file_in_every_spelling(words: list[str]) -> None:
         Options([words[0], ""] if words[0] in ("-a", "--apply") else ["--apply="])
     with pytest.raises(BadOption, match="--apply takes no command beside it"):
         Options([*words, "server"])
+    for start in ([], ["-d"]):
+        with pytest.raises(BadOption, match="--apply takes one file, and two are given: F and G"):
+            Options([*start, *words, "-a", "G"])
 
 
 @pytest.mark.parametrize(
@@ -206,6 +209,8 @@ def test_what_a_protocol_cannot_be_started_with(words: list[str], protocol: str,
         (["--force"], "--force goes with -q"),
         (["-d", "-q", "--force"], "--force goes with -q"),
         (["--quit", "ps"], "--quit takes no command"),
+        (["-q", "server", "list"], "-q takes no command"),
+        (["-q", "-a", "F"], "-q takes no command and no file"),
     ],
 )
 def test_a_quit_goes_with_little(words: list[str], said: str) -> None:

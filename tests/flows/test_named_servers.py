@@ -222,6 +222,9 @@ def test_each_server_has_its_own_log(daemon: DaemonProcess, join: Callable[..., 
     assert own
     assert all(pid in line for line in own)
     assert (daemon.directory / "log" / f"uid_{os.geteuid()}" / "server.log").exists()
+    assert not (daemon.directory / "log" / "server.log").exists()
+    pipe(daemon, "log").write_text("hello\n")
+    wait_until(lambda: daemon.log("server.log") == ["hello"], "the line of no server")
 
 
 def test_a_users_link_in_a_servers_directory_is_not_followed(daemon: DaemonProcess, directory: Path) -> None:
@@ -291,7 +294,20 @@ def test_neighbours_on_the_drivers_server_never_get_each_others_limits(
 
 
 def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) -> None:
-    lost = "protocol 2 has no server 'a', namespace 'hi' of server 'a': start with -p 3"
+    for line in (
+        "server create a2 --allowed-devices=0",
+        "sm-partition create p --server=a2 --device=0 --chunks=2",
+        "server set a --max-active-thread-percentage=60",
+        "memacct limit /nowhere --hard-limit=8G",
+        "context-share set default_socket=off",
+    ):
+        ctl(daemon, line)
+    named = (
+        "server 'a', max-active-thread-percentage of server 'a', namespace 'hi' of server 'a', server 'a2', "
+        "allowed-devices of server 'a2', SM partition 'p' of server 'a2', default_socket=off of context-share, "
+        "memacct limit of cgroup /nowhere"
+    )
+    lost = f"protocol 2 has no {named}: start with -p 3"
     running = daemon.run(["-d", "--replace"])
     assert running.returncode == 1
     assert lost in running.stderr
@@ -305,20 +321,51 @@ def test_protocol_2_does_not_lose_what_protocol_3_left(daemon: DaemonProcess) ->
     assert ctl(daemon, "namespace get hi a active-thread-percentage") == "25.00"
 
 
+def replaced(daemon: DaemonProcess, *words: str) -> None:
+    """Put another daemon in its place, from which nothing keeps it."""
+    done = daemon.run(["-d", "--replace", *words])
+    assert (done.returncode, done.stderr) == (0, "")
+    daemon.await_end()
+    daemon.found(int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text()))
+
+
+def test_a_users_server_of_protocol_3_keeps_its_limits_in_protocol_2(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
+    daemon = start(make_daemon(PYMPSD_EMULATED_DEVICES="H200"))
+    with clients_of(daemon) as make:
+        client, name = make().connect(), f"uid_{os.geteuid()}"
+        ctl(daemon, f"server set {name} --active-thread-percentage=25 --pinned-memory-limit=4G")
+        replaced(daemon)
+        (server,) = daemon.servers()
+        asked = f"get_active_thread_percentage {server}\nget_device_pinned_mem_limit {server} 0"
+        assert daemon.say(asked) == "25.0\n4G\n"
+        assert make().connect().do("sm") == "32"
+        assert client.do("sync") == "CUDA_SUCCESS"
+
+
 def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
     daemon = make_daemon(PYMPSD_EMULATED_DEVICES="2xH200")
     assert daemon.start().returncode == 0
-    daemon.say("set_default_active_thread_percentage 50")
+    daemon.say("set_default_active_thread_percentage 50\nset_default_client_priority 1")
     with clients_of(daemon) as make:
         client = make().connect()
-        daemon.run(["-d", "-p", "3", "--replace"])
-        daemon.await_end()
-        daemon.pid = int((daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
+        replaced(daemon, "-p", "3")
         assert client.do("sync") == "CUDA_SUCCESS"
         name = f"uid_{os.geteuid()}"
         assert ctl(daemon, f"server get {name} status") == "Ready"
         assert ctl(daemon, f"namespace get default {name} active-thread-percentage") == "50.00"
+        assert ctl(daemon, f"namespace get default {name} client-priority") == "1"
         assert make().connect().do("sm") == "66"
+
+
+def test_help_is_that_of_the_daemon_that_runs(daemon: DaemonProcess) -> None:
+    helped = [daemon.run(words).stdout for words in (["--help"], ["-h"], ["-p", "2", "--help"], ["-p", "3", "-h"])]
+    assert set(helped) == {helped[0]}
+    assert "server create" in helped[0]
+    ctl(daemon, "quit")
+    assert "server create" not in daemon.run(["--help"]).stdout
+    assert "server create" in daemon.run(["-p", "3", "--help"]).stdout
 
 
 def test_the_drivers_server_has_all_devices(make_daemon: Callable[..., DaemonProcess], launcher: Path) -> None:

@@ -137,6 +137,17 @@ def test_the_pipe_directory_is_made_when_its_parent_is_there(directory: Path) ->
     os.waitpid(pid, 0)
 
 
+def test_a_directory_below_the_working_one_is_said_in_full(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(directory)
+    daemon = DaemonProcess(directory, {"CUDA_MPS_PIPE_DIRECTORY": "pipe/"})
+    done = daemon.start("-d", "-p", "3")
+    try:
+        hint = f"To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY={directory}/pipe\n"
+        assert (done.returncode, done.stdout) == (0, hint)
+    finally:
+        daemon.stop()
+
+
 def test_what_the_daemon_cannot_make_is_said_once_with_what_to_do(directory: Path) -> None:
     folder = directory / "pipe"
     (folder / "control_lock").touch()

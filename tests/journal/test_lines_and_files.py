@@ -302,3 +302,22 @@ def test_a_user_has_root_write_nowhere_else(tmp_path: Path, kind: str) -> None:
         LogFile(str(log), USER)
     assert (roots.read_bytes(), roots.stat().st_uid) == (b"mine\n", 0)
     assert not (tmp_path / "c" / "server.log").exists()
+
+
+def test_a_late_file_comes_with_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "log" / "server.log"
+    file = LogFile(str(path), late=True)
+    file.reopen()
+    file.write(b"lost\n")
+    assert (file.dropped, file.reason) == (1, "No such file or directory")
+    path.parent.mkdir()
+    file.reopen()
+    assert not path.exists()
+    file.write(b"one\n")
+    file.write(b"two\n")
+    assert path.read_bytes() == b"one\ntwo\n"
+    path.rename(tmp_path / "moved")
+    file.reopen()
+    file.write(b"three\n")
+    file.close()
+    assert path.read_bytes() == b"three\n"

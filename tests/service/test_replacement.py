@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -165,3 +166,17 @@ def test_a_lock_that_stays_held_belongs_to_a_running_daemon(
         claim(str(tmp_path))
     assert patience <= sum(waits) <= patience + 0.1
     assert holder.poll() is None
+
+
+def test_a_socket_that_somebody_has_in_a_directory_of_no_daemon_is_not_taken(tmp_path: Path) -> None:
+    """As in a container that sees the directory of a namespace only."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / files.CONTROL))
+        listener.listen()
+        for start in (claim, replace):
+            with pytest.raises(AlreadyRunning, match="a daemon, which listens at control there"):
+                start(str(tmp_path))
+        (tmp_path / files.LOCK).touch()
+        claim(str(tmp_path)).release()
+    (tmp_path / files.LOCK).unlink()
+    claim(str(tmp_path)).release()

@@ -18,10 +18,11 @@ from attrs import define, evolve, field
 
 from pympsd.devices.machine import describe
 from pympsd.service.files import state_file
-from pympsd.service.files.state_file import StateFile, StateRefused, device_keys, read
+from pympsd.service.files.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.service.processes.status import started_at
 from pympsd.state_machine.handover.persistent_state import EMPTY_STATE, PersistentServer, PersistentState
 from pympsd.vocabulary import files
+from pympsd.vocabulary.namespaces import NamespaceLimits
 
 DEVICES = device_keys(describe("2xH200"))
 KNOWN = PersistentState(
@@ -172,6 +173,13 @@ def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[P
     spoil(Path(saved.folder) / files.STATE)
     with pytest.raises(StateRefused, match=reason):
         read(saved.folder)
+
+
+def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile) -> None:
+    saved.save(evolve(KNOWN, default_socket=False))
+    assert lost_in_protocol_2(saved.folder, NamespaceLimits()) == ["default_socket=off of context-share"]
+    _edit(Path(saved.folder) / files.STATE, lambda state: state["remembered"].update(thread_percentage=0))
+    assert lost_in_protocol_2(saved.folder, NamespaceLimits()) == []
 
 
 def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:

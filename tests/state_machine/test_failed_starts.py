@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pympsd.devices.machine import describe
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import Instruction, RefuseClient, SetTimer, SpawnServer
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import Instruction, RefuseClient, Reply, SetTimer, SpawnServer
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 from tests.state_machine.conftest import Story
@@ -27,6 +29,17 @@ def spawned_for(instructions: list[Instruction]) -> list[int]:
 
 def refused(instructions: list[Instruction]) -> list[int]:
     return [one.client for one in instructions if isinstance(one, RefuseClient)]
+
+
+@pytest.mark.parametrize("name", ["u5", "uid_500"])
+def test_a_named_server_that_could_not_be_started_is_said_once_to_be_so(name: str) -> None:
+    story = Story(Daemon(0, describe("H200"), protocol=3, most_servers=9))
+    story.says(f"server create {name} --uid=500")
+    for namespace in ("", "default"):
+        story.feed(events.NamespaceOpened(name, namespace))
+    (spawn,) = (one for one in story.instructions if isinstance(one, SpawnServer))
+    (reply,) = (one for one in story.feed(events.SpawnFailed(spawn.server, "no memory")) if isinstance(one, Reply))
+    assert reply.answer.printed == f"Server '{name}' could not be started: no memory\n"
 
 
 def test_four_starts_with_growing_pauses_then_a_refusal(story: Story) -> None:

@@ -7,6 +7,7 @@ from typing import Final
 
 from attrs import evolve
 
+from pympsd.commands.privileges import ASK_FROM
 from pympsd.commands.registry import Caller
 from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.output import ABSENT, Shown
@@ -84,8 +85,8 @@ def insufficient(caller: Caller, command: str, owned: str) -> Refused:
     """Return the refusal of a command whose caller does not own what it changes."""
     if caller.uid != NO_USER:
         return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
-    hint = "Ask from the daemon's own PID and user namespace, or start it with --trust-containers."
-    return Refused(f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner.", hint)
+    said = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
+    return Refused(said, ASK_FROM)
 
 
 def namespace_of(client: Client) -> str:

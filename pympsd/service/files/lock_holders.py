@@ -68,14 +68,23 @@ def _has_open(pid: str, wanted: os.stat_result) -> bool:
     return False
 
 
-def _listens(control: str) -> bool:
-    """Return whether a living process listens: the socket of a killed daemon may be held by its keeper."""
+def listener_of(control: str) -> tuple[int, int, int] | None:
+    """Return the PID (0: in a PID namespace that cannot be seen from here), user and group of the process that
+    listens, or listened before its keeper had the socket; None if nobody has it.
+    """
     for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
         with socket.socket(socket.AF_UNIX, kind) as sock:
             sock.settimeout(POLL_SECONDS)
             with suppress(OSError):
                 sock.connect(control)
-                pid, _, _ = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
-                fields = stat(pid)
-                return pid == 0 or (bool(fields) and fields[STATE] not in (b"Z", b"X"))
-    return False
+                return UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+    return None
+
+
+def _listens(control: str) -> bool:
+    """Return whether a living process listens: the socket of a killed daemon may be held by its keeper."""
+    listener = listener_of(control)
+    if listener is None:
+        return False
+    fields = stat(listener[0])
+    return listener[0] == 0 or (bool(fields) and fields[STATE] not in (b"Z", b"X"))

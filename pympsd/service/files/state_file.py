@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pympsd.service.processes.status import has_ended, started_at
 from pympsd.state_machine.handover.persistent_state import PersistentState, check
+from pympsd.state_machine.handover.protocol_2 import lost
 from pympsd.vocabulary import files
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+from pympsd.vocabulary.namespaces import NamespaceLimits
 
 FORMAT: Final = 1
 MODE: Final = 0o600
@@ -69,6 +70,12 @@ def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
 
 def read(folder: str) -> SavedState | None:
     """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
+    data = _own_bytes(folder)
+    return None if data is None else _checked(data)
+
+
+def _own_bytes(folder: str) -> bytes | None:
+    """Return the contents of the file, which is this user's own; None if there is no file. Raise StateRefused."""
     path = os.path.join(folder, files.STATE)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -78,23 +85,32 @@ def read(folder: str) -> SavedState | None:
         raise StateRefused(error.strerror) from None
     try:
         _check_owner(os.fstat(fd))
-        return _checked(os.read(fd, MOST_BYTES + 1))
+        return os.read(fd, MOST_BYTES + 1)
     finally:
         os.close(fd)
 
 
-def named_servers_left(folder: str) -> list[str]:
-    """Return the servers and namespaces, in words, that a daemon left and one of protocol 2 could not have."""
+def lost_in_protocol_2(folder: str, own: NamespaceLimits) -> list[str]:
+    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not go on with."""
     if (saved := _left(folder)) is None:
         return []
-    named = {one.name: one for one in saved.remembered.named_servers}
-    found = [f"server '{name}'" for name, one in named.items() if name != server_of_user(one.uid)]
-    return found + [
-        f"namespace '{each.name}' of server '{name}'"
-        for name, one in named.items()
-        for each in one.namespaces
-        if each.name != DEFAULT
-    ]
+    running = tuple(one for one in saved.remembered.servers if started_at(one.pid) == saved.started.get(one.pid))
+    return list(lost(evolve(saved.remembered, servers=running), own))
+
+
+def directories_left(folder: str) -> set[tuple[str, ...]]:
+    """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
+    daemon has there, or left to the next.
+    """
+    try:
+        data = _own_bytes(folder)
+    except StateRefused:
+        return set()
+    saved = _of_this_boot(data or b"")
+    found: set[tuple[str, ...]] = set()
+    for one in saved.remembered.named_servers if saved is not None else ():
+        found |= {(one.name,), *((one.name, each.name) for each in one.namespaces)}
+    return found
 
 
 def trace_left(folder: str) -> str:
@@ -105,9 +121,15 @@ def trace_left(folder: str) -> str:
 
 def _left(folder: str) -> SavedState | None:
     try:
-        data = Path(folder, files.STATE).read_bytes()
-        saved = msgspec.json.decode(data, type=SavedState)
-    except (OSError, ValueError, RecursionError):
+        return _of_this_boot(Path(folder, files.STATE).read_bytes())
+    except OSError:
+        return None
+
+
+def _of_this_boot(data: bytes) -> SavedState | None:
+    try:
+        saved = _decoded(data)
+    except (ValueError, RecursionError):
         return None
     return saved if saved.boot == _boot() else None
 
@@ -136,9 +158,8 @@ def _checked(data: bytes) -> SavedState:
     if len(data) > MOST_BYTES:
         raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
     try:
-        saved = msgspec.json.decode(data, type=SavedState)
-        check(saved.remembered, len(saved.devices) or MOST_DEVICES)
-    except (ValueError, RecursionError) as error:  # msgspec's own errors are ValueErrors
+        saved = _decoded(data)
+    except (ValueError, RecursionError) as error:
         raise StateRefused(f"it is damaged: {error}") from None
     if saved.format != FORMAT:
         raise StateRefused(f"it has format {saved.format}, not {FORMAT}")
@@ -146,6 +167,13 @@ def _checked(data: bytes) -> SavedState:
         raise StateRefused("it was written before this machine, or this container, was started")
     if _runs(*saved.writer):
         raise StillRuns(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
+    return saved
+
+
+def _decoded(data: bytes) -> SavedState:
+    """Return the contents; raise ValueError (msgspec's own errors are ValueErrors) or RecursionError."""
+    saved = msgspec.json.decode(data, type=SavedState)
+    check(saved.remembered, len(saved.devices) or MOST_DEVICES)
     return saved
 
 

@@ -22,6 +22,7 @@ from pympsd.state_machine.handover.persistent_state import (
     in_memory,
     limits_of_cgroups,
 )
+from pympsd.state_machine.handover.protocol_2 import limits_of
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.state_machine.server_lifecycle import Phase
@@ -55,7 +56,7 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.server_serials = Serials(first_serial(daemon.generation))
         daemon.termination_serials = Serials(first_serial(daemon.generation))
     for known in left.servers:
-        daemon.servers[known.serial] = _awaited(known)
+        daemon.servers[known.serial] = _awaited(daemon, known, left)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
         yield SetTimer(Timer(TimerKind.RETURN, known.serial), RETURN_TIMEOUT)
     if daemon.protocol == 3:
@@ -130,9 +131,12 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.memory_limits = in_memory(left.memory_limits)
 
 
-def _awaited(known: PersistentServer) -> Server:
-    percentage, limits = ThreadPercentage(known.thread_percentage), in_memory(known.memory_limits)
-    server = Server(known.serial, known.uid, percentage, limits, pid=known.pid, phase=Phase.RETURNING)
+def _awaited(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
+    percentage, memory = known.thread_percentage, known.memory_limits
+    if daemon.protocol == 2:
+        percentage, memory = limits_of(known, left)
+    limits = ThreadPercentage(percentage), in_memory(memory)
+    server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
     server.name = known.name or server.name
     server.awaited = server.proven = True
     return server

@@ -14,7 +14,7 @@ from pympsd.state_machine.handover.persistent_state import (
 from pympsd.state_machine.instructions import Instruction
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
 
 
@@ -25,7 +25,7 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
     for process in left.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
-            daemon.named_servers[name] = _of_process(name, process)
+            daemon.named_servers[name] = _of_process(name, process, daemon.client_priority)
             # One with a name was being deleted.
             daemon.named_servers[name].deleted = bool(process.name) and left.protocol == 3
     daemon.named_changes += 1
@@ -42,6 +42,8 @@ def _named(kept: PersistentNamedServer) -> NamedServer:
     return named
 
 
-def _of_process(name: str, process: PersistentServer) -> NamedServer:
-    limits = NamespaceLimits(ThreadPercentage(process.thread_percentage), in_memory(process.memory_limits))
+def _of_process(name: str, process: PersistentServer, priority: ClientPriority) -> NamedServer:
+    """Return a server of protocol 2, whose clients had the daemon's default ``priority``, as one of protocol 3."""
+    memory = in_memory(process.memory_limits)
+    limits = NamespaceLimits(ThreadPercentage(process.thread_percentage), memory, priority)
     return NamedServer(name, process.uid, {DEFAULT: Namespace(DEFAULT, limits)}, source=Source.AUTO)

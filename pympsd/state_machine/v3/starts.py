@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.daemon_state import Daemon, title
 from pympsd.state_machine.instructions import Instruction, reply
 from pympsd.vocabulary.answers import Answer, refusal
 
@@ -30,6 +30,8 @@ def could_not_start(daemon: Daemon, name: str, reason: str) -> Iterator[Instruct
     if named.failed != reason:
         named.failed = reason
         daemon.named_changes += 1
+    refused = f"Server '{name}' could not be started: "
+    why = reason.removeprefix(f"{title(name, named.uid)} could not be started: ")
     for session in named.creators:
-        yield from reply(session, refusal(f"Server '{name}' could not be started: {reason}"))
+        yield from reply(session, refusal(refused + why))
     named.creators.clear()

@@ -30,7 +30,7 @@ from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace, Source
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.rules import Origin
@@ -299,6 +299,15 @@ def test_another_user_may_change_nothing(daemon: Daemon, line: str) -> None:
     command = " ".join(line.split()[:2]).upper()
     owner = "server" if command.startswith(("SERVER", "NAMESPACE", "CLIENT")) else "daemon"
     assert answer.printed == f"Insufficient privileges for UID 60000. '{command}' requires {owner} owner.\n"
+
+
+@pytest.mark.parametrize("line", ["shutdown_server 847", "terminate_client 847 1", "server delete b"])
+def test_nor_somebody_in_a_container_whose_user_is_not_known(daemon: Daemon, line: str) -> None:
+    answer = _ask(daemon, line, uid=NO_USER)
+    assert answer.refused
+    assert answer.printed.startswith("Insufficient privileges in a container")
+    assert str(NO_USER) not in answer.printed
+    assert answer.diagnostic.startswith("Ask from the daemon's own PID and user namespace")
 
 
 def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:

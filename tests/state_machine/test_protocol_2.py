@@ -1,0 +1,90 @@
+"""What a daemon of protocol 2 goes on with after one of protocol 3, and what it could not go on with."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from pympsd.state_machine import events
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.handover.persistent_state import (
+    PersistentNamedServer,
+    PersistentNamespace,
+    PersistentServer,
+    PersistentState,
+)
+from pympsd.state_machine.handover.protocol_2 import lost
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.rules import Condition, Rule
+from tests.state_machine.conftest import DEVICES, Story
+
+GIB = 1 << 30
+USER = 500
+DEFAULT = PersistentNamespace("default", 100.0, {}, 0)
+PROCESS = PersistentServer(1, 847, USER, 100.0, {}, name="uid_500")
+
+
+def of_server(name: str = "uid_500", **more: object) -> PersistentState:
+    """Return the state of a daemon with one server, without a process."""
+    known = {"namespaces": (DEFAULT,), **more}
+    return PersistentState(protocol=3, named_servers=(PersistentNamedServer(name, USER, **known),))  # type: ignore[arg-type]
+
+
+def of_default(**more: object) -> PersistentState:
+    """Return the state of a daemon whose one server has a limited namespace ``default``."""
+    return of_server(namespaces=(evolve(DEFAULT, **more),))
+
+
+@pytest.mark.parametrize(
+    ("left", "named"),
+    [
+        (PersistentState(), []),
+        (of_server(), []),
+        (of_server("a"), ["server 'a'"]),
+        (of_server(namespaces=(DEFAULT, PersistentNamespace("hi"))), ["namespace 'hi' of server 'uid_500'"]),
+        (of_server(allowed_devices=(0,)), ["allowed-devices of server 'uid_500'"]),
+        (of_server(max_thread_percentage=60.0), ["max-active-thread-percentage of server 'uid_500'"]),
+        (of_server(max_pinned_memory={0: GIB}), ["max-pinned-memory-limit of server 'uid_500'"]),
+        (of_server(contains_partitions=True), ["contain=partition of server 'uid_500'"]),
+        (of_server(partitions=(SmPartition("p", 0, (3,)),)), ["SM partition 'p' of server 'uid_500'"]),
+        (of_default(total_memory={0: GIB}), ["total-memory-limit of server 'uid_500'"]),
+        (of_default(sm_partition="p"), ["sm-partition of server 'uid_500'"]),
+        (of_default(client_priority=1), ["client-priority of server 'uid_500'"]),
+        (of_default(thread_percentage=25.0), ["active-thread-percentage of server 'uid_500'"]),
+        (of_default(pinned_memory={0: GIB}), ["pinned-memory-limit of server 'uid_500'"]),
+        (PersistentState(default_socket=False), ["default_socket=off of context-share"]),
+        (PersistentState(accounts_cgroups=False), ["disabled feature memacct"]),
+        (PersistentState(audits_memory=True), ["audit-log of memacct"]),
+        (
+            PersistentState(cgroup_limits={"/a": {0: GIB}, "/b": {}}, cgroup_soft_limits={"/a": {}, "/b": {0: GIB}}),
+            ["memacct limit of cgroup /a", "memacct limit of cgroup /b"],
+        ),
+        (PersistentState(rules=(Rule(1, conditions=(Condition("user", ("0",)),)),)), []),
+        (
+            PersistentState(rules=(Rule(1, "r", (Condition("namespace", ("a/*",)),)),)),
+            ["condition namespace of rule 1 ('r')"],
+        ),
+    ],
+)
+def test_what_protocol_2_has_none_of_is_named(left: PersistentState, named: list[str]) -> None:
+    assert list(lost(left, NamespaceLimits())) == named
+
+
+def test_defaults_that_are_the_same_are_kept() -> None:
+    limits = {"thread_percentage": 50.0, "pinned_memory": {0: GIB}, "client_priority": 1}
+    of_its_start = NamespaceLimits(ThreadPercentage(50.0), {0: PinnedMemory(GIB)}, ClientPriority(1))
+    assert list(lost(of_default(**limits), of_its_start)) == []
+    by_commands = evolve(of_default(**limits), thread_percentage=50.0, memory_limits={0: GIB}, client_priority=1)
+    assert list(lost(by_commands, NamespaceLimits())) == []
+    assert len(list(lost(of_default(**limits), NamespaceLimits()))) == 3
+
+
+def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
+    left = evolve(of_default(thread_percentage=25.0, pinned_memory={1: GIB}), servers=(PROCESS,))
+    assert list(lost(left, NamespaceLimits())) == []
+    story = Story(Daemon(0, DEVICES))
+    story.feed(events.PredecessorDied(left))
+    (server,) = story.daemon.servers.values()
+    assert (server.thread_percentage, server.memory_limits) == (ThreadPercentage(25.0), {1: PinnedMemory(GIB)})
