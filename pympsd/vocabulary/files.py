@@ -22,6 +22,9 @@ NEW_STATE = f"{STATE}.new"
 OF_THE_DAEMON = (CONTROL, CONTROL_PRIVILEGED, OWN_CONTROL, LOCK, KEEPER, LOG_FIFO, PID, STATE, NEW_STATE)
 """The names in the pipe directory that nothing else may have."""
 
+OF_A_RUNNING_DAEMON = (STATE, KEEPER)
+"""What a daemon that runs, or was killed, has in its pipe directory, and no server or namespace."""
+
 CONTROL_LOG = "control.log"
 SERVER_LOG = "server.log"
 

@@ -110,6 +110,18 @@ def test_other_directories_below_may_have_daemons(daemon: DaemonProcess, make_da
         below.await_end()
 
 
+def test_no_server_takes_the_directory_of_another_daemon(daemon: DaemonProcess, make_daemon) -> None:  # type: ignore[no-untyped-def]
+    place = pipe(daemon, "other")
+    place.mkdir()
+    below = make_daemon(PYMPSD_EMULATED_DEVICES="H200", CUDA_MPS_PIPE_DIRECTORY=str(place))
+    assert below.run(["-d"]).returncode == 0
+    below.found(int((place / "nvidia-cuda-mps-control.pid").read_text()))
+    said = ctl(daemon, "server create other", 1)
+    assert f"{place} has pympsd." in said
+    assert "of a daemon of its own there: quit that, or remove the file" in said
+    assert below.say("get_default_active_thread_percentage") == "100.0\n"
+
+
 def test_what_is_left_without_a_daemon_above_is_free(daemon: DaemonProcess, second: Second) -> None:
     left = pipe(daemon, "a/hi") / "control"
     daemon.say("quit")

@@ -12,8 +12,6 @@ from pympsd.service.files.lock_holders import listener_of
 from pympsd.service.files.state_file import directories_left
 from pympsd.vocabulary import files
 
-OF_A_DAEMON: Final = (files.STATE, files.KEEPER)
-"""What a daemon that runs, or was killed, has in its own directory."""
 _REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"
 
 
@@ -31,7 +29,7 @@ def daemon_above(folder: str) -> str:
             return _said(folder, top, names)
     # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
     listener = listener_of(os.path.join(folder, files.CONTROL))
-    if listener is None or _has(folder, *OF_A_DAEMON):
+    if listener is None or _has(folder, *files.OF_A_RUNNING_DAEMON):
         return ""
     for top, names in above:
         if listener_of(os.path.join(top, files.CONTROL)) == listener:

@@ -44,9 +44,11 @@ def existing(top: str, server: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def inside(folder: int, name: str) -> Iterator[int]:
-    """Yield a descriptor of a directory in another one. Raise OSError."""
+    """Yield a descriptor of a server's or a namespace's directory in another one. Raise OSError."""
     with contextlib.ExitStack() as stack:
-        yield _closing(stack, os.open(name, FLAGS, dir_fd=folder))
+        fd = _closing(stack, os.open(name, FLAGS, dir_fd=folder))
+        _check_no_daemon(fd, name)
+        yield fd
 
 
 def listen(folder: int, kind: socket.SocketKind) -> socket.socket:
@@ -100,12 +102,21 @@ def _entered(parent: int, name: str, path: str, uid: int) -> int:
         # Users choose the names of servers: what is there already does not become theirs.
         if owner != uid and not is_new:
             raise Foreign(f"{path} belongs to user {owner}: remove it")
+        _check_no_daemon(fd, path)
         if owner != uid:
             os.fchown(fd, uid, -1)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _check_no_daemon(folder: int, path: str) -> None:
+    """Raise Foreign if a directory is the pipe directory of a daemon that runs or was killed."""
+    for file in files.OF_A_RUNNING_DAEMON:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(file, dir_fd=folder, follow_symlinks=False)
+            raise Foreign(f"{path} has {file}, of a daemon of its own there: quit that, or remove the file")
 
 
 def _closing(stack: contextlib.ExitStack, fd: int) -> int:
