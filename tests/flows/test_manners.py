@@ -101,11 +101,13 @@ def test_another_user_has_no_logs_reopened(daemon: DaemonProcess) -> None:
     assert (done.returncode, "'LOG REOPEN' requires daemon owner" in done.stdout) == (1, True)
 
 
-@pytest.mark.parametrize("protocol", ["2", "3"])
-def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protocol: str) -> None:
+@pytest.mark.parametrize(("protocol", "other"), [("2", "server.log"), ("3", "a/server.log")])
+def test_a_log_that_cannot_be_reopened_is_named(make_daemon: MakeDaemon, protocol: str, other: str) -> None:
     daemon = make_daemon()
     assert daemon.start("-d", "-p", protocol).returncode == 0
-    control, server = (daemon.directory / "log" / name for name in ("control.log", "server.log"))
+    if protocol == "3":
+        assert daemon.run(["server", "create", "a"]).returncode == 0
+    control, server = (daemon.directory / "log" / name for name in ("control.log", other))
     for log in (control, server):
         log.rename(log.with_suffix(".1"))
     control.mkdir()
