@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import NewType
 
 from attrs import frozen
@@ -44,8 +43,9 @@ class Serials:
     """A counter of serials, which returns each one once."""
 
     def __init__(self, first: int = 1) -> None:
-        self._next = count(first)
+        self._next = first
 
     def take(self) -> int:
         """Return the next serial."""
-        return next(self._next)
+        serial, self._next = self._next, self._next + 1
+        return serial

@@ -18,7 +18,7 @@ CONTAINMENTS: Final = ("server", "partition")
 """Whether faults stay in SM partitions, as it is written."""
 MOST_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
-_MEMORY: Final = re.compile(r"0*([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
+_MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
 _MOST_DIGITS: Final = 20
 """More are above the limit in every unit."""
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
@@ -48,7 +48,7 @@ def read_memory(text: str) -> PinnedMemory | None:
         return None
     found = _MEMORY.fullmatch(text)
     # Python reads no numbers of thousands of digits.
-    size = int(found[1][:_MOST_DIGITS]) << _UNITS[found[2].upper()] if found else 0
+    size = int(found[1].lstrip("0")[:_MOST_DIGITS] or "0") << _UNITS[found[2].upper()] if found else 0
     if size > MOST_MEMORY:
         raise BadText(f"at most {MOST_MEMORY >> 30}G,", text)
     if not size:

@@ -83,3 +83,9 @@ def test_booleans_and_priorities() -> None:
     for text in ("yes", "True", ""):
         with pytest.raises(BadText, match="true or false, not"):
             read_boolean(text)
+
+
+def test_a_long_text_is_refused_at_once() -> None:
+    with pytest.raises(BadText):
+        read_memory("0" * 1_000_000 + "x")
+    assert read_memory("0" * 1_000_000 + "4G") == PinnedMemory(4 << 30)

@@ -91,11 +91,12 @@ def terminate(
 
 
 def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, NamedServer]:
-    """Return the client with a PID, or if there is none the one that has it in its container."""
-    owners = view.servers(daemon) if server is None else [server_named(daemon, server)]
-    clients = [(client, owner) for owner in owners for client in clients_of(daemon, owner.name)]
-    found = [each for each in clients if str(each[0].pid) == pid]
-    found = found or [each for each in clients if each[0].container_pid and str(each[0].container_pid) == pid]
+    """Return the client with a PID, or if no server has one the one that has it in its container."""
+    only = None if server is None else server_named(daemon, server)
+    clients = [(client, owner) for owner in view.servers(daemon) for client in clients_of(daemon, owner.name)]
+    known = [each for each in clients if str(each[0].pid) == pid]
+    known = known or [each for each in clients if each[0].container_pid and str(each[0].container_pid) == pid]
+    found = [each for each in known if only in (None, each[1])]
     if not found:
         where = "" if server is None else f" on server '{server}'"
         raise Refused(f"No client with PID {pid}{where}.")

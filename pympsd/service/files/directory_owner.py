@@ -28,14 +28,14 @@ def daemon_above(folder: str) -> str:
         if names in directories_left(top):
             return _said(folder, top, names)
     # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
+    if _has(folder, files.LOCK, *files.OF_A_RUNNING_DAEMON):
+        return ""  # it is a daemon's own, which is not asked: that would be in its log
     listener = listener_of(os.path.join(folder, files.CONTROL))
-    if listener is None or _has(folder, *files.OF_A_RUNNING_DAEMON):
+    if listener is None:
         return ""
     for top, names in above:
         if listener_of(os.path.join(top, files.CONTROL)) == listener:
             return _said(folder, top, names)
-    if _has(folder, files.LOCK):
-        return ""
     return f"{folder} is that of a server or a namespace of a daemon, which listens at control there: {_REMEDY}"
 
 

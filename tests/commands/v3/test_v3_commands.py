@@ -171,6 +171,10 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
     assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
     present[4] = Client(4, 9, 7, "four", 11)
     assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
+    other = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
+    other.clients = {5: Client(5, 700, 8, "five", 14, container_pid=9)}
+    said = "No client with PID 9 on server 'b'."
+    assert _ask(daemon, "client terminate 9 --server=b").printed == f"{said}\n", "on another server too"
     assert _ask(daemon, "client get 0 pid").diagnostic == "No client with PID 0."
 
 

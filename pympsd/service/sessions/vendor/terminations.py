@@ -43,23 +43,21 @@ class Terminations:
             if left:
                 answered(Result.ERROR_INVALID_CONTEXT if left == present else Result.ERROR_NOT_SUPPORTED)
                 return
-            # At once, for another operator may ask the same before the server has answered.
-            self._terminated[pid] = present
+            # Before it is asked: another operator may ask the same, or this daemon be killed, before it answers.
+            self._note(pid, present)
             link.ask(commands.terminate(pid), done)
 
         def done(code: int) -> None:
-            if code:
-                self.forget(pid)
-            else:
-                # One that came meanwhile may have been terminated too.
-                link.ask(commands.device_clients(), note)
+            if not code:
+                # A context that came meanwhile may have been terminated too.
+                link.ask(commands.device_clients(), lambda devices: self._note(pid, _contexts(devices, pid)))
             answered(code)
 
-        def note(devices: tuple[commands.DeviceClients, ...]) -> None:
-            self._terminated[pid] = _contexts(devices, pid)
-            self._changed(pid, self._terminated[pid])
-
         link.ask(commands.device_clients(), ask)
+
+    def _note(self, pid: int, contexts: frozenset[int]) -> None:
+        self._terminated[pid] = contexts
+        self._changed(pid, contexts)
 
 
 def _contexts(devices: tuple[commands.DeviceClients, ...], pid: int) -> frozenset[int]:

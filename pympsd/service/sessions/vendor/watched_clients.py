@@ -52,7 +52,9 @@ class WatchedClients:
         try:
             with suppress(OSError), self._dispatcher.held(client_name(client), pidfd, msgspec.json.encode(note)):
                 await process_end(pidfd)
-                self.terminations.forget(note.pid)
+                # Several may be shown with PID 0.
+                if sum(other.pid == note.pid for _, other in self._noted.values()) == 1:
+                    self.terminations.forget(note.pid)
                 self._gone(client)
         finally:
             if self._ended.is_set():
