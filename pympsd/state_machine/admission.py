@@ -34,7 +34,7 @@ from pympsd.vocabulary.rules import Unknown
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
 STARTS_AT_ONCE: Final = 4
-"""Servers that operators' commands start at the same time, so that a file of many leaves the machine time for others.
+"""Servers that commands of protocol 3 start at the same time, so that a file of many leaves time for others.
 One that a client waits for is started at once."""
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
@@ -126,22 +126,27 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
     """Serve the queue: admit clients to their users' servers, start servers, or end others to make room for them."""
     for server in _open_servers(daemon):
         yield from _admit(daemon, server)
-    waited_for = {entry.server for entry in daemon.queue if entry.client}
-    starting = sum(server.phase in (Phase.SPAWNING, Phase.INITIALIZING) for server in daemon.servers.values())
-    for entry in _without_server(daemon):
-        # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
-        may_start = starting < STARTS_AT_ONCE or entry.server in waited_for
-        may_start = may_start and not daemon.is_full and daemon.quitting is None
-        if may_start and not failed_starts.is_pausing(daemon, entry.server):
-            starting += 1
-            yield from queue.begin(daemon, entry)
-            yield _spawn(daemon, entry)
+    yield from _start_servers(daemon)
     if daemon.is_full:
         yield from _make_room(daemon)
     for server in _open_servers(daemon):
         yield from queue.log_closing(daemon, server)
         if _is_waited_for(daemon, server):
             yield from time_silence(server)
+
+
+def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
+    waited_for = {entry.server for entry in daemon.queue if entry.client}
+    starting = sum(server.phase in (Phase.SPAWNING, Phase.INITIALIZING) for server in daemon.servers.values())
+    for entry in _without_server(daemon):
+        # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
+        may_start = daemon.protocol == 2 or starting < STARTS_AT_ONCE or entry.server in waited_for
+        may_start = may_start and not daemon.is_full and daemon.quitting is None
+        # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
+        if may_start and not failed_starts.is_pausing(daemon, entry.server):
+            starting += 1
+            yield from queue.begin(daemon, entry)
+            yield _spawn(daemon, entry)
 
 
 def _open_servers(daemon: Daemon) -> list[Server]:

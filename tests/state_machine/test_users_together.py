@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
@@ -77,6 +78,24 @@ def test_start_server_starts_one_beside_another_users(together: Story) -> None:
     assert isinstance(reply, Reply)
     (again,) = together.says(f"start_server -uid {A}")
     assert isinstance(again, Reply)
+
+
+def test_start_server_starts_any_number_at_once_while_there_is_room() -> None:
+    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    story.connects(1, 1001)
+    for number in range(2, MOST_SERVERS + 1):
+        assert story.says(f"start_server -uid {1000 + number}") == [SpawnServer(number, 1000 + number, None)]
+    # Without room it is queued, and answered before there is a process.
+    (queued,) = story.says(f"start_server -uid {1001 + MOST_SERVERS}")
+    assert isinstance(queued, Reply)
+
+
+def test_the_next_daemon_starts_all_servers_asked_for_at_once_while_there_is_room() -> None:
+    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    wishes = tuple(range(1001, 1007))
+    left = evolve(snapshot(story.daemon, InitialDefaults.of(story.daemon)), wishes=wishes)
+    started = story.feed(events.PredecessorDied(left))
+    assert [one.uid for one in started if isinstance(one, SpawnServer)] == list(wishes)
 
 
 def test_a_server_without_clients_stays_while_there_is_room(together: Story) -> None:
