@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
@@ -39,8 +40,6 @@ ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd
 _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]{1,10})")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
-_LONG_NUMBER: Final = re.compile("[0-9][0-9_]{4000,}")
-
 
 class BadFile(Exception):
     """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
@@ -50,10 +49,10 @@ class BadFile(Exception):
         self.problems = problems
 
 
-def read_plan(content: bytes | str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+def read_plan(content: bytes, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
     """Return the plan of a file, and warnings; raise BadFile."""
     try:
-        return _plan(content if isinstance(content, str) else _decoded(content), surroundings)
+        return _plan(_decoded(content), surroundings)
     except RecursionError:
         raise BadFile((Problem(1, "nested too deeply for a configuration file"),)) from None
 
@@ -80,13 +79,30 @@ def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, .
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if "set_int_max_str_digits" in str(error):
-        number = _LONG_NUMBER.search(text)
-        line = text.count("\n", 0, number.start()) + 1 if number else 1
-        return Problem(line, "no TOML: a number of thousands of digits")
+    if _is_of_long_number(error):
+        return Problem(_line_of_long_number(text), "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
+
+
+def _is_of_long_number(error: Exception) -> bool:
+    """Return whether an error is Python's, of a number with more digits than sys.get_int_max_str_digits()."""
+    return "set_int_max_str_digits" in str(error)
+
+
+def _line_of_long_number(text: str) -> int:
+    """Return the line of the number that Python does not read: the first one at which a text can end and fail so."""
+    lines = text.split("\n")
+
+    def fails(count: int) -> bool:
+        try:
+            tomllib.loads("\n".join(lines[:count]))
+        except ValueError as error:
+            return _is_of_long_number(error)
+        return False
+
+    return bisect_left(range(len(lines)), True, key=fails)
 
 
 def _placed(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
