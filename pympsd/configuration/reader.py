@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from bisect import bisect_left
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from attrs import evolve, frozen
 from pympsd.configuration.cgroups import read_cgroups
 from pympsd.configuration.partitions import check_chunks, read_partitions
 from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
-from pympsd.configuration.positions import Path, line_of, positions
+from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
@@ -79,30 +78,11 @@ def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, .
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if _is_of_long_number(error):
-        return Problem(_line_of_long_number(text), "no TOML: a number of thousands of digits")
+    if is_of_long_number(error):
+        return Problem(line_of_long_number(text), "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
-
-
-def _is_of_long_number(error: Exception) -> bool:
-    """Return whether an error is Python's, of a number with more digits than sys.get_int_max_str_digits()."""
-    return "set_int_max_str_digits" in str(error)
-
-
-def _line_of_long_number(text: str) -> int:
-    """Return the line of the number that Python does not read: the first one at which a text can end and fail so."""
-    lines = text.split("\n")
-
-    def fails(count: int) -> bool:
-        try:
-            tomllib.loads("\n".join(lines[:count]))
-        except ValueError as error:
-            return _is_of_long_number(error)
-        return False
-
-    return bisect_left(range(len(lines)), True, key=fails)
 
 
 def _placed(text: str, said: list[tuple[Path, str]]) -> tuple[Problem, ...]:
