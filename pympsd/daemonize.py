@@ -201,9 +201,10 @@ def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:
+    state = os.path.join(settings.pipe_directory, files.STATE)
     return (
-        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or remove "
-        f"{os.path.join(settings.pipe_directory, files.STATE)} first"
+        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or give "
+        f"these up: end that daemon first (pympsd -q); only if it was killed, remove {state}, which ends its servers"
     )
 
 

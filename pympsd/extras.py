@@ -44,11 +44,18 @@ class CannotInstall(Exception):
 
 
 def link_nvidia_names(folder: Path, launchers: Path) -> None:
-    """Link the vendor's names in a folder to the launchers; replace links to launchers only. Raise CannotInstall."""
-    if not folder.is_dir():
-        raise CannotInstall(f"{folder} is no folder; make it, and put it first in PATH")
+    """Link the vendor's names to the launchers in a folder, which is made when it is missing. Raise CannotInstall.
+
+    Links to launchers are replaced, and nothing else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CannotInstall(f"{folder} is no directory")
     for name, launcher in LINKS.items():
         _check_free(folder / name, launcher)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotInstall(f"{folder}: {error.strerror}") from None
     for name, launcher in LINKS.items():
         link = folder / name
         try:

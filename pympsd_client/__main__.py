@@ -7,6 +7,7 @@ the environment chooses: a daemon that was started in another one may have anoth
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import platform
@@ -42,18 +43,17 @@ START = "start a daemon (pympsd -d), or name the pipe directory of the one that 
 
 
 def main() -> int:
-    """Print the report; return the exit status."""
+    """Print the report; return the exit status: 74, as pympsd has it, if not all of it could be printed."""
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
     parser = argparse.ArgumentParser(prog="python -m pympsd_client", description=description, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     if parser.parse_args().help:
-        print(parser.format_help(), end="")
-        return 0
+        return 0 if _printed(parser.format_help()) else NO_OUTPUT
     wrong: list[str] = []
-    for name, value in _seen(wrong):
-        print(f"{name + ':':<15}{value}")
-    for problem in dict.fromkeys(wrong):
-        print(f"wrong: {problem}")
+    lines = [f"{name + ':':<15}{value}" for name, value in _seen(wrong)]
+    lines += [f"wrong: {problem}" for problem in dict.fromkeys(wrong)]
+    if not _printed("".join(f"{line}\n" for line in lines)):
+        return NO_OUTPUT
     return 1 if wrong else 0
 
 
@@ -130,16 +130,20 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
         yield f"device {number}", f"{name}, {mebibytes} MiB"
 
 
-def _printed(status: int) -> int:
-    """Return the exit status; 74, as pympsd has it, if not all of the report could be printed."""
+def _printed(text: str) -> bool:
+    """Print a text, and return whether all of it could be printed; what kept it from that is said."""
     try:
+        if sys.stdout is None:  # closed
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:  # what is left in its buffer is not tried again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"standard output: {error.strerror}: not all could be printed", file=sys.stderr)
-        return NO_OUTPUT
-    return status
+        return False
+    return True
 
 
 if __name__ == "__main__":
-    sys.exit(_printed(main()))
+    sys.exit(main())

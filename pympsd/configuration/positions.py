@@ -1,8 +1,9 @@
-"""In which line of a TOML text a key stands: tomllib does not say it of what is valid."""
+"""In which line of a TOML text a key stands, or a number that is too long: tomllib does not say it of these."""
 
 from __future__ import annotations
 
 import tomllib
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -30,6 +31,25 @@ def positions(text: str) -> dict[Path, int]:
 def line_of(found: dict[Path, int], path: Path) -> int:
     """Return the line of a key, or of the nearest table above it; 1 if there is none."""
     return next((found[path[:count]] for count in range(len(path), 0, -1) if path[:count] in found), 1)
+
+
+def is_of_long_number(error: Exception) -> bool:
+    """Return whether an error is Python's, of a number with more digits than sys.get_int_max_str_digits()."""
+    return "set_int_max_str_digits" in str(error)
+
+
+def line_of_long_number(text: str) -> int:
+    """Return the line of the number that Python does not read: the first one at which a text can end and fail so."""
+    lines = text.split("\n")
+
+    def fails(count: int) -> bool:
+        try:
+            tomllib.loads("\n".join(lines[:count]))
+        except ValueError as error:
+            return is_of_long_number(error)
+        return False
+
+    return bisect_left(range(len(lines)), True, key=fails)
 
 
 def _statements(text: str) -> Iterator[tuple[int, str]]:

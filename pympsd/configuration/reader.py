@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from pympsd.configuration.cgroups import read_cgroups
 from pympsd.configuration.partitions import check_chunks, read_partitions
 from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
-from pympsd.configuration.positions import Path, line_of, positions
+from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
@@ -39,8 +39,6 @@ ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd
 _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]{1,10})")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
-_LONG_NUMBER: Final = re.compile("[0-9][0-9_]{4000,}")
-
 
 class BadFile(Exception):
     """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
@@ -50,10 +48,10 @@ class BadFile(Exception):
         self.problems = problems
 
 
-def read_plan(content: bytes | str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
+def read_plan(content: bytes, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, ...]]:
     """Return the plan of a file, and warnings; raise BadFile."""
     try:
-        return _plan(content if isinstance(content, str) else _decoded(content), surroundings)
+        return _plan(_decoded(content), surroundings)
     except RecursionError:
         raise BadFile((Problem(1, "nested too deeply for a configuration file"),)) from None
 
@@ -80,10 +78,8 @@ def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, .
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if "set_int_max_str_digits" in str(error):
-        number = _LONG_NUMBER.search(text)
-        line = text.count("\n", 0, number.start()) + 1 if number else 1
-        return Problem(line, "no TOML: a number of thousands of digits")
+    if is_of_long_number(error):
+        return Problem(line_of_long_number(text), "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")

@@ -44,16 +44,27 @@ def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
     assert "PYMPSD_REQUIRE_MPS=1 asks for one" in said.splitlines()[-1]
 
 
-@pytest.mark.parametrize("option", [[], ["--help"]])
-def test_a_report_that_cannot_be_printed(tmp_path: Path, option: list[str]) -> None:
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_REQUIRE_MPS": "1"}
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "pympsd_client", *option],
-            env=environment, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=SECONDS,
-        )  # fmt: skip
-    said = "standard output: No space left on device: not all could be printed\n"
-    assert (done.returncode, done.stderr) == (74, said)
+@pytest.mark.parametrize("unbuffered", [{}, {"PYTHONUNBUFFERED": "1"}], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("option", ["", "--help"])
+@pytest.mark.parametrize(
+    ("shell", "reason"),
+    [
+        ("{} > /dev/full", "No space left on device"),
+        ("{} >&-", "Bad file descriptor"),
+        ("{{ sleep 0.1; {}; }} | true; exit ${{PIPESTATUS[0]}}", "Broken pipe"),
+    ],
+    ids=["full", "closed", "broken"],
+)
+def test_a_report_that_cannot_be_printed(
+    tmp_path: Path, shell: str, reason: str, option: str, unbuffered: dict[str, str]
+) -> None:
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path), "PYMPSD_REQUIRE_MPS": "1", **unbuffered}
+    command = ["/bin/bash", "-c", shell.format(f"{sys.executable} -m pympsd_client {option}")]
+    done = subprocess.run(
+        command, env={"PATH": "/usr/bin:/bin", **environment}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=SECONDS,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (74, f"standard output: {reason}: not all could be printed\n")
 
 
 def test_what_is_compiled_is_listed(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
 def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
     servers = _done({}, changes(plan, State({}, HERE)))
     text = shown(servers, HERE)
-    again = _done({}, changes(read_plan(text, HERE)[0], State({}, HERE)))
+    again = _done({}, changes(read_plan(text.encode(), HERE)[0], State({}, HERE)))
     assert shown(again, HERE) == text
     assert changes(plan, State(again, HERE)) == []
 

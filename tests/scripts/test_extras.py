@@ -111,6 +111,11 @@ def test_the_vendors_names_are_links_and_replace_nothing_else(tmp_path: Path) ->
     assert (tmp_path / "nvidia-smi").read_text() == "the vendor's"
 
 
+def test_the_folder_of_the_vendors_names_is_made(tmp_path: Path) -> None:
+    assert pympsd("--link-nvidia-names", tmp_path / "mps/bin").returncode == 0
+    assert sorted(os.listdir(tmp_path / "mps/bin")) == sorted(LINKS)
+
+
 def test_links_to_other_programs_stay(tmp_path: Path) -> None:
     (tmp_path / "nvidia-cuda-mps-control").symlink_to("/gone/bin/pympsd")
     (tmp_path / "nvidia-smi").symlink_to("/usr/lib/nvidia/nvidia-smi")

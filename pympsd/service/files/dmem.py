@@ -19,7 +19,7 @@ _ROOT: Final = Path(MOUNT)
 
 
 def has_dmem(root: Path = _ROOT) -> bool:
-    """Whether there is the controller: the root of cgroup v2 has its capacity."""
+    """Return whether the kernel has the dmem controller: the root of cgroup v2 has its capacity."""
     return (root / "dmem.capacity").exists()
 
 

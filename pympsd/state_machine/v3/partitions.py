@@ -58,7 +58,10 @@ def create_partition(
     _check_clients_known(daemon, server_name)
     outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
     if outside:
-        raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions.")
+        remedy = (
+            "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
+        )
+        raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions; {remedy}.")
     taken = (*whole[:chunks], *([remainder] if include_remainder else []))
     named.partitions.append(SmPartition(name, device, taken))
     daemon.named_changes += 1

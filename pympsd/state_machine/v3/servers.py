@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from pympsd.state_machine.clients import Client
@@ -12,6 +13,7 @@ from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Namespace, Source
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
@@ -227,13 +229,20 @@ def _check_user(daemon: Daemon, name: str, uid: int) -> None:
     """Raise NotPossible unless a server can be a user's."""
     if name.startswith("uid_") and name != server_of_user(uid):
         own = f"that of user {uid} is '{server_of_user(uid)}'"
-        raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'.")
+        remedy = "" if name in daemon.named_servers else f"; choose another name{_user_named(name)}"
+        raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'{remedy}.")
     if daemon.multiuser and uid != 0:
         raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
     if daemon.uid not in (0, uid):
         raise NotPossible(
             f"This daemon is run by user {daemon.uid} and can make servers of that user only, not {uid}."
         )
+
+
+def _user_named(name: str) -> str:
+    """Return the option with which a new server may have a name that begins with uid_; nothing if there is none."""
+    number = name.removeprefix("uid_")
+    return f", or give --uid={number}" if re.fullmatch("0|[1-9][0-9]{0,9}", number) and int(number) < NO_USER else ""
 
 
 def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:

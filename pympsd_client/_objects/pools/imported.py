@@ -94,7 +94,7 @@ class ImportedPool(Pool):
             return allocations.add(made).handle
 
     def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
-        """Count one import less; destroy_event the block with the last."""
+        """Count one import less; drop the block with the last one."""
         with self._importing:
             block.references -= 1
             if block.references:

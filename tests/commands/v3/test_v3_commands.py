@@ -236,7 +236,17 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ),
         (
             "server create uid_05 --uid=5",
-            "Names that begin with uid_ are reserved for users' servers: that of user 5 is 'uid_5', not 'uid_05'.",
+            (
+                "Names that begin with uid_ are reserved for users' servers: that of user 5 is 'uid_5', not 'uid_05'"
+                "; choose another name."
+            ),
+        ),
+        (
+            "server create uid_5 --uid=6",
+            (
+                "Names that begin with uid_ are reserved for users' servers: that of user 6 is 'uid_6', not 'uid_5'"
+                "; choose another name, or give --uid=5."
+            ),
         ),
         ("server create uid_x", "Names that begin with uid_ are reserved for users' servers: that of user 0 is"),
         ("server create c --uid=x", "--uid is a user's number, not 'x'."),
@@ -257,7 +267,7 @@ def test_what_a_query_refuses_leaves_standard_output_empty(daemon: Daemon, line:
         ("client terminate 3165259 --timeout=0", "--timeout is a number of seconds above 0, up to 86400, not '0'."),
         (
             "sm-partition create p --server=a --device=0 --chunks=1",
-            "Device 0 has 1 active client outside partitions.",
+            "Device 0 has 1 active client outside partitions; end it, or wait until it has gone.",
         ),
         ("memacct limit batch --hard-limit=2G", "A cgroup is named by its full path, such as /sys/fs/cgroup/batch"),
         ("memacct limit /a/../b --hard-limit=2G", "A cgroup is named by its full path"),
@@ -617,7 +627,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
     checked = _ask(daemon, "config apply F --check", file=text)
     assert checked.refused
     assert checked.printed.splitlines() == [
-        "SM partition 'a/y': Device 1 has 1 active client outside partitions.",
+        "SM partition 'a/y': Device 1 has 1 active client outside partitions; end it, or wait until it has gone.",
         "created server 'c'",
         "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
     ]
