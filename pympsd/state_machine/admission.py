@@ -10,16 +10,14 @@ from pympsd.state_machine.clients import Client, Context
 from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.events import ClientConnected, ServerReported
 from pympsd.state_machine.instructions import (
-    AdmitClient,
     CancelTimer,
-    ClientLimits,
     Instruction,
     KillServer,
     Log,
     RefuseClient,
     SpawnServer,
 )
-from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, limits_by_rule
+from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -34,8 +32,7 @@ from pympsd.vocabulary.rules import Unknown
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
 STARTS_AT_ONCE: Final = 4
-"""Servers that commands of protocol 3 start at the same time, so that a file of many leaves time for others.
-One that a client waits for is started at once."""
+"""Servers that commands of protocol 3 start at the same time; one that a client waits for is started at once."""
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 
@@ -54,7 +51,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
         failed_starts.has_served(daemon, server)
         limits = client_limits(daemon, server, event.mps_namespace, rule)
-        yield _grant(daemon, server, event.client, event.mps_namespace, limits)
+        yield grant(daemon, server, event.client, event.mps_namespace, limits)
         return
     refusal = _refusal(daemon, event)
     if refusal is not None:
@@ -140,10 +137,11 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
     starting = sum(server.phase in (Phase.SPAWNING, Phase.INITIALIZING) for server in daemon.servers.values())
     for entry in _without_server(daemon):
         # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
-        may_start = daemon.protocol == 2 or starting < STARTS_AT_ONCE or entry.server in waited_for
-        may_start = may_start and not daemon.is_full and daemon.quitting is None
+        is_next = daemon.protocol == 2 or starting < STARTS_AT_ONCE or entry.server in waited_for
+        if not is_next or daemon.is_full or daemon.quitting is not None:
+            continue
         # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
-        if may_start and not failed_starts.is_pausing(daemon, entry.server):
+        if not failed_starts.is_pausing(daemon, entry.server):
             starting += 1
             yield from queue.begin(daemon, entry)
             yield _spawn(daemon, entry)
@@ -344,11 +342,4 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     since=entry.since,
                     container_pid=entry.container_pid,
                 )
-            yield _grant(daemon, server, entry.client, entry.mps_namespace, limits)
-
-
-def _grant(daemon: Daemon, server: Server, client: int, namespace: str, limits: ClientLimits | None) -> AdmitClient:
-    priority = routing.priority(daemon, server.name, namespace)
-    if limits is not None:
-        priority = max(priority, limits.least_priority)
-    return AdmitClient(client, server.serial, server.pid, priority, limits)
+            yield grant(daemon, server, entry.client, entry.mps_namespace, limits)

@@ -11,7 +11,7 @@ from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import ClientConnected
-from pympsd.state_machine.instructions import ClientLimits, UpdateServerLimits
+from pympsd.state_machine.instructions import AdmitClient, ClientLimits, UpdateServerLimits
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -101,6 +101,14 @@ def client_limits(
         in_bytes = {ordinal: limit.value for ordinal, limit in server.memory_limits.items()}
         own = ClientLimits(server.thread_percentage.value, in_bytes)
     return _below(own, rule)
+
+
+def grant(daemon: Daemon, server: Server, client: int, namespace: str, limits: ClientLimits | None) -> AdmitClient:
+    """Return the admission of a client with its limits and priority."""
+    priority = routing.priority(daemon, server.name, namespace)
+    if limits is not None:
+        priority = max(priority, limits.least_priority)
+    return AdmitClient(client, server.serial, server.pid, priority, limits)
 
 
 def _below(limits: ClientLimits, highest: NamespaceLimits) -> ClientLimits:
