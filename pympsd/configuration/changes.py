@@ -256,10 +256,10 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         yield Impossible(
             f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
-    has = present.ordinals(len(state.surroundings.devices))
-    if server.devices not in (None, has):
+    ordinals = present.ordinals(len(state.surroundings.devices))
+    if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    own = [f"max-{each}" for each in differences_of(Namespace(DEFAULT, present.ceiling), server.ceiling, has)]
+    own = [f"max-{each}" for each in differences_of(Namespace(DEFAULT, present.ceiling), server.ceiling, ordinals)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
         own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
@@ -273,9 +273,9 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if differences := differences_of(namespace, limits, has):
+        if differences := differences_of(namespace, limits, ordinals):
             yield SetNamespace(name, each, limits, differences)
-    for wanted in (one for one in server.partitions if one.device in has):
+    for wanted in (one for one in server.partitions if one.device in ordinals):
         yield from _of_partition(wanted, present, state)
 
 

@@ -7,8 +7,8 @@ from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 
 
-def differences_of(namespace: Namespace, wanted: NamespaceLimits, has: tuple[int, ...]) -> tuple[str, ...]:
-    """Return each difference; of the limits of memory those of the devices that the server ``has``."""
+def differences_of(namespace: Namespace, wanted: NamespaceLimits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
+    """Return each difference; of the limits of memory those of the server's devices."""
     differences = []
     percentage, memory, priority = wanted.thread_percentage, wanted.pinned_memory, wanted.client_priority
     if percentage is not None and percentage != namespace.thread_percentage:
@@ -18,8 +18,8 @@ def differences_of(namespace: Namespace, wanted: NamespaceLimits, has: tuple[int
         ("pinned-memory-limit", memory, namespace.pinned_memory),
         ("total-memory-limit", wanted.total_memory, namespace.total_memory),
     ):
-        if limits is not None and any(limits.get(each) != present.get(each) for each in has):
-            before, after = memory_limits_text(present, has), memory_limits_text(limits, has)
+        if limits is not None and any(limits.get(each) != present.get(each) for each in ordinals):
+            before, after = memory_limits_text(present, ordinals), memory_limits_text(limits, ordinals)
             differences.append(f"{what} {before} -> {after}")
     partition, bound = wanted.sm_partition, namespace.limits.sm_partition or ""
     if partition is not None and partition != bound:

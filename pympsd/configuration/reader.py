@@ -154,11 +154,11 @@ class _Reading(Tables):
         if given.get("locality_domains", False) is not False:
             self._locality_domains(path, given["locality_domains"])
         devices = self._devices(path, given)
-        has = self.surroundings.allowed_devices.get(name) if devices is None else devices
-        own = self._limits(path, given, has)
+        ordinals = self.surroundings.allowed_devices.get(name) if devices is None else devices
+        own = self._limits(path, given, ordinals)
         tables = self.table(path, given, "namespaces")
         namespaces = {
-            each: self._namespace(name, each, (*path, "namespaces", each), tables[each], has) for each in tables
+            each: self._namespace(name, each, (*path, "namespaces", each), tables[each], ordinals) for each in tables
         }
         if own != NamespaceLimits():
             namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
@@ -174,18 +174,20 @@ class _Reading(Tables):
         uid = self._uid(path, given)
         if name.startswith("uid_") and (uid is None or name != server_of_user(uid)):
             self.wrong(path, f"{dotted(path)}: uid_<n> is the name of the server of user n, and of no other one")
-        partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), has)
+        partitions = read_partitions(self, (*path, "devices"), given.get("devices", []), ordinals)
         self._warn_of_missing_partitions(name, path, namespaces, {one.name for one in partitions})
         path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
         percentage, memory, contain = OWN_SERVER_KEYS
-        ceiling = NamespaceLimits(self._percentage(path, table, percentage), self._memory(path, table, memory, has))
+        ceiling = NamespaceLimits(
+            self._percentage(path, table, percentage), self._memory(path, table, memory, ordinals)
+        )
         self.needs_own_servers((*path, contain), table)
         contains = self.value(path, table, contain, read_containment, (str,))
         return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling, contains)
 
     def _namespace(
-        self, server: str, name: str, path: Path, given: Any, has: tuple[int, ...] | None
+        self, server: str, name: str, path: Path, given: Any, ordinals: tuple[int, ...] | None
     ) -> NamespaceLimits:
         reason = name_problem(name) or socket_problem(
             self.surroundings.pipe_directory, server, name, for_libcuda=not self.surroundings.has_own_servers
@@ -199,9 +201,9 @@ class _Reading(Tables):
         path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
         for key in ("total_memory_limit", "sm_partition"):
             self.needs_own_servers((*path, key), own)
-        total = self._memory(path, own, "total_memory_limit", has)
+        total = self._memory(path, own, "total_memory_limit", ordinals)
         partition = self.value(path, own, "sm_partition", _read_partition, (str,))
-        return evolve(self._limits(path[:-1], given, has), total_memory=total, sm_partition=partition)
+        return evolve(self._limits(path[:-1], given, ordinals), total_memory=total, sm_partition=partition)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
@@ -215,11 +217,13 @@ class _Reading(Tables):
             self.wrong((*path, "clients_only"), f"{dotted(path)}: the sockets of {DEFAULT} are its server's, too")
         return said
 
-    def _limits(self, path: Path, given: Mapping[str, Any], has: tuple[int, ...] | None = None) -> NamespaceLimits:
-        """Return the limits in a table; ``has``: the devices of its server, None: all of the daemon's."""
+    def _limits(
+        self, path: Path, given: Mapping[str, Any], ordinals: tuple[int, ...] | None = None
+    ) -> NamespaceLimits:
+        """Return the limits in a table; ``ordinals``: of its server's devices, None: all."""
         return NamespaceLimits(
             self._percentage(path, given, "active_thread_percentage"),
-            self._memory(path, given, "pinned_memory_limit", has),
+            self._memory(path, given, "pinned_memory_limit", ordinals),
             self.value(path, given, "client_priority", read_priority, (str, int)),
         )
 
@@ -227,10 +231,10 @@ class _Reading(Tables):
         return self.value(path, given, key, read_percentage, (str, int, float))
 
     def _memory(
-        self, path: Path, given: Mapping[str, Any], key: str, has: tuple[int, ...] | None
+        self, path: Path, given: Mapping[str, Any], key: str, ordinals: tuple[int, ...] | None
     ) -> dict[int, PinnedMemory] | None:
         memory = self.value(path, given, key, read_memory_by_device, (str,))
-        return None if memory is None else self.by_ordinal((*path, key), memory, has)
+        return None if memory is None else self.by_ordinal((*path, key), memory, ordinals)
 
     def _merged(self, path: Path, own: NamespaceLimits, default: NamespaceLimits) -> NamespaceLimits:
         """Return the limits of namespace ``default``: its own table beats the server's keys."""

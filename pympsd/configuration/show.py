@@ -47,10 +47,10 @@ def shown(
 
 
 def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
-    has = _ordinals(server, surroundings)
+    ordinals = _ordinals(server, surroundings)
     for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
         namespace = server.namespaces[name]
-        limits, own = [*_limits(namespace.limits, has)], [*_own_keys(namespace, has)]
+        limits, own = [*_limits(namespace.limits, ordinals)], [*_own_keys(namespace, ordinals)]
         if name != DEFAULT or limits:
             yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
         if own:
@@ -89,13 +89,13 @@ def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str
                     yield "include_remainder = true"
 
 
-def _own_keys(namespace: Namespace, has: Sequence[int]) -> Iterator[str]:
+def _own_keys(namespace: Namespace, ordinals: Sequence[int]) -> Iterator[str]:
     if namespace.clients_only:
         yield "clients_only = true"
     if namespace.limits.sm_partition:
         yield f'sm_partition = "{namespace.limits.sm_partition}"'
     if namespace.limits.total_memory is not None:
-        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, has)}"'
+        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, ordinals)}"'
 
 
 def _limits(limits: NamespaceLimits, ordinals: Sequence[int]) -> Iterator[str]:

@@ -30,10 +30,10 @@ class MemorySharing:
         while True:
             await self.dispatcher.changed.wait()
             self.dispatcher.changed = trio.Event()
-            self._tell()
+            self._send()
             await trio.sleep(PAUSE_SECONDS)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         sent, self._sent = self._sent, {}
         for serial, devices in memory_elsewhere(self.dispatcher.state).items():
             session = self.dispatcher.servers.get(serial)

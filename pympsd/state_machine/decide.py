@@ -81,7 +81,7 @@ def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     reason = f"{server.title} could not be started: {event.reason}"
     for session in server.starters:
         yield Reply(session, refusal(diagnostic=f"start_server: {reason}"))
-    yield from failed_starts.refuse_waiting(daemon, server.name, reason)
+    yield from failed_starts.refuse_waiting(daemon, server.name, reason, event.reason)
     yield from _next_after(daemon, server)
 
 

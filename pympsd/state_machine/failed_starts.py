@@ -126,15 +126,15 @@ def clear(daemon: Daemon, server: Server) -> None:
     daemon.failed_starts.pop(server.name, None)
 
 
-def refuse_waiting(daemon: Daemon, server: str, reason: str) -> Iterator[Instruction]:
-    """Refuse all clients that wait for a server, by name, and drop requests to start it."""
+def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+    """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts."""
     daemon.failed_starts.pop(server, None)
     refused = [entry for entry in daemon.queue if entry.server == server]
     daemon.queue = [entry for entry in daemon.queue if entry.server != server]
     for entry in refused:
         if entry.client:
             yield RefuseClient(entry.client, code(daemon), reason)
-    yield from starts.could_not_start(daemon, server, reason)
+    yield from starts.could_not_start(daemon, server, reason, cause)
 
 
 def code(daemon: Daemon) -> int:

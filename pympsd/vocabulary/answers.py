@@ -14,7 +14,7 @@ NO_LIMITS: Final = "Cgroup '{}' has no limits of its own."
 
 
 def clients_only(server: str) -> str:
-    """Return what operators are told at a socket for clients only: a server's, or if empty the daemon's own."""
+    """Return the answer to operators at a socket for clients only: a server's, or if empty the daemon's own."""
     return CLIENTS_ONLY if server else CLIENTS_ONLY_AT_CONTROL
 
 

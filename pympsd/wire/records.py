@@ -186,7 +186,7 @@ _MEMORY: Final = (
     Operation(0x113, "COPY_FROM_DEVICE_PINNED", (_STREAM, *_u64("destination source bytes")), Completion.QUEUED),
 )
 _MODULES: Final = (
-    # An image arrives in parts, then is loaded; the answer's tail is JSON: functions, layouts, globals.
+    # An image comes in parts, then is loaded; the answer's tail is JSON: functions, layouts, globals.
     Operation(0x201, "IMAGE_PART", (_handle(Kind.MODULE, Use.ANNOUNCED), *_u64("offset bytes")), answered=True),
     Operation(
         0x202,
@@ -266,7 +266,7 @@ _VIRTUAL_MEMORY: Final = (
 )
 
 _GRAPHS: Final = (
-    # An executable graph arrives in parts (`pympsd.wire.graph_items`), then is made. Its records are of operations
+    # An executable graph comes in parts (`pympsd.wire.graph_items`), then is made. Its records are of operations
     # that are queued, in stream 0, which stands for the stream that the graph is launched in; a HOST_FUNCTION's token
     # is its number among those of the graph.
     Operation(0x601, "GRAPH_PART", (_handle(Kind.GRAPH, Use.ANNOUNCED), *_u64("offset bytes")), answered=True),

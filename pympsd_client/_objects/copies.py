@@ -54,7 +54,7 @@ def _to_host(target: int, size: int, record: Recorder) -> Piece:
 def to_device(context: Context, stream: int, destination: int, source: int, count: int, wait: bool) -> None:
     """Copy ``count`` host bytes at address ``source`` to device memory, in stream order.
 
-    The source may change as soon as this returns. With ``wait`` it returns when the bytes have arrived, else when
+    The source may change as soon as this returns. With ``wait`` it returns when the bytes have been copied, else when
     they are on their way: an error is then returned by a later call (CUDA driver API, API synchronization behavior).
     """
     opened = context.usable()
@@ -79,7 +79,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
 
 
 def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait: bool) -> None:
-    """Copy pieces to the device, with ``wait`` until all have arrived. Raise CudaError."""
+    """Copy pieces to the device, with ``wait`` until all are there. Raise CudaError."""
     transport = opened.transport
     flags = 0 if wait else FLAG_QUIET
     sent: list[int] = []
@@ -210,7 +210,7 @@ def upload(context: Context, operation: Operation, handle: int, data: bytes) -> 
 def between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
-    """Copy device memory to another device, staged here; returns when the bytes have arrived."""
+    """Copy device memory to another device, staged here; returns when the bytes have been copied."""
     limit = source[0].usable().transport.staging.slot_limit
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)

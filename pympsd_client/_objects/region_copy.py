@@ -79,7 +79,7 @@ def _packed(is_host: bool, address: int, extent: Extent) -> Region:
 
 
 def copy(destination: Region, source: Region, extent: Extent, stream: int, wait: bool) -> None:
-    """Copy an extent in stream order; return when the bytes have arrived if ``wait``, or if pageable memory has them.
+    """Copy an extent in stream order; return when it is done if ``wait``, or if pageable memory has them.
 
     Raise CudaError.
     """

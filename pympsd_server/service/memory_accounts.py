@@ -25,7 +25,7 @@ class MemoryAccounts:
     """By client, by slot."""
     _other_servers: dict[int, Counter[str]] = field(factory=dict, init=False)
     """In other servers, by group, by device; in all under an empty name."""
-    _told: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
+    _sent: dict[ExecutorSlot, OthersMemory] = field(factory=dict, init=False)
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
     def held(self, device: int) -> dict[int, int]:
@@ -41,32 +41,32 @@ class MemoryAccounts:
         """Store what a slot's clients hold, and send it to the other executors of its device."""
         self._held[slot] = held
         self.changed.unpark_all()
-        self._tell(slot.device)
+        self._send(slot.device)
 
     def set_other_servers(self, device: int, count: int, groups: dict[str, int]) -> None:
         """Store what is held in other servers, and send it to the executors of the device."""
         self._other_servers[device] = Counter({**groups, "": count})
-        self._tell(device)
+        self._send(device)
 
     def started(self, executor: Executor) -> None:
         """Send a new executor what others hold."""
         self._executors[executor.slot] = executor
-        self._tell(executor.device)
+        self._send(executor.device)
 
     def ended(self, slot: ExecutorSlot) -> None:
         """Remove the executor of a slot, and what its clients held."""
         self._executors.pop(slot, None)
-        self._told.pop(slot, None)
+        self._sent.pop(slot, None)
         self.report(slot, {})
 
-    def _tell(self, device: int) -> None:
+    def _send(self, device: int) -> None:
         for slot, executor in self._executors.items():
             if slot.device != device:
                 continue
             found = self._others(slot)
             message = OthersMemory(found.pop("", 0), dict(found))
-            if message != self._told.get(slot, OthersMemory(0, {})):
-                self._told[slot] = message
+            if message != self._sent.get(slot, OthersMemory(0, {})):
+                self._sent[slot] = message
                 executor.channel.send(message)
 
     def _others(self, slot: ExecutorSlot) -> Counter[str]:

@@ -116,7 +116,7 @@ def status(daemon: Daemon, caller: Caller) -> Decision:
 
 def _failures(daemon: Daemon, named: NamedServer) -> int:
     """Return how much of a server is not in force: itself if it has failed, and each socket that is not there."""
-    # The server of a user who named none comes with its clients: they are told why it does not.
+    # The server of a user who named none comes with its clients: they get the reason if it does not.
     is_wanted = named.source is not Source.AUTO and not named.unreachable
     has_failed = is_wanted and status_of(daemon, named) is NamedStatus.FAILED
     return has_failed + bool(named.unopened) + sum(bool(one.unopened) for one in named.namespaces.values())
@@ -173,7 +173,8 @@ def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) 
     trial = deepcopy(daemon)
     gathering = trial.gatherings.begin(0)
     gathering.notes += notes
-    tuple(trial.gatherings.collect(_begin_all(trial, gathering, wanted, force)))  # nothing of it is carried out
+    for _ in trial.gatherings.collect(_begin_all(trial, gathering, wanted, force)):
+        pass  # nothing of it is carried out
     return gathering.answer
 
 

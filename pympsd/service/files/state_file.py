@@ -102,11 +102,7 @@ def directories_left(folder: str) -> set[tuple[str, ...]]:
     """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
     daemon has there, or left to the next.
     """
-    try:
-        data = _own_bytes(folder)
-    except StateRefused:
-        return set()
-    saved = _of_this_boot(data or b"")
+    saved = _left(folder)
     found: set[tuple[str, ...]] = set()
     for one in saved.remembered.named_servers if saved is not None else ():
         found |= {(one.name,), *((one.name, each.name) for each in one.namespaces)}
@@ -120,16 +116,10 @@ def trace_left(folder: str) -> str:
 
 
 def _left(folder: str) -> SavedState | None:
+    """Return what this user's daemon left there since the machine started; None if that cannot be read."""
     try:
-        return _of_this_boot(Path(folder, files.STATE).read_bytes())
-    except OSError:
-        return None
-
-
-def _of_this_boot(data: bytes) -> SavedState | None:
-    try:
-        saved = _decoded(data)
-    except (ValueError, RecursionError):
+        saved = _decoded(_own_bytes(folder) or b"")
+    except (StateRefused, ValueError, RecursionError):
         return None
     return saved if saved.boot == _boot() else None
 

@@ -136,12 +136,12 @@ def change_limits(
 ) -> Iterator[Instruction]:
     """Change what is said of a namespace's limits; its clients keep theirs."""
     found = named.namespaces[namespace]
-    has = named.ordinals(len(daemon.devices))
-    changed, before = found.limits.changed_by(limits), _shown_of(found, has)
+    ordinals = named.ordinals(len(daemon.devices))
+    changed, before = found.limits.changed_by(limits), _shown_of(found, ordinals)
     if changed != found.limits:
         found.limits = changed
         daemon.named_changes += 1
-        name, after = f"{named.name}/{namespace}", _shown_of(found, has)
+        name, after = f"{named.name}/{namespace}", _shown_of(found, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
@@ -255,18 +255,19 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
-def _shown(limits: NamespaceLimits, has: tuple[int, ...]) -> str:
-    percentage, memory = limits.thread_percentage or ThreadPercentage(), _by_device(limits.pinned_memory or {}, has)
-    return f"{percentage.value:.2f} %, memory {memory or 'unlimited'}"
+def _shown(limits: NamespaceLimits, ordinals: tuple[int, ...]) -> str:
+    percentage = limits.thread_percentage or ThreadPercentage()
+    memory = _by_device(limits.pinned_memory or {}, ordinals) or "unlimited"
+    return f"{percentage.value:.2f} %, memory {memory}"
 
 
-def _shown_of(namespace: Namespace, has: tuple[int, ...]) -> str:
-    total = _by_device(namespace.total_memory, has)
+def _shown_of(namespace: Namespace, ordinals: tuple[int, ...]) -> str:
+    total = _by_device(namespace.total_memory, ordinals)
     together = f" each, {total} together" if total else ""
     partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
-    return f"{_shown(namespace.limits, has)}{together}, priority {namespace.client_priority}{partition}"
+    return f"{_shown(namespace.limits, ordinals)}{together}, priority {namespace.client_priority}{partition}"
 
 
-def _by_device(memory: Mapping[int, PinnedMemory], has: tuple[int, ...]) -> str:
-    """Return limits by the ordinals that the clients of a server see, which has these devices of the daemon's."""
-    return ", ".join(f"{shown}={memory[ordinal]}" for shown, ordinal in enumerate(has) if ordinal in memory)
+def _by_device(memory: Mapping[int, PinnedMemory], ordinals: tuple[int, ...]) -> str:
+    """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
+    return ", ".join(f"{shown}={memory[ordinal]}" for shown, ordinal in enumerate(ordinals) if ordinal in memory)

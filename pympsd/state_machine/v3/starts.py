@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pympsd.state_machine.daemon_state import Daemon, title
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, reply
 from pympsd.vocabulary.answers import Answer, refusal
 
@@ -22,16 +22,17 @@ def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
     named.creators.clear()
 
 
-def could_not_start(daemon: Daemon, name: str, reason: str) -> Iterator[Instruction]:
-    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries."""
+def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
+
+    ``cause``: the reason as it continues "... could not be started: ", if that is another one.
+    """
     named = daemon.named_servers.get(name)
     if named is None:
         return
     if named.failed != reason:
         named.failed = reason
         daemon.named_changes += 1
-    refused = f"Server '{name}' could not be started: "
-    why = reason.removeprefix(f"{title(name, named.uid)} could not be started: ")
     for session in named.creators:
-        yield from reply(session, refusal(refused + why))
+        yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
     named.creators.clear()

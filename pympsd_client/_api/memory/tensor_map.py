@@ -87,13 +87,17 @@ def encode_tiled(
     strides: Any,
     box: Any,
     element_strides: Any,
-    *modes: int,
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    fill: int,
 ) -> bytes:
     """Return a map of tiles of a tensor.
 
     INVALID_VALUE for what the manual does not allow; NOT_SUPPORTED for interleaved layouts, and if the current
     context's device has no tensor maps; INVALID_CONTEXT.
     """
+    modes = interleave, swizzle, l2_promotion, fill
     made = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
     return _checked(evolve(made, box=_numbers("boxDim", box, rank, "I")))
 
@@ -109,9 +113,13 @@ def encode_im2col(
     channels: int,
     pixels: int,
     element_strides: Any,
-    *modes: int,
+    interleave: int,
+    swizzle: int,
+    l2_promotion: int,
+    fill: int,
 ) -> bytes:
     """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
+    modes = interleave, swizzle, l2_promotion, fill
     made = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
     lower = _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i")
     upper = _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i")
