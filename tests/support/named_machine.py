@@ -91,7 +91,7 @@ class NamedMachine(RuleBasedStateMachine):
     # --- the I/O layer
 
     def feed(self, event: events.Event) -> None:
-        if not isinstance(event, events.NamespaceOpened | events.NamespaceLost):
+        if isinstance(event, events.OperatorLine | events.ClientConnected | events.ServerExited):
             for lost in [each for each in self.wanted if each not in self.sockets]:
                 self.feed(events.NamespaceLost(*lost))
         for instruction in handle(self.daemon, event, answer_line):

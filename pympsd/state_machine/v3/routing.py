@@ -48,7 +48,8 @@ def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
         return RefuseClient(
             event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
         )
-    if named.opening and named.unreachable:
+    # As those that wait for it are; one with a process goes on serving.
+    if named.unreachable and (named.opening or daemon.server_named(name) is None):
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable)
     if namespace not in named.namespaces:
         reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
