@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -56,3 +58,33 @@ def test_no_words_beyond_those_of_the_stack_are_read(format: str, is_read: bool)
         assert given[0][0] == b"".join(word.to_bytes(8, "little") for word in range(7, 7 + size // 8))
     else:
         assert "more than 10 words" in str(failures[0])
+
+
+PASSED_ON = """
+import ctypes
+from pympsd_client.native import _entry_points
+
+words, reals = [ctypes.c_uint64] * 18, [ctypes.c_double] * 8
+Function = ctypes.CFUNCTYPE(ctypes.c_int, *words[:6], *reals, *words[6:])
+calls = []
+original = Function(lambda *values: calls.append(values) or len(calls))
+make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
+    ("PyCapsule_New", ctypes.pythonapi)
+)
+capsule = make(ctypes.cast(original, ctypes.c_void_p), b"CUresult (...)", None)
+addresses = []
+try:
+    while True:
+        addresses.append(_entry_points.address(_entry_points.route("cuAny", capsule, None, None)))
+except RuntimeError as error:
+    print(len(addresses), len(set(addresses)), error)
+_entry_points.pass_on()
+values = [*range(1, 7), *(0.5 + i for i in range(8)), *range(7, 19)]
+print([Function(addresses[i])(*values) for i in (0, 777, len(addresses) - 1)], calls == [tuple(values)] * 3)
+"""
+
+
+def test_a_call_that_is_passed_on_reaches_the_original_with_every_argument() -> None:
+    ran = subprocess.run([sys.executable, "-c", PASSED_ON], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stdout.splitlines() == ["1536 1536 there are no more than 1536 entry points", "[1, 2, 3] True"]
+    assert ran.stderr == ""

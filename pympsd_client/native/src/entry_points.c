@@ -1,12 +1,13 @@
 /* C functions over Python functions: what programs find in place of the function pointers of cuda.bindings.
  *
  * A function of the CUDA libraries takes integers, pointers and, rarely, structures by value, and returns its result
- * as an int. One prototype serves all of them: it has every integer register, every floating-point register and some
- * words of the stack as parameters, so that a call can also be passed on to the original function as it came. Each
- * function of the pool has a slot, which says how its arguments are read, what is called, and where its outputs go;
- * Python fills it in at the first call (pympsd_client/routing). */
+ * as an int. A trampoline (trampolines.c) takes the place of each: it passes every integer register and some words of the
+ * stack here, and can pass the call on to the original function unchanged. Each trampoline has a slot, which says how its
+ * arguments are read, what is called, and where its outputs go; Python fills it in at the first call
+ * (pympsd_client/routing). */
 
 #include "python.h"
+#include "trampolines.h"
 
 #include <dlfcn.h>
 #include <stdatomic.h>
@@ -14,26 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 16, STACK = 10, ENTRIES = 1536, UNKNOWN = 999, DEINITIALIZED = 4, INVALID_VALUE = 1 };
-
-#if defined(__x86_64__)
-enum { REGISTERS = 6 };
-#define IN_REGISTERS(what) what(0), what(1), what(2), what(3), what(4), what(5)
-#elif defined(__aarch64__)
-enum { REGISTERS = 8 };
-#define IN_REGISTERS(what) what(0), what(1), what(2), what(3), what(4), what(5), what(6), what(7)
-#else
-#error "made for x86-64 and aarch64, whose calling conventions it knows"
-#endif
-#define ON_STACK(what)                                                                                                 \
-    what(10), what(11), what(12), what(13), what(14), what(15), what(16), what(17), what(18), what(19)
-#define WORD(number) uint64_t w##number
-#define SAME(number) w##number
-#define REALS double x0, double x1, double x2, double x3, double x4, double x5, double x6, double x7
-#define PARAMETERS IN_REGISTERS(WORD), REALS, ON_STACK(WORD)
-#define ARGUMENTS IN_REGISTERS(SAME), x0, x1, x2, x3, x4, x5, x6, x7, ON_STACK(SAME)
-
-typedef int (*Function)(PARAMETERS);
+enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, DEINITIALIZED = 4, INVALID_VALUE = 1 };
 
 /* One parameter. Inputs: i int, I unsigned, Q 64 bits, B and H 8 and 16 bits, s a C string, v a structure by value of
  * `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
@@ -48,7 +30,6 @@ typedef struct {
 typedef enum { FAILS, SUCCEEDS, RETURNS_NULL } End;
 
 typedef struct {
-    Function original;
     char *name, *signature;
     PyObject *resolve, *failed, *call;
     PyObject *core; /* what `call` calls with the same arguments after its checks; NULL: it does more */
@@ -56,10 +37,10 @@ typedef struct {
     char is_launch_by_config;
     char always_passes; /* at the interpreter's end, too, the original is called */
     char at_end;        /* what it does at the interpreter's end, if it does not pass: an End */
-    Parameter parameters[MOST];
+    Parameter parameters[MAX_PARAMETERS];
 } Slot;
 
-static Slot slots[ENTRIES];
+static Slot slots[TRAMPOLINES];
 static Slot *launch; /* cuLaunchKernel's */
 static int used;
 static _Atomic int passes, has_ended;
@@ -150,8 +131,8 @@ static int output(const Parameter *parameter, uint64_t word, PyObject *value) {
 
 /* Python's part: returns the result, or -1 with an error set. */
 static int call(Slot *slot, const uint64_t *words) {
-    PyObject *given[MOST + 1] = {NULL}, *answer = NULL;
-    uint64_t places[MOST];
+    PyObject *given[MAX_PARAMETERS + 1] = {NULL}, *answer = NULL;
+    uint64_t places[MAX_PARAMETERS];
     int inputs = 0, outputs = 0, in_registers = 0, on_stack = 0, result = -1;
     for (int index = 0; index < slot->count; index++) {
         const Parameter *parameter = &slot->parameters[index];
@@ -207,8 +188,8 @@ static int read_format(Slot *slot, const char *format) {
     int in_registers = 0, on_stack = 0;
     slot->count = slot->outputs = 0;
     while (*format) {
-        if (slot->count == MOST) {
-            PyErr_Format(PyExc_ValueError, "%s has more than %d parameters", slot->name, MOST);
+        if (slot->count == MAX_PARAMETERS) {
+            PyErr_Format(PyExc_ValueError, "%s has more than %d parameters", slot->name, MAX_PARAMETERS);
             return -1;
         }
         Parameter *parameter = &slot->parameters[slot->count++];
@@ -319,9 +300,6 @@ static Slot *launch_without_attributes(const uint64_t *words, uint64_t *others) 
     return launch;
 }
 
-/* Whether the call is to be passed on, now that cuInit may have found that the program runs natively. */
-enum { PASS_ON = -2 };
-
 static int result_at_end(const Slot *slot, const uint64_t *words) {
     if (slot->always_passes)
         return PASS_ON;
@@ -354,29 +332,15 @@ static int enter(Slot *slot, const uint64_t *words) {
     return atomic_load_explicit(&passes, memory_order_acquire) ? PASS_ON : result;
 }
 
-#define ENTRY(n)                                                                                                       \
-    static int entry_##n(PARAMETERS) {                                                                                 \
-        if (!atomic_load_explicit(&passes, memory_order_acquire)) {                                                    \
-            const uint64_t words[] = {IN_REGISTERS(SAME), ON_STACK(SAME)};                                             \
-            int result = enter(&slots[0x##n], words);                                                                  \
-            if (result != PASS_ON)                                                                                     \
-                return result;                                                                                         \
-        }                                                                                                              \
-        return slots[0x##n].original(ARGUMENTS);                                                                       \
-    }
-#define EACH_16(what, n)                                                                                               \
-    what(n##0) what(n##1) what(n##2) what(n##3) what(n##4) what(n##5) what(n##6) what(n##7) what(n##8) what(n##9)      \
-        what(n##a) what(n##b) what(n##c) what(n##d) what(n##e) what(n##f)
-#define EACH_256(what, n)                                                                                              \
-    EACH_16(what, n##0) EACH_16(what, n##1) EACH_16(what, n##2) EACH_16(what, n##3) EACH_16(what, n##4)                \
-        EACH_16(what, n##5) EACH_16(what, n##6) EACH_16(what, n##7) EACH_16(what, n##8) EACH_16(what, n##9)            \
-            EACH_16(what, n##a) EACH_16(what, n##b) EACH_16(what, n##c) EACH_16(what, n##d) EACH_16(what, n##e)        \
-                EACH_16(what, n##f)
-#define EACH(what)                                                                                                     \
-    EACH_256(what, 0) EACH_256(what, 1) EACH_256(what, 2) EACH_256(what, 3) EACH_256(what, 4) EACH_256(what, 5)
-EACH(ENTRY)
-#define LISTED(n) entry_##n,
-static const Function entries[ENTRIES] = {EACH(LISTED)};
+/* After `pass_on`, and as soon as cuInit finds that the program runs natively, calls go to the original functions. */
+int enter_trampoline(uint64_t number, const uint64_t *registers, const uint64_t *stack) {
+    if (atomic_load_explicit(&passes, memory_order_acquire))
+        return PASS_ON;
+    uint64_t words[REGISTERS + STACK];
+    memcpy(words, registers, sizeof(uint64_t) * REGISTERS);
+    memcpy(words + REGISTERS, stack, sizeof(uint64_t) * STACK);
+    return enter(&slots[number], words);
+}
 
 static PyObject *route(PyObject *module, PyObject *arguments) {
     const char *name, *signature;
@@ -387,8 +351,8 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
         return NULL;
     if ((signature = PyCapsule_GetName(capsule)) == NULL)
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "%s has no signature", name);
-    if (used == ENTRIES)
-        return PyErr_Format(PyExc_RuntimeError, "there are no more than %d entry points", ENTRIES);
+    if (used == TRAMPOLINES)
+        return PyErr_Format(PyExc_RuntimeError, "there are no more than %d entry points", TRAMPOLINES);
     void *original = PyCapsule_GetPointer(capsule, signature);
     if (original == NULL)
         return NULL;
@@ -399,12 +363,13 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
         free(its_signature);
         return PyErr_NoMemory();
     }
-    PyObject *made = PyCapsule_New((void *)entries[used], its_signature, NULL);
+    PyObject *made = PyCapsule_New(trampoline(used), its_signature, NULL);
     if (made == NULL)
         return NULL;
-    *slot = (Slot){.original = (Function)original, .name = its_name, .signature = its_signature,
+    *slot = (Slot){.name = its_name, .signature = its_signature,
                    .is_launch_by_config = strcmp(its_name, "cuLaunchKernelEx") == 0, .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes,
                    .at_end = (char)at_end};
+    trampoline_originals[used] = original;
     if (strcmp(its_name, "cuLaunchKernel") == 0)
         launch = slot;
     used++;

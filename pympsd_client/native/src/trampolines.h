@@ -1,0 +1,29 @@
+/* A pool of C functions that differ only in their number (trampolines.c). */
+
+#pragma once
+
+#include <stdint.h>
+
+#if defined(__x86_64__)
+enum { REGISTERS = 6 };
+#elif defined(__aarch64__)
+enum { REGISTERS = 8 };
+#else
+#error "made for x86-64 and aarch64, whose calling conventions it knows"
+#endif
+
+/* `TRAMPOLINES` is a macro because the assembler counts to it, too. */
+#define TRAMPOLINES 1536
+#define PASS_ON (-2)
+#define HIDDEN __attribute__((visibility("hidden")))
+#define KEPT __attribute__((used)) /* the assembler refers to it, which the compiler does not see */
+
+/* Return the function of a number, from 0 to TRAMPOLINES - 1. */
+HIDDEN void *trampoline(int number);
+
+/* What a trampoline calls if `enter_trampoline` returns PASS_ON, with the arguments that it got. */
+extern HIDDEN void *trampoline_originals[TRAMPOLINES];
+
+/* Defined by the user of the pool: called by every trampoline, with its number, the REGISTERS integer registers of the call
+ * and the words of its stack. Returns the result of the call, or PASS_ON. */
+HIDDEN KEPT int enter_trampoline(uint64_t number, const uint64_t *registers, const uint64_t *stack);
