@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from pympsd.version import VERSION
+from pympsd.vocabulary.sm_rounding import rounding
 from pympsd_client import driver, last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.process import process
@@ -127,7 +128,14 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
     for number in range(driver.cuDeviceGetCount()[1]):
         name = driver.cuDeviceGetName(256, number)[1].rstrip(b"\0").decode(errors="replace")
         mebibytes = driver.cuDeviceTotalMem(number)[1] >> 20
-        yield f"device {number}", f"{name}, {mebibytes} MiB"
+        yield f"device {number}", ", ".join([f"{name}, {mebibytes} MiB", *_sms(number)])
+
+
+def _sms(number: int) -> Iterator[str]:
+    """Yield what percentages give of a device on which pympsd rounds them."""
+    facts = None if process.native is not None else process.device(number).facts
+    if facts is not None and facts.is_volta_or_newer:
+        yield str(rounding(facts))
 
 
 def _printed(text: str) -> bool:

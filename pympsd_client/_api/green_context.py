@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.sm_rounding import rounding
 from pympsd_client._api.device import multiprocessors
 from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import CudaError, invalid_value
@@ -27,19 +28,16 @@ _IGNORE_COSCHEDULING, _MOST_POTENTIAL_CLUSTER = 1, 2
 _BACKFILL: Final = 1
 """CU_DEV_SM_RESOURCE_GROUP_BACKFILL"""
 _STEP: Final = 2
-_SIZES: Final = ((9, 8, 8), (8, 4, 2), (7, 2, 2))
-"""Least SMs of a part and their alignment, from a compute capability on (CUDA driver API, Green Contexts)."""
 
 
 def _resource(device: Device, count: int) -> SmResource:
-    major = device.facts.compute_capability[0]
-    for from_major, minimum, alignment in _SIZES:
-        if major >= from_major:
-            return SmResource(device.number, count, min(minimum, count), min(alignment, count))
-    raise CudaError(
-        Result.ERROR_NOT_SUPPORTED,
-        "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on",
-    )
+    if not device.facts.is_volta_or_newer:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on",
+        )
+    row = rounding(device.facts)
+    return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))
 
 
 # --- resources

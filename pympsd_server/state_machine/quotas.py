@@ -8,45 +8,45 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ClientPriority, ThreadPercentage
-
-STEP: Final = 2
-LEAST: Final = 8
-"""SMs are assigned in steps of 2, at least 8 (recorded on an H200: mps-behaviour, Limits)."""
+from pympsd.vocabulary.sm_rounding import rounding
 
 
 class AffinityRefused(ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
 
 
-def multiprocessors(percentage: ThreadPercentage, available: int) -> int:
-    """Return the SMs of a percentage on a device that has ``available``: rounded down to the step."""
-    if percentage.value >= 100:
-        return available
+def multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
+    """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all."""
+    if percentage.value >= 100 or not device.is_volta_or_newer:
+        return device.multiprocessors
     # As written, 33.3 being 333/1000: nothing is lost to binary fractions.
-    exact = int(Fraction(repr(float(percentage.value))) * available // 100)
-    return min(available, max(LEAST, exact - exact % STEP))
+    exact = int(Fraction(repr(float(percentage.value))) * device.multiprocessors // 100)
+    return rounding(device).down(exact, device.multiprocessors)
 
 
 def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, most: int | None = None) -> int:
     """Return the SMs that a process may use, at most those of its static partition; before Volta all (MPS documents,
     2.3.5.2).
     """
-    available = device.multiprocessors
-    by_percentage = multiprocessors(percentage, available) if device.is_volta_or_newer else available
+    by_percentage = multiprocessors(percentage, device)
     return by_percentage if most is None else min(most, by_percentage)
 
 
-def affine_multiprocessors(asked: int, available: int) -> int:
-    """Return the SMs of an execution affinity out of ``available``: rounded up to the step; raise AffinityRefused."""
+def affine_multiprocessors(asked: int, available: int, device: DeviceFacts) -> int:
+    """Return the SMs of an execution affinity out of ``available`` SMs of a device: rounded up as on such a device.
+
+    Raise AffinityRefused for more than are available, and before Volta.
+    """
+    if not device.is_volta_or_newer:
+        raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
     if not 1 <= asked <= available:
         raise AffinityRefused(
             f"an execution affinity is 1 to {available} SMs, as many as this context may use; not {asked}"
         )
-    return min(available, max(LEAST, asked + asked % STEP))
+    return rounding(device).up(asked, available)
 
 
 def context_multiprocessors(
@@ -70,9 +70,7 @@ def context_multiprocessors(
         return partition
     if affinity is None:
         return available
-    if not device.is_volta_or_newer:
-        raise AffinityRefused(f"execution affinity needs a Volta or newer device; {device.name} is older")
-    return affine_multiprocessors(affinity, available)
+    return affine_multiprocessors(affinity, available, device)
 
 
 def client_percentage(server: ThreadPercentage, environment: Mapping[str, str]) -> ThreadPercentage:

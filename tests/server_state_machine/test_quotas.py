@@ -3,10 +3,12 @@
 from fractions import Fraction
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
+from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
 from pympsd_server.state_machine.quotas import (
     AffinityRefused,
@@ -25,25 +27,48 @@ RECORDED = {
     90: 118, 99: 130, 100: 132,
 }  # fmt: skip
 AFFINITY = {1: 8, 2: 8, 3: 8, 7: 8, 24: 24, 60: 60}
-H200, P100 = describe("H200,P100")
+H200, P100, V100, A100 = describe("H200,P100,V100,A100")
 EACH = {PER_CONTEXT_PARTITIONING: "1"}
 PERCENTAGES = st.floats(min_value=0, max_value=100, exclude_min=True)
 
 
+def _device(multiprocessors: int) -> DeviceFacts:
+    return evolve(H200, multiprocessors=multiprocessors)
+
+
+def _t4() -> DeviceFacts:
+    return evolve(V100, name="Tesla T4", compute_capability=(7, 5), multiprocessors=40)
+
+
+@pytest.mark.parametrize(("percentage", "expected"), [(5, 2), (10, 4), (20, 8), (1, 2), (100, 40)])
+def test_the_reported_percentages_of_a_t4(percentage: float, expected: int) -> None:
+    assert multiprocessors(ThreadPercentage(percentage), _t4()) == expected
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(1, 2), (2, 2), (3, 4), (39, 40), (40, 40)])
+def test_an_affinity_on_a_t4_is_a_multiple_of_2(asked: int, expected: int) -> None:
+    assert affine_multiprocessors(asked, 40, _t4()) == expected
+
+
+def test_the_steps_of_an_a100_are_those_of_its_green_contexts() -> None:
+    assert [multiprocessors(ThreadPercentage(each), A100) for each in (1, 5, 10, 50)] == [4, 4, 10, 54]
+
+
 @pytest.mark.parametrize(("percentage", "expected"), list(RECORDED.items()))
 def test_the_recorded_percentages_of_132(percentage: float, expected: int) -> None:
-    assert multiprocessors(ThreadPercentage(percentage), 132) == expected
+    assert multiprocessors(ThreadPercentage(percentage), H200) == expected
 
 
 @given(PERCENTAGES, st.integers(1, 256))
 def test_a_percentage_gives_at_least_8_and_at_most_all(percentage: float, available: int) -> None:
-    assert min(8, available) <= multiprocessors(ThreadPercentage(percentage), available) <= available
+    assert min(8, available) <= multiprocessors(ThreadPercentage(percentage), _device(available)) <= available
 
 
 @given(PERCENTAGES, PERCENTAGES, st.integers(1, 256))
 def test_a_greater_percentage_never_gives_less(one: float, other: float, available: int) -> None:
     less, more = sorted((one, other))
-    assert multiprocessors(ThreadPercentage(less), available) <= multiprocessors(ThreadPercentage(more), available)
+    device = _device(available)
+    assert multiprocessors(ThreadPercentage(less), device) <= multiprocessors(ThreadPercentage(more), device)
 
 
 @given(st.integers(1, 10_000), st.integers(1, 256))
@@ -51,7 +76,7 @@ def test_a_percentage_counts_as_written(hundredths: int, available: int) -> None
     """Not as the nearest binary number: no SM is lost if the product is whole."""
     exact = Fraction(hundredths, 10_000) * available // 1
     expected = available if hundredths == 10_000 else min(available, max(8, exact - exact % 2))
-    assert multiprocessors(ThreadPercentage(float(f"{hundredths / 100:.2f}")), available) == expected
+    assert multiprocessors(ThreadPercentage(float(f"{hundredths / 100:.2f}")), _device(available)) == expected
 
 
 @given(PERCENTAGES, st.text())
@@ -95,20 +120,20 @@ def test_a_clients_own_priority_wins_over_the_default(
 @pytest.mark.parametrize(("asked", "expected"), list(AFFINITY.items()))
 def test_the_recorded_affinities_of_104(asked: int, expected: int) -> None:
     """Client 987 of servers-and-clients.txt: a process with 80 % of 132 SMs."""
-    assert multiprocessors(ThreadPercentage(80), 132) == 104
-    assert affine_multiprocessors(asked, 104) == expected
+    assert multiprocessors(ThreadPercentage(80), H200) == 104
+    assert affine_multiprocessors(asked, 104, H200) == expected
 
 
 @pytest.mark.parametrize("asked", [0, -1, 105, 131, 132, 133])
 def test_an_affinity_beyond_the_processs_multiprocessors_is_refused(asked: int) -> None:
     with pytest.raises(AffinityRefused, match=f"1 to 104 SMs.*not {asked}"):
-        affine_multiprocessors(asked, 104)
+        affine_multiprocessors(asked, 104, H200)
 
 
 @given(st.integers(1, 256), st.data())
 def test_an_affinity_gives_at_least_what_is_asked_and_at_most_all(available: int, data: st.DataObject) -> None:
     asked = data.draw(st.integers(1, available))
-    assert asked <= affine_multiprocessors(asked, available) <= min(available, max(8, asked + 1))
+    assert asked <= affine_multiprocessors(asked, available, H200) <= min(available, max(8, asked + 1))
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(20, 26), (90, 104), (80, 104), (None, 104)])

@@ -14,6 +14,7 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.partitions import free_of
 from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
+from pympsd.vocabulary.sm_rounding import rounding
 
 COLUMNS: Final = tuple(
     Column(name, name)
@@ -53,6 +54,7 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
         is_known = daemon.has_own_servers and view.sees_all(daemon, caller)
         chunks = chunk_count(device) if daemon.has_own_servers else 0
         size = chunk_size(device) if chunks else None
+        row = rounding(device) if device.is_volta_or_newer else None
         extra = {
             "compute_capability": f"{major}.{minor}",
             "memory_total": device.memory_bytes,
@@ -60,6 +62,9 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "memory_free": device.memory_bytes - _held(daemon, index) if is_known else None,
             "chunk_size": size,
             "remainder_sms": None if size is None else device.multiprocessors - chunks * size,
+            "sm_step": None if row is None else row.step,
+            "sm_minimum": None if row is None else row.minimum,
+            "sm_rounding": None if row is None else "measured" if row.is_measured else "not measured",
             "free_chunks": sum(chunk < chunks for chunk in free_of(daemon, index)) if is_known and chunks else None,
         }
         static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))

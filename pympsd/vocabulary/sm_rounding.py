@@ -1,0 +1,67 @@
+"""How a part of a device's multiprocessors (SMs) is rounded, by compute capability.
+
+A percentage and an execution affinity give a multiple of a step, and not less than a minimum. Both differ between
+architectures, and NVIDIA documents neither. Each row of the table names where its figures come from; a row that nobody
+has measured says so, and whatever shows a device says so too. The parts of green contexts have documented figures of
+their own.
+
+To add an architecture, add a row here; tests/vocabulary/test_sm_rounding.py checks the table.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import DeviceFacts
+
+
+@frozen
+class SmRounding:
+    """The figures of one architecture, in SMs."""
+
+    capability: tuple[int, int]
+    """The least compute capability of the devices that the row is for."""
+    step: int
+    """What percentages and execution affinities are multiples of."""
+    minimum: int
+    """The least number of SMs that a percentage or an affinity gives."""
+    green_minimum: int
+    """The least number of SMs of a green context (CUDA driver API, Green Contexts)."""
+    green_alignment: int
+    """What the SMs of a green context are a multiple of (there)."""
+    is_measured: bool
+    """Whether ``step`` and ``minimum`` were seen on a device of this architecture."""
+    source: str
+    """Where ``step`` and ``minimum`` come from."""
+
+    def down(self, count: int, available: int) -> int:
+        """Return a number of SMs rounded down to the step: at least the minimum, at most ``available``."""
+        return min(available, max(self.minimum, count - count % self.step))
+
+    def up(self, count: int, available: int) -> int:
+        """Return a number of SMs rounded up to the step: at least the minimum, at most ``available``."""
+        return min(available, max(self.minimum, -(-count // self.step) * self.step))
+
+    def __str__(self) -> str:
+        """Return a description for users, without the source."""
+        text = f"SMs by percentage: steps of {self.step}, at least {self.minimum}"
+        return text if self.is_measured else f"{text} (not measured on such a device)"
+
+
+ROUNDINGS: Final = (
+    SmRounding((10, 0), 2, 8, 8, 8, False, "as compute capability 9.0"),
+    SmRounding((9, 0), 2, 8, 8, 8, True, "an H200 and an H100 with driver 580"),
+    SmRounding((8, 0), 2, 4, 4, 2, False, "the figures of green contexts"),
+    SmRounding((7, 0), 2, 2, 2, 2, True, "public reports of a T4: 10 % of 40 SMs are 4, 20 % are 8, 5 % are 2"),
+)
+"""From the newest architecture to the oldest that limits SMs (MPS documents, 2.3.5.2: Volta and newer)."""
+
+
+def rounding(device: DeviceFacts) -> SmRounding:
+    """Return the row of a device; raise LookupError before Volta, where nothing limits SMs."""
+    for row in ROUNDINGS:
+        if device.compute_capability >= row.capability:
+            return row
+    raise LookupError(f"{device.name} is older than Volta, where contexts have all SMs")
