@@ -13,7 +13,7 @@ from pympsd.control import CannotAsk, Control, Silent
 from pympsd.control_client import NO_OUTPUT, SILENT, print_text
 from pympsd.top.table import QUERIES, SORTS, lines, rows, summary
 
-KEYS = "keys: up, down select; s next order; / filter; t terminate the selected client; q quit"
+KEYS = "keys: up, down select; s next order; / filter; t terminate the selected client; h help; q quit"
 
 
 def main(arguments: Sequence[str], timeout: float) -> int:

@@ -8,9 +8,24 @@ import os
 import time
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import QUERIES, SORTS, Rates, Row, lines, rows, summary
+from pympsd.top.table import COLUMNS, QUERIES, SORTS, Rates, Row, lines, rows, summary
 
 ESCAPE = "\x1b"
+KEYS = {
+    "up, down": "select a row",
+    "s": f"next order: {', '.join(SORTS)}",
+    "/": "filter: only rows that have a text; an empty text ends it",
+    "t": "terminate the selected client",
+    "h, ?": "this help",
+    "q": "quit",
+}
+HELP = (
+    "Keys",
+    *(f"  {key:<10} {meaning}" for key, meaning in KEYS.items()),
+    "",
+    "Columns",
+    *(f"  {column.heading:<10} {column.meaning}" for column in COLUMNS),
+)
 
 
 def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
@@ -64,6 +79,8 @@ class _Screen:
             self._selected = max(0, self._selected + (1 if key == curses.KEY_DOWN else -1))
         elif key == ord("/"):
             self._wanted = self._typed("filter: ")
+        elif key in (ord("h"), ord("?")):
+            self._help()
         elif key == ord("t") and shown:
             self._terminate(shown[self._selected])
         return True
@@ -79,6 +96,15 @@ class _Screen:
                 self._note = str(error)
         else:
             self._note = "not terminated"
+
+    def _help(self) -> None:
+        """Show the keys and the columns until a key is pressed."""
+        self._window.erase()
+        for place, text in enumerate(HELP):
+            self._line(place, text)
+        self._line(curses.LINES - 1, "any key: back to the table", curses.A_REVERSE)
+        self._window.timeout(-1)
+        self._window.getch()
 
     def _typed(self, question: str) -> str:
         """Ask on the last line; return the text, nothing if it is left with Escape."""
@@ -106,7 +132,7 @@ class _Screen:
         start = max(0, self._selected - room + 1)
         for place, text in enumerate(texts[start : start + room]):
             self._line(2 + place, text, curses.A_BOLD if start + place == self._selected else 0)
-        self._line(curses.LINES - 1, self._note or "q quit  s order  / filter  t terminate")
+        self._line(curses.LINES - 1, self._note or "q quit  s order  / filter  t terminate  h help")
 
     def _line(self, at: int, text: str, look: int = 0) -> None:
         with contextlib.suppress(curses.error):  # a terminal too small for it

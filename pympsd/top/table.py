@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 REPORT_SECONDS: Final = 1.5
 """A server that launches reports it once a second; after this long without a change it launches nothing."""
@@ -29,38 +29,84 @@ class Row(NamedTuple):
     namespace: str = ""
     """That of a client, in protocol 3."""
 
-    def text(self, columns: Iterable[str]) -> str:
-        """Return the line with some columns; those are keys of COLUMNS."""
-        return " ".join(COLUMNS[name](self) for name in columns)
+    @property
+    def cells(self) -> dict[str, str]:
+        """Its text in each column, by heading."""
+        return {column.heading: column.cell(self) for column in COLUMNS}
 
 
-COLUMNS: Final[dict[str, Callable[[Row], str]]] = {
-    "     PID": lambda row: f"{row.pid:>8}",
-    "   UID": lambda row: f"{row.uid:>6}",
-    "  SERVER": lambda row: f"{row.server or '-':>8}",
-    "NAMESPACE   ": lambda row: f"{row.namespace or '-':<12}",
-    "STATUS      ": lambda row: f"{row.status:<12}",
-    "  SM %": lambda row: f"{'-' if row.percentage is None else format(row.percentage, '.1f'):>6}",
-    " CTX": lambda row: f"{row.contexts:>4}",
-    "    MEMORY": lambda row: f"{_mebibytes(row.memory):>10}",
-    " LAUNCH/S": lambda row: f"{'-' if row.launches is None else format(row.launches, '.0f'):>9}",
-    " COMMAND": lambda row: " " + "".join(c if c.isprintable() else "?" for c in row.command),
-}
-"""What a row says in each column, by the heading."""
-_NAMESPACE, _LAUNCHES = (next(each for each in COLUMNS if name in each) for name in ("NAMESPACE", "LAUNCH/S"))
+@frozen
+class Column:
+    """A column of the table."""
+
+    heading: str
+    width: int
+    """The least, in characters: the table does not change its shape with every cell."""
+    cell: Callable[[Row], str]
+    meaning: str
+    """For the help."""
+    is_left_aligned: bool = False
+
+
+COLUMNS: Final = (
+    Column("PID", 8, lambda row: str(row.pid), "of a client or a server"),
+    Column("UID", 6, lambda row: str(row.uid), "its user"),
+    Column("SERVER", 8, lambda row: str(row.server or "-"), "the PID of a client's server"),
+    Column("NAMESPACE", 12, lambda row: row.namespace or "-", "a client's, in protocol 3", True),
+    Column(
+        "STATUS",
+        8,
+        lambda row: row.status,
+        "a client with contexts is ACTIVE; WAITING clients have no server yet",
+        True,
+    ),
+    Column(
+        "SM %", 5, lambda row: "-" if row.percentage is None else f"{row.percentage:.1f}", "active thread percentage"
+    ),
+    Column("CTX", 4, lambda row: str(row.contexts), "contexts"),
+    Column("MEMORY", 9, lambda row: _mebibytes(row.memory), "device memory in use, in MiB"),
+    Column(
+        "LAUNCH/S",
+        8,
+        lambda row: "-" if row.launches is None else f"{row.launches:.0f}",
+        "kernels that a server starts in a second",
+    ),
+    Column(
+        "COMMAND", 7, lambda row: "".join(c if c.isprintable() else "?" for c in row.command), "the program", True
+    ),
+)
 
 
 def lines(shown: Iterable[Row], counts_launches: bool = True) -> list[str]:
-    """Return the heading and a line for each row; namespaces are there if a row has one."""
+    """Return the heading and a line for each row: a column is as wide as its widest cell.
+
+    Namespaces are there if a row has one.
+    """
     shown = list(shown)
-    absent = set() if any(row.namespace for row in shown) else {_NAMESPACE}
-    absent |= set() if counts_launches else {_LAUNCHES}
-    columns = [each for each in COLUMNS if each not in absent]
-    return [" ".join(columns), *(row.text(columns) for row in shown)]
+    absent = set() if any(row.namespace for row in shown) else {"NAMESPACE"}
+    absent |= set() if counts_launches else {"LAUNCH/S"}
+    columns = [column for column in COLUMNS if column.heading not in absent]
+    table = [
+        [column.heading for column in columns],
+        *([row.cells[each.heading] for each in columns] for row in shown),
+    ]
+    widths = [
+        max(column.width, *map(len, cells)) for column, cells in zip(columns, zip(*table, strict=True), strict=True)
+    ]
+    return [
+        "  ".join(
+            cell.ljust(width) if column.is_left_aligned else cell.rjust(width)
+            for cell, width, column in zip(cells, widths, columns, strict=True)
+        ).rstrip()
+        for cells in table
+    ]
 
 
 SORTS: Final[dict[str, Callable[[Row], Any]]] = {
-    "server": lambda row: (row.status == "WAITING", row.server or row.pid, row.server > 0),
+    # Clients that wait come last, in the order of the queue.
+    "server": lambda row: (
+        (True, 0, False) if row.status == "WAITING" else (False, row.server or row.pid, row.server > 0)
+    ),
     "memory": lambda row: -(row.memory or 0),
     "contexts": lambda row: -row.contexts,
     "launches": lambda row: -(row.launches or 0),
@@ -107,7 +153,7 @@ def rows(
 
     ``rates``: launches a second, by server.
     """
-    found = [row for row in _rows(answers, rates) if wanted.casefold() in row.text(COLUMNS).casefold()]
+    found = [row for row in _rows(answers, rates) if wanted.casefold() in " ".join(row.cells.values()).casefold()]
     return sorted(found, key=SORTS[sort])
 
 

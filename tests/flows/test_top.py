@@ -50,8 +50,8 @@ def test_a_row_says_what_is_known_of_a_client() -> None:
     server, _, second, idle, waits = rows(ANSWERS)
     assert (server.contexts, server.memory) == (3, 6 * MIB)
     assert lines([second]) == [
-        "     PID    UID   SERVER STATUS         SM %  CTX     MEMORY  LAUNCH/S  COMMAND",
-        "      60      7       50 ACTIVE         25.0    1       5.0M         -  a?[2Jb",
+        "     PID     UID    SERVER  STATUS     SM %   CTX     MEMORY  LAUNCH/S  COMMAND",
+        "      60       7        50  ACTIVE     25.0     1       5.0M         -  a?[2Jb",
     ]
     assert [row.percentage for row in (server, idle, waits)] == [30.0, 25.0, None]
     assert (idle.status, waits.status, waits.memory) == ("IDLE", "WAITING", None)
@@ -65,6 +65,19 @@ def test_columns_are_there_that_have_something() -> None:
     assert [line.split()[3] for line in (server, row, waits)] == ["-", "small", "-"]
     assert len({line.index(word) for line, word in ((heading, "COMMAND"), (row, "python"), (waits, "later"))}) == 1
     assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], {}], wanted="SMALL")] == [61]
+
+
+def test_a_long_uid_widens_its_column_in_every_line() -> None:
+    long = {**SERVER, "uid": 4_000_000_001, "clients": [{**client(61, MIB), "uid": 4_000_000_001}]}
+    table = lines(rows([[long], [WAITING], {}]))
+    ends = {line.index(uid) + len(uid) for line, uid in zip(table, ("UID", "4000000001", "4000000001"), strict=False)}
+    assert len(ends) == 1
+    assert len({line.index(word) for line, word in zip(table, ("STATUS", "ACTIVE", "ACTIVE"), strict=False)}) == 1
+
+
+def test_clients_that_wait_are_in_the_order_of_the_queue() -> None:
+    queue = [{**WAITING, "pid": pid} for pid in (99, 12, 50)]
+    assert [row.pid for row in rows([[SERVER], queue, {}])][-3:] == [99, 12, 50]
 
 
 def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() -> None:
@@ -151,6 +164,18 @@ def test_wrong_arguments_and_no_daemon(make_daemon: Callable[..., DaemonProcess]
     ):
         done = daemon.run(["top", *arguments])
         assert (done.returncode, done.stdout, said in done.stderr) == (status, "", True), done.stderr
+
+
+def test_a_key_shows_the_keys_and_the_columns(daemon: DaemonProcess) -> None:
+    with at_terminal([PYMPSD, "top", "--interval", "0.1"], daemon.environment) as screen:
+        screen.until("h help")
+        screen.type("h")
+        screen.until("terminate the selected client")
+        screen.until("kernels that a server starts in a second")
+        screen.type("x")
+        screen.until("q quit  s order")
+        screen.type("q")
+        assert screen.process.wait(10) == 0
 
 
 def test_a_client_is_terminated_when_that_is_confirmed(
