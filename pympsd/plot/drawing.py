@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
+from typing import Any
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-from pympsd.plot.tracks import Track
+from pympsd.plot.tracks import Track, busy_periods
 from pympsd.whole_file import write_whole
 
 ROW_INCHES = 0.32
 WIDTH_INCHES = 11.0
+MIN_PANEL = 0.15
+"""The least width of a panel, as a part of all."""
 LABEL_PART = 0.06
 """A slice has its name in it if it is at least this part of the picture."""
-MOST_WITH_EDGES = 200
+MAX_WITH_EDGES = 200
 """Edges of more slices than this would hide them."""
 _CLIENT = re.compile(r"(client \d+): (?:\S*/)?(\S*).*", re.DOTALL)
 
@@ -26,7 +31,8 @@ _CLIENT = re.compile(r"(client \d+): (?:\S*/)?(\S*).*", re.DOTALL)
 def draw(tracks: Sequence[Track], path: str) -> None:
     """Write a picture; its format is that of the file's suffix. OSError, ValueError for an unknown suffix.
 
-    A picture that was there is replaced when the new one is complete.
+    Each period in which something happened has a panel of its own, and the time between them is left out
+    (`busy_periods`). A picture that was there is replaced when the new one is complete.
     """
     kind = os.path.splitext(path)[1].removeprefix(".").lower()
     if not kind:
@@ -34,34 +40,51 @@ def draw(tracks: Sequence[Track], path: str) -> None:
     mpl.rcParams["svg.hashsalt"] = "pympsd"  # the same trace is the same file
     mpl.rcParams["svg.fonttype"] = "none"
     figure = Figure(figsize=(WIDTH_INCHES, 1.2 + ROW_INCHES * len(tracks)), layout="constrained")
-    axes = figure.add_subplot()
     clients = {track.process for track in tracks if track.process_name.startswith("client ")}
     palette = mpl.colormaps["tab10"]
     colours = {client: palette(place % 10) for place, client in enumerate(sorted(clients))}
-    began = min((one.began for track in tracks for one in track.slices), default=0.0)
-    ended = max((one.ended for track in tracks for one in track.slices), default=1.0)
-    for row, track in enumerate(tracks):
-        spans = [(one.began, max(one.ended - one.began, 1e-6)) for one in track.slices]
-        faces = [colours.get(one.client, "0.8") for one in track.slices]
-        edge = 0.4 if len(spans) <= MOST_WITH_EDGES else 0.0
-        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=faces, edgecolors="white", linewidth=edge)
-        for one in track.slices:
-            if one.ended - one.began >= LABEL_PART * (ended - began):
-                middle = (one.began + one.ended) / 2
-                axes.text(middle, row, one.name[:40], ha="center", va="center", fontsize=7, clip_on=True)
-        for moment in track.moments:
-            axes.plot(moment.at, row, marker="v", color="red")
-            axes.annotate(moment.name, (moment.at, row - 0.4), fontsize=7, color="red", ha="center")
-    axes.set_yticks(range(len(tracks)), [_title(track) for track in tracks], fontsize=7)
-    axes.set_ylim(len(tracks) - 0.4, -0.6)
-    axes.set_xlabel("milliseconds")
-    axes.grid(axis="x", alpha=0.3)
+    periods = busy_periods(tracks)
+    total = sum(ended - began for began, ended in periods) or 1.0
+    parts = [max(MIN_PANEL, (ended - began) / total) for began, ended in periods]
+    panels = figure.subplots(1, len(periods), sharey=True, squeeze=False, width_ratios=parts)[0]
+    for panel, period, part in zip(panels, periods, parts, strict=True):
+        _draw_panel(panel, tracks, colours, period, part / sum(parts))
+    panels[0].set_yticks(range(len(tracks)), [_title(track) for track in tracks], fontsize=7)
+    panels[0].set_ylim(len(tracks) - 0.4, -0.6)
+    figure.supxlabel("milliseconds", fontsize=9)
     handles = [Patch(color=colour, label=f"client {client}") for client, colour in colours.items()]
     if handles:
-        axes.legend(handles=handles[:20], fontsize=7, loc="upper right")
+        figure.legend(handles=handles[:20], fontsize=7, loc="outside right upper")
     picture = BytesIO()
     figure.savefig(picture, format=kind, metadata={"Date": None} if kind == "svg" else None)
     write_whole(os.path.realpath(path), picture.getvalue())
+
+
+def _draw_panel(
+    axes: Axes, tracks: Sequence[Track], colours: Mapping[int, Any], period: tuple[float, float], part: float
+) -> None:
+    """Draw what happened in a period; ``part``: the panel's part of the picture's width."""
+    began, ended = period
+    for row, track in enumerate(tracks):
+        slices = [one for one in track.slices if one.ended >= began and one.began <= ended]
+        spans = [(one.began, max(one.ended - one.began, 1e-6)) for one in slices]
+        faces = [colours.get(one.client, "0.8") for one in slices]
+        edge = 0.4 if len(spans) <= MAX_WITH_EDGES else 0.0
+        axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=faces, edgecolors="white", linewidth=edge)
+        for one in slices:
+            if (one.ended - one.began) * part >= LABEL_PART * (ended - began):
+                middle = (one.began + one.ended) / 2
+                axes.text(middle, row, one.name[:40], ha="center", va="center", fontsize=7, clip_on=True)
+        for moment in track.moments:
+            if began <= moment.at <= ended:
+                axes.plot(moment.at, row, marker="v", color="red")
+                axes.annotate(moment.name, (moment.at, row - 0.4), fontsize=7, color="red", ha="center")
+    margin = 0.02 * (ended - began) or 1.0
+    axes.set_xlim(began - margin, ended + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(max(1, int(10 * part))))
+    axes.ticklabel_format(axis="x", useOffset=False, style="plain")
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="x", alpha=0.3)
 
 
 def _title(track: Track) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from attrs import define, field, frozen
@@ -86,6 +87,41 @@ def read_tracks(texts: Iterable[str], since: float = 0.0, until: float = float("
         track.process_name = processes.get(track.process, "")
         track.slices.sort(key=lambda one: one.began)
     return sorted((one for one in tracks.values() if one.slices or one.moments), key=lambda one: one.rank)
+
+
+MAX_PERIODS = 4
+
+
+def busy_periods(tracks: Iterable[Track]) -> list[tuple[float, float]]:
+    """Return the periods in which something happened, from when to when in milliseconds: at most MAX_PERIODS.
+
+    Periods are apart if the time between them is longer than all of them together: of two traces that were written an
+    hour apart each has its own. The longest such gaps are left out.
+    """
+    times = [(one.began, one.ended) for track in tracks for one in track.slices]
+    times += [(moment.at, moment.at) for track in tracks for moment in track.moments]
+    merged: list[tuple[float, float]] = []
+    for began, ended in sorted(times):
+        if merged and began <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], ended)
+        else:
+            merged.append((began, ended))
+    if not merged:
+        return [(0.0, 1.0)]
+    gaps = sorted(((after[0] - before[1], before[1]) for before, after in pairwise(merged)), reverse=True)
+    remaining, cuts = merged[-1][1] - merged[0][0], set()
+    for length, place in gaps[: MAX_PERIODS - 1]:
+        remaining -= length
+        if length <= remaining:
+            break
+        cuts.add(place)
+    periods = [merged[0]]
+    for before, after in pairwise(merged):
+        if before[1] in cuts:
+            periods.append(after)
+        else:
+            periods[-1] = periods[-1][0], after[1]
+    return periods
 
 
 def _events(text: str) -> Iterator[dict[str, Any]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import string
 import subprocess
 import sys
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 
 from pympsd.channel.trace_file import TraceFile
 from pympsd.plot.program import main
-from pympsd.plot.tracks import BadTrace, read_tracks
+from pympsd.plot.tracks import MAX_PERIODS, BadTrace, busy_periods, read_tracks
 
 NAMES = st.text(min_size=1, max_size=20)
 SECONDS = 60
@@ -162,6 +164,44 @@ def test_two_traces_make_one_picture(tmp_path: Path) -> None:
     assert all(title in picture for title in ("process 1: thread 0", "process 2: thread 0", "kernel"))
     plot(*map(str, paths), "-o", str(tmp_path / "two.png"))
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_traces_that_are_far_apart_have_a_panel_each(tmp_path: Path) -> None:
+    hour = 3600 * 10**9
+    text = written(tmp_path / "t", [Written(1, 0, "early", 0, 10**9), Written(2, 0, "late", hour, 2 * 10**9)])
+    assert busy_periods(read_tracks([text])) == [(0.0, 1000.0), (3600000.0, 3602000.0)]
+    plot(str(tmp_path / "t"), "-o", str(tmp_path / "t.svg"))
+    picture = (tmp_path / "t.svg").read_text()
+    assert all(f'<g id="axes_{number}">' in picture for number in (1, 2))
+    assert {"early", "late"} <= set(re.findall(r">([^<>]+)</text>", picture)), "both are wide enough for their names"
+
+
+@given(SLICES)
+def test_the_periods_hold_everything_and_never_overlap(
+    tmp_path_factory: pytest.TempPathFactory, slices: list[Written]
+) -> None:
+    tracks = read_tracks([written(tmp_path_factory.getbasetemp() / "periods.json", slices)])
+    periods = busy_periods(tracks)
+    assert 1 <= len(periods) <= MAX_PERIODS
+    assert all(before[1] < after[0] for before, after in pairwise(periods))
+    for one in (one for track in tracks for one in track.slices):
+        assert sum(began <= one.began and one.ended <= ended for began, ended in periods) == 1
+
+
+def test_the_legend_is_beside_the_data(tmp_path: Path) -> None:
+    trace = TraceFile.make(str(tmp_path / "t"))
+    for pid in range(1, 30):
+        trace.name(pid, f"client {pid}: python")
+        trace.slice(pid, 0, "kernel", 0, 10**9)
+    trace.end()
+    trace.close()
+    plot(str(tmp_path / "t"), "-o", str(tmp_path / "t.svg"))
+    picture = (tmp_path / "t.svg").read_text()
+    panel = re.search(r'<g id="patch_2">\s*<path d="M ([\d.]+) [\d.]+\s*L ([\d.]+)', picture)
+    legend = re.search(r'<g id="legend_1">\s*<g id="[^"]*">\s*<path d="M ([\d.]+)', picture)
+    assert panel is not None
+    assert legend is not None
+    assert float(legend[1]) >= float(panel[2])
 
 
 @pytest.mark.parametrize("argument", ["t.json", "--help"])
