@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from threading import Event as Flag
+from time import monotonic
 from typing import Any
 
 from attrs import define, field
@@ -52,6 +53,18 @@ AGAIN:
 .visible .entry until(.param .u64 where, .param .u32 value) {
     .reg .b32 %r<3>; .reg .b64 %rd<2>; .reg .pred %p<2>;
     ld.param.u64 %rd1, [where]; ld.param.u32 %r1, [value];
+AGAIN:
+    ld.volatile.global.u32 %r2, [%rd1];
+    setp.ne.u32 %p1, %r2, %r1;
+    @%p1 bra AGAIN;
+    ret;
+}
+// The same, after the word behind it says that it has begun.
+.visible .entry hold(.param .u64 where, .param .u32 value) {
+    .reg .b32 %r<4>; .reg .b64 %rd<2>; .reg .pred %p<2>;
+    ld.param.u64 %rd1, [where]; ld.param.u32 %r1, [value];
+    mov.u32 %r3, 1;
+    st.volatile.global.u32 [%rd1+4], %r3;
 AGAIN:
     ld.volatile.global.u32 %r2, [%rd1];
     setp.ne.u32 %p1, %r2, %r1;
@@ -313,16 +326,25 @@ class Gate:
     """Holds a stream until it is opened, by a kernel that watches a word."""
 
     user: PortUser
-    _word: int
+    word: int
     _side: Stream
 
     @classmethod
     def closed(cls, user: PortUser, stream: Stream | None = None) -> Gate:
-        """Put the watching kernel into a stream."""
-        gate = cls(user, user.words(), user.context.create_stream(True, 0))
-        user.launch("until", gate._word, 1, stream=stream)
+        """Put the watching kernel into a stream. It begins once the stream's earlier work is done."""
+        gate = cls(user, user.words(2), user.context.create_stream(True, 0))
+        user.launch("hold", gate.word, 1, stream=stream)
+        return gate
+
+    @classmethod
+    def running(cls, user: PortUser, stream: Stream) -> Gate:
+        """Return a closed gate whose kernel has begun: until then, one of another stream may overtake it."""
+        gate = cls.closed(user, stream)
+        deadline = monotonic() + SECONDS
+        while user.word(gate.word + 4, gate._side) != 1:
+            assert monotonic() < deadline, "the gate's kernel has not begun"
         return gate
 
     def open(self) -> None:
         """Release the stream."""
-        self.user.put(self._word, 1, self._side)
+        self.user.put(self.word, 1, self._side)

@@ -66,7 +66,7 @@ def test_two_at_once_do_not_meet_each_other(user: PortUser) -> None:
 
 def test_no_block_begins_before_there_is_room_for_all(device: Device) -> None:
     user = PortUser.on(device, multiprocessors=2)
-    gate, word = Gate.closed(user, user.context.create_stream(True, 0)), user.words()
+    gate, word = Gate.running(user, user.context.create_stream(True, 0)), user.words()
     stream = user.context.create_stream(True, 0)
     user.launch("meet", word, 1, grid=(4, 1, 1), block=THREADS, stream=stream, cooperative=True)
     notified = Notified()
@@ -82,13 +82,13 @@ def test_no_block_begins_before_there_is_room_for_all(device: Device) -> None:
 def test_a_waiting_cooperative_launch_does_not_block_what_it_waits_for(device: Device) -> None:
     """It waits for a kernel that waits for one that has not begun; that one must not wait for it."""
     user = PortUser.on(device, multiprocessors=2)
-    words, streams = user.words(2), [user.context.create_stream(True, 0) for _ in range(3)]
-    user.launch("until", words, 1, stream=streams[0])
-    user.launch("meet", words + 4, 1, grid=(4, 1, 1), block=THREADS, stream=streams[1], cooperative=True)
+    word, streams = user.words(), [user.context.create_stream(True, 0) for _ in range(3)]
+    gate = Gate.running(user, streams[0])
+    user.launch("meet", word, 1, grid=(4, 1, 1), block=THREADS, stream=streams[1], cooperative=True)
     notified = Notified()
     streams[1].notify(notified)
     assert notified.stays_silent()
-    user.launch("store", words, 1, stream=streams[2])
+    user.launch("store", gate.word, 1, stream=streams[2])
     assert notified.wait() == Result.SUCCESS
 
 
