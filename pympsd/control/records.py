@@ -38,9 +38,9 @@ class Client:
     namespace: str | None
     """The namespace of its server that it came to, in protocol 3."""
     active_thread_percentage: float | None
-    """The percentage in force for it; the driver's own server does not report it."""
+    """The percentage in force for it; on the driver's own server what the daemon has set."""
     memory_bytes: dict[int, int]
-    """Device memory that it holds, by the daemon's ordinal; the driver's own server does not report it."""
+    """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
 
 

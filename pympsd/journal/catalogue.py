@@ -89,6 +89,9 @@ CONTROL_LINES: Final = {
     "state_not_kept": Line("Servers could not be taken in by another daemon if this one died: {reason}", None),
     "daemon_hands_over": Line("Another daemon takes over: the servers go on", None),
     "trace_ends": Line("The trace {file} ends with this daemon", None),
+    "client_memory_unknown": Line(
+        "Cannot read the memory of clients by NVML: {reason}; trying again after {seconds} s", None
+    ),
     "keeper_ended": Line("The keeper of the sockets is gone: {reason}; another starts in {seconds:g} s", None),
     "keeper_useless": Line("The keeper of the last daemon's sockets is of no use: {reason}; killing it", None),
     "keeper_lacks": Line("The keeper does not hold {name}: {reason}", None),

@@ -20,6 +20,7 @@ from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
+from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
@@ -111,6 +112,8 @@ class Dispatcher:
     """Saves the state for the next daemon."""
     origin_of_pid: Callable[[int], Origin | None] = lambda pid: None
     """Returns what rules ask of a process."""
+    client_memory: ClientMemory | None = None
+    """Where the memory of the driver's clients is read; None: servers report it."""
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""

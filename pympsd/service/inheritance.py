@@ -17,6 +17,7 @@ from pympsd.channel.descriptors import close_all
 from pympsd.service.files.pipe_directory import BACKLOG
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.processes.keeper import Held
+from pympsd.vocabulary.limits import LimitsInForce
 
 T = TypeVar("T")
 FIFO: Final = "fifo"
@@ -85,6 +86,8 @@ class ClientNote:
     since: float = 0.0
     terminated: tuple[int, ...] = ()
     """Its contexts that an operator has terminated (vendor.terminations)."""
+    limits: LimitsInForce | None = None
+    """What was set for it; None: its daemon did not note it."""
 
 
 @frozen

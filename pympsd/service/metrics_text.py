@@ -97,7 +97,7 @@ def _servers(daemon: Daemon) -> Iterator[str]:
     yield from _family(
         "pympsd_client_memory_bytes",
         "gauge",
-        "Memory that the client holds on the device; the driver's own server does not report it.",
+        "Memory that the client holds on the device; on the driver's own server as NVML reports it.",
         [
             sample
             for of, server in servers

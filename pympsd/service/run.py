@@ -29,6 +29,7 @@ from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
 from pympsd.service.processes.children import spawn_server
+from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.processes.vendor_server import NAME, is_vendor_server, spawn_vendor_server
 from pympsd.service.replacement import HAND_OVER
 from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
@@ -177,6 +178,8 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             with trio.move_on_after(FINAL_ANSWER_SECONDS):
                 await kept.wait()
         nursery.cancel_scope.cancel()
+    if dispatcher.client_memory is not None:
+        await dispatcher.client_memory.close()
     os.close(fifo)
     return dispatcher
 
@@ -301,6 +304,7 @@ def _dispatcher(
         spawn=spawn_vendor_server if settings.backend == "vendor" else spawn_server,
         pipe_directory=setup.directory.path,
         origin_of_pid=origin_of_pid,
+        client_memory=ClientMemory(keeper.log) if settings.backend == "vendor" else None,
     )
 
 

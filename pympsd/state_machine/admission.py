@@ -17,7 +17,7 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
     SpawnServer,
 )
-from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, limits_by_rule
+from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, in_force, limits_by_rule
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -342,4 +342,7 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     since=entry.since,
                     container_pid=entry.container_pid,
                 )
-            yield grant(daemon, server, entry.client, entry.mps_namespace, limits)
+            granted = grant(daemon, server, entry.client, entry.mps_namespace, limits)
+            if not daemon.has_own_servers and entry.client in server.clients:
+                server.clients[entry.client].limits = in_force(daemon, server, granted)
+            yield granted

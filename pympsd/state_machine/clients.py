@@ -27,7 +27,7 @@ class Client:
     namespace: int
     contexts: dict[int, Context] = field(factory=dict)
     memory: dict[int, int] = field(factory=dict)
-    """Bytes that it holds, by device ordinal, as its server reported; the driver's own server does not."""
+    """Bytes that it holds, by device ordinal, as its server reported; of the driver's own server as NVML did."""
     ended: bool = False
     """Its process has ended, and the server has yet to report that."""
     process: int = 0
@@ -45,7 +45,7 @@ class Client:
     container_pid: int = 0
     """As in ClientConnected."""
     limits: LimitsInForce | None = None
-    """The limits in force for it, as its server reported; the driver's own server does not."""
+    """The limits in force for it, as its server reported; of the driver's own server what the daemon has set."""
 
     def is_process(self, pid: int, process: int) -> bool:
         """Whether this is the client of a process."""

@@ -159,6 +159,14 @@ def _(event: events.MemoryPushed, daemon: Daemon) -> Iterator[Instruction]:
 
 
 @_decide.register
+def _(event: events.ClientMemoryRead, daemon: Daemon) -> Iterator[Instruction]:
+    server = daemon.servers.get(event.server)
+    for client in server.clients.values() if server is not None else ():
+        client.memory = dict(event.clients.get(client.pid, {}))
+    yield from ()
+
+
+@_decide.register
 def _(event: events.ClientGonePushed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.get(event.server)
     if server is not None:

@@ -135,6 +135,14 @@ class MemoryPushed:
 
 
 @frozen
+class ClientMemoryRead:
+    """The bytes that clients of the driver's server hold, by PID, by device ordinal; none for those not known."""
+
+    server: int
+    clients: dict[int, dict[int, int]]
+
+
+@frozen
 class ClientGonePushed:
     """A server reported that a client process is gone."""
 
@@ -317,6 +325,7 @@ Event = (
     | ContextPushed
     | ContextGonePushed
     | MemoryPushed
+    | ClientMemoryRead
     | ClientGonePushed
     | ClientEnded
     | TerminationAnswered

@@ -19,13 +19,16 @@ from pympsd.vocabulary.limits import (
     MOST_MEMORY,
     CgroupLimit,
     CgroupLimits,
+    LimitsInForce,
     MemoryGroup,
     PinnedMemory,
+    ThreadPercentage,
     cgroup_group,
     least,
 )
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
+from pympsd.vocabulary.sm_rounding import multiprocessors
 
 _NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
 
@@ -109,6 +112,22 @@ def grant(daemon: Daemon, server: Server, client: int, namespace: str, limits: C
     if limits is not None:
         priority = max(priority, limits.least_priority)
     return AdmitClient(client, server.serial, server.pid, priority, limits)
+
+
+def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:
+    """Return what the daemon has set for a client of the driver's server, which does not report its limits.
+
+    The client's own environment may lower them further; the daemon does not see that.
+    """
+    limits = grant.limits
+    percentage = server.thread_percentage if limits is None else ThreadPercentage(limits.thread_percentage)
+    in_bytes = {ordinal: limit.value for ordinal, limit in server.memory_limits.items()}
+    return LimitsInForce(
+        percentage.value,
+        grant.priority,
+        in_bytes if limits is None else dict(limits.memory_limits),
+        {ordinal: multiprocessors(percentage, device) for ordinal, device in enumerate(daemon.devices)},
+    )
 
 
 def _below(limits: ClientLimits, highest: NamespaceLimits) -> ClientLimits:

@@ -10,11 +10,13 @@ To add an architecture, add a row here; tests/vocabulary/test_sm_rounding.py che
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Final
 
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limits import ThreadPercentage
 
 
 @frozen
@@ -57,6 +59,15 @@ ROUNDINGS: Final = (
     SmRounding((7, 0), 2, 2, 2, 2, True, "public reports of a T4: 10 % of 40 SMs are 4, 20 % are 8, 5 % are 2"),
 )
 """From the newest architecture to the oldest that limits SMs (MPS documents, 2.3.5.2: Volta and newer)."""
+
+
+def multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
+    """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all."""
+    if percentage.value >= 100 or not device.is_volta_or_newer:
+        return device.multiprocessors
+    # As written, 33.3 being 333/1000: nothing is lost to binary fractions.
+    exact = int(Fraction(repr(float(percentage.value))) * device.multiprocessors // 100)
+    return rounding(device).down(exact, device.multiprocessors)
 
 
 def rounding(device: DeviceFacts) -> SmRounding:

@@ -7,24 +7,14 @@ process's, with per-context partitioning the context's, the execution affinity.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ClientPriority, ThreadPercentage
-from pympsd.vocabulary.sm_rounding import rounding
+from pympsd.vocabulary.sm_rounding import multiprocessors, rounding
 
 
 class AffinityRefused(ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
-
-
-def multiprocessors(percentage: ThreadPercentage, device: DeviceFacts) -> int:
-    """Return the SMs of a percentage of a device, rounded down as on such a device; before Volta all."""
-    if percentage.value >= 100 or not device.is_volta_or_newer:
-        return device.multiprocessors
-    # As written, 33.3 being 333/1000: nothing is lost to binary fractions.
-    exact = int(Fraction(repr(float(percentage.value))) * device.multiprocessors // 100)
-    return rounding(device).down(exact, device.multiprocessors)
 
 
 def process_multiprocessors(percentage: ThreadPercentage, device: DeviceFacts, most: int | None = None) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -16,6 +18,7 @@ import pytest
 from kept_entries import ask_to_end
 from processes import DaemonProcess, alive, wait_until
 from vendor.client import ask, be_greeted
+from vendor.devices import uuid_text
 from vendor.install import misbehave
 from vendor.peer import CONTEXT, INIT
 from vendor.programs import VendorClient, chain
@@ -55,10 +58,86 @@ def test_a_program_is_a_client_without_change(daemon: DaemonProcess, client: Ven
     assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{client.pid}.1\n"
 
 
-def test_top_shows_what_the_drivers_server_tells(daemon: DaemonProcess, client: VendorClient) -> None:
+FAKE_NVML = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned pid; unsigned long long memory; unsigned gpu, compute; } Process;
+int nvmlInit_v2(void) { return 0; }
+const char *nvmlErrorString(int code) { return "the fake error"; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)1; return 0; }
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned size) {
+    snprintf(uuid, size, "%s", getenv("FAKE_NVML_UUID"));
+    return 0;
+}
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, Process *processes) {
+    FILE *file = fopen(getenv("FAKE_NVML_FILE"), "r");
+    unsigned found = 0;
+    if (file == NULL)
+        return 999;
+    while (found < *count && fscanf(file, "%u %llu", &processes[found].pid, &processes[found].memory) == 2)
+        found++;
+    fclose(file);
+    *count = found;
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path) -> dict[str, str]:
+    """Settings of a daemon that finds a fake NVML, which lists what the file of FAKE_NVML_FILE says."""
+    source, file = tmp_path / "nvml.c", tmp_path / "memory"
+    source.write_text(FAKE_NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return {
+        "LD_LIBRARY_PATH": str(tmp_path),
+        "FAKE_NVML_FILE": str(file),
+        "FAKE_NVML_UUID": uuid_text(0),
+    }
+
+
+def test_top_shows_what_the_daemon_has_set_for_a_client(daemon: DaemonProcess, client: VendorClient) -> None:
     _, _, server, shown = daemon.run(["top", "--once"]).stdout.splitlines()
     assert server.split()[:4] == [str(daemon.servers()[0]), "0", "-", "ACTIVE"]
-    assert shown.split()[:7] == [str(client.pid), "0", server.split()[0], "ACTIVE", "-", "1", "-"]
+    assert shown.split()[:7] == [str(client.pid), "0", server.split()[0], "ACTIVE", "100.0", "1", "-"]
+    daemon.kill()
+    assert daemon.start().returncode == 0
+    assert daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()[:7] == shown.split()[:7]
+
+
+def test_the_memory_of_clients_is_what_nvml_reports(
+    start_vendor_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
+) -> None:
+    file = Path(nvml["FAKE_NVML_FILE"])
+    daemon = start_vendor_daemon(**nvml)
+    assert daemon.say("set_default_active_thread_percentage 25") == "25.0\n"
+    with VendorClient.start(pipe(daemon)) as first, VendorClient.start(pipe(daemon)) as second:
+        first.connect()
+        second.connect()
+        not_available = (1 << 64) - 1
+        file.write_text(f"{first.pid} {96 << 20}\n{second.pid} {not_available}\n{os.getpid()} 4096\n")
+        (server,) = json.loads(daemon.run(["top", "--json"]).stdout)["servers"]
+        found = {each["pid"]: each for each in server["clients"]}
+        assert found[first.pid]["memory_bytes"] == {"0": 96 << 20}
+        assert found[second.pid]["memory_bytes"] == {}
+        assert {each["active_thread_percentage"] for each in found.values()} == {25.0}
+        assert "96.0M" in daemon.run(["top", "--once", "--filter", str(first.pid)]).stdout
+
+
+def test_nvml_that_fails_is_logged_and_asked_again_later(
+    start_vendor_daemon: Callable[..., DaemonProcess], nvml: dict[str, str]
+) -> None:
+    daemon = start_vendor_daemon(**nvml)
+    with VendorClient.start(pipe(daemon)) as client:
+        client.connect()
+        for _ in range(3):
+            assert daemon.run(["top", "--once"]).stdout.splitlines()[-1].split()[6] == "-"
+    reason = "nvmlDeviceGetMPSComputeRunningProcesses_v3: the fake error"
+    told = [line for line in daemon.log() if "Cannot read the memory of clients" in line]
+    assert [reason in line for line in told] == [True]
 
 
 def test_the_server_has_its_users_identity(daemon: DaemonProcess) -> None:

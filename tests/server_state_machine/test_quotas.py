@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
+from pympsd.vocabulary.sm_rounding import multiprocessors
 from pympsd_server.state_machine.quotas import (
     AffinityRefused,
     affine_multiprocessors,
@@ -18,7 +19,6 @@ from pympsd_server.state_machine.quotas import (
     context_multiprocessors,
     context_percentage,
     memory_limit,
-    multiprocessors,
     process_multiprocessors,
 )
 

@@ -352,3 +352,26 @@ def test_a_backend_that_has_served_somebody_stays(choosing: Story) -> None:
     choosing.feed(events.ServerReported(1, "ACTIVE", {101: (events.ReturnedContext(1, 1, 0),)}))
     assert choosing.feed(UNKNOWN) == []
     assert choosing.daemon.quitting is None
+
+
+def test_the_limits_of_a_client_are_what_the_daemon_has_set(story: Story) -> None:
+    story.daemon.has_own_servers = False
+    assert says(story, "set_default_active_thread_percentage 50") == "50.0\n"
+    story.says("set_default_device_pinned_mem_limit 0 2G")
+    joins(story, 1, FIRST)
+    story.feed(events.ServerSpawned(1, SERVER))
+    story.feed(events.StatusPushed(1, "ACTIVE"))
+    limits = story.daemon.servers[1].clients[1].limits
+    assert limits is not None
+    assert (limits.thread_percentage, limits.memory[0], limits.multiprocessors[0]) == (50.0, 2 << 30, 66)
+
+
+def test_memory_is_that_of_the_last_reading(story: Story) -> None:
+    joins(story, 1, FIRST)
+    story.feed(events.ServerSpawned(1, SERVER))
+    story.feed(events.StatusPushed(1, "ACTIVE"))
+    client = story.daemon.servers[1].clients[1]
+    story.feed(events.ClientMemoryRead(1, {FIRST: {0: 4096}, SECOND: {0: 1}}))
+    assert client.memory == {0: 4096}
+    story.feed(events.ClientMemoryRead(1, {}))
+    assert client.memory == {}

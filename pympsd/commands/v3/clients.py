@@ -147,6 +147,6 @@ def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int
         total_of(process, client, ordinal),
         of_cgroups.soft and of_cgroups.soft.value,
         of_cgroups.hard and of_cgroups.hard.value,
-        client.memory.get(ordinal, 0) if daemon.has_own_servers else None,
+        client.memory.get(ordinal, 0 if daemon.has_own_servers else None),
     )
     return dict(zip(_OF_DEVICES, values, strict=True))

@@ -262,6 +262,7 @@ def _vendor_session(
             cgroups=_cgroups_of(dispatcher, entry.note.pid),
             since=entry.note.since,
             container_pid=container_pid_of(entry.note.pid),
+            limits=entry.note.limits,
         )
         for serial, entry in own.items()
     }

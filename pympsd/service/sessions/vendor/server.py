@@ -206,9 +206,23 @@ class VendorServerSession:
             self._link.ask(commands.status(), lambda status: self._report(status, found, devices))
         refreshed = self._refreshed
         # Several operators wait for the same answers, and none longer than the first for a server that is silent.
-        with trio.move_on_at(self._asked_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
-            await refreshed.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_memory)
+            with trio.move_on_at(self._asked_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
+                await refreshed.wait()
         return refreshed.is_set()
+
+    async def _read_memory(self) -> None:
+        """Note what the clients hold, as far as NVML knows it."""
+        source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.serial)
+        if source is None or server is None or not server.clients:
+            return
+        memory = await source.current()
+        held: dict[int, dict[int, int]] = {}
+        for ordinal, device in enumerate(self.dispatcher.state.devices):
+            for pid, count in memory.get(device.uuid, {}).items():
+                held.setdefault(pid, {})[ordinal] = count
+        self.dispatcher.feed(events.ClientMemoryRead(self.serial, held))
 
     def _report(
         self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]

@@ -44,7 +44,7 @@ class WatchedClients:
             return
         shown = known.command, known.namespace, known.mps_namespace, known.since
         terminated = tuple(sorted(self.terminations.of(known.pid)))
-        self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated)
+        self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated, known.limits)
         nursery.start_soon(self._watch, client)
 
     async def _watch(self, client: int) -> None:

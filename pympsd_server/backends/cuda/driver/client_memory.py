@@ -1,0 +1,101 @@
+"""Print the device memory of MPS clients as JSON, a line for each line of standard input: a child of the daemon.
+
+The driver's own MPS server does not report what its clients hold; NVML does. The daemon never loads a library of the
+driver, for that may hang or crash. A line is ``{"GPU-...": {"4711": 1048576}}``: bytes by PID, as this process's PID
+namespace shows PIDs, by device UUID; or ``{"error": "why"}``. The program ends at the end of its input, and after
+IDLE_SECONDS without a request, so that it does not keep the driver in use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import select
+import sys
+from typing import Any, Final
+
+IDLE_SECONDS: Final = 10.0
+_INSUFFICIENT_SIZE: Final = 7
+_NOT_AVAILABLE: Final = (1 << 64) - 1
+_UUID_BYTES: Final = 96
+_ATTEMPTS: Final = 4
+"""How often the processes are asked for, while more of them come than there was room for."""
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t (NVML API reference, Device Structs)."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used_memory", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class NvmlError(Exception):
+    """A call of NVML failed; the message names the call and the error."""
+
+
+class Nvml:
+    """The functions of NVML that this program calls."""
+
+    def __init__(self) -> None:
+        """Load and initialise the library; raise NvmlError or OSError."""
+        self._library = ctypes.CDLL("libnvidia-ml.so.1")
+        self._library.nvmlErrorString.restype = ctypes.c_char_p
+        self._call("nvmlInit_v2")
+
+    def memory(self) -> dict[str, dict[int, int]]:
+        """Return the bytes that MPS clients hold, by PID, by device UUID; raise NvmlError."""
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        found = {}
+        for index in range(count.value):
+            device = ctypes.c_void_p()
+            self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+            uuid = ctypes.create_string_buffer(_UUID_BYTES)
+            self._call("nvmlDeviceGetUUID", device, uuid, ctypes.c_uint(_UUID_BYTES))
+            found[uuid.value.decode(errors="replace")] = self._of_device(device)
+        return found
+
+    def _of_device(self, device: ctypes.c_void_p) -> dict[int, int]:
+        count = ctypes.c_uint(0)
+        for _ in range(_ATTEMPTS):
+            count = ctypes.c_uint(2 * count.value + 64)
+            processes = (_Process * count.value)()
+            arguments = device, ctypes.byref(count), processes
+            if self._call("nvmlDeviceGetMPSComputeRunningProcesses_v3", *arguments, allowed=_INSUFFICIENT_SIZE) == 0:
+                break
+        else:
+            raise NvmlError("nvmlDeviceGetMPSComputeRunningProcesses_v3: more processes come than can be listed")
+        listed = processes[: count.value]
+        return {each.pid: each.used_memory for each in listed if each.used_memory != _NOT_AVAILABLE}
+
+    def _call(self, name: str, *arguments: Any, allowed: int = 0) -> int:
+        code = int(getattr(self._library, name)(*arguments))
+        if code not in (0, allowed):
+            raise NvmlError(f"{name}: {(self._library.nvmlErrorString(code) or b'?').decode(errors='replace')}")
+        return code
+
+
+def main() -> None:
+    """Answer requests."""
+    try:
+        nvml = Nvml()
+        reason = ""
+    except (OSError, AttributeError, NvmlError) as error:
+        nvml, reason = None, str(error)
+    while select.select([sys.stdin], (), (), IDLE_SECONDS)[0] and sys.stdin.readline():
+        answer: dict[str, Any] = {"error": reason}
+        if nvml is not None:
+            try:
+                answer = nvml.memory()
+            except (AttributeError, NvmlError) as error:
+                answer = {"error": str(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
