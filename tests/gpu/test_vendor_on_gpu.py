@@ -5,6 +5,7 @@ In a rehearsal server and programs are made up; what needs real ones is left out
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -133,6 +134,17 @@ def is_limited(one: VendorClient) -> None:
     """Assert that a program may have 2 GiB."""
     assert one.ask(f"alloc {3 * GIB}") == "alloc CUDA_ERROR_OUT_OF_MEMORY"
     assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+
+
+def test_limits_and_memory_of_a_client_are_shown(led: DaemonProcess) -> None:
+    assert led.say("set_default_active_thread_percentage 50") == "50.0\n"
+    with client(led) as one:
+        connected(one)
+        assert one.ask(f"alloc {GIB}") == "alloc CUDA_SUCCESS"
+        (server,) = json.loads(led.run(["top", "--json"]).stdout)["servers"]
+        (shown,) = server["clients"]
+        assert shown["active_thread_percentage"] == 50.0
+        assert [GIB <= held < 2 * GIB for held in shown["memory_bytes"].values()] == [True]
 
 
 def test_an_allocation_beyond_a_servers_memory_limit_is_refused(led: DaemonProcess) -> None:
