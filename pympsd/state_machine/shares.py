@@ -43,9 +43,14 @@ _MOST_SHOWN: Final = 8
 Cost = Mapping[Resource, int]
 
 
+def exempt_users(daemon: Daemon) -> frozenset[int]:
+    """Return the users who have no share: root and the user who started the daemon are bound by totals only."""
+    return frozenset({0, daemon.uid})
+
+
 def is_exempt(daemon: Daemon, uid: int) -> bool:
-    """Return whether a user has no share: root, and the user who started the daemon, are bound by totals only."""
-    return uid in (0, daemon.uid)
+    """Return whether a user has no share."""
+    return uid in exempt_users(daemon)
 
 
 def applying(daemon: Daemon) -> tuple[Resource, ...]:

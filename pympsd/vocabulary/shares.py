@@ -121,10 +121,10 @@ DESCRIPTORS: Final = Resource(
     least=0,
     most=1 << 20,
     description="Open files of the daemon for a user's servers and namespaces.",
-    part=6,
-    of_descriptors=6,
-    root_reserve=4,
-    own_reserve=1,
+    part=4,
+    of_descriptors=4,
+    root_reserve=3,
+    own_reserve=2,
 )
 CONNECTIONS: Final = Resource(
     "connections",
@@ -134,8 +134,8 @@ CONNECTIONS: Final = Resource(
     most=1 << 20,
     description="Connections of a user's clients and commands to all sockets of the daemon together; one of libcuda "
     "counts as three.",
-    part=3,
-    of_descriptors=3,
+    part=2,
+    of_descriptors=2,
     root_reserve=1,
     is_named=False,
 )

@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, ClientProcess, DaemonProcess, clients_of
 from protocol3 import ctl, start
+
+from pympsd.journal.log_folders import MOST_KEPT
 
 MakeDaemon = Callable[..., DaemonProcess]
 Join = Callable[..., ClientProcess]
@@ -114,18 +117,28 @@ def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     assert asked(daemon, GREEDY, "server create greedy") == ""
     assert asked(daemon, GREEDY, "server create greedier") == ""
     made, refusal = taken(daemon, GREEDY, "namespace create n{} --server=greedy")
-    assert refusal.startswith(f"User 10001 has {share} of at most {share} descriptors, and 2 more are needed: delete ")
+    assert refusal.startswith(
+        f"User 10001 has {share} of at most {share} descriptors, and 2 more are needed: delete "
+    )
     used = row(daemon, GREEDY, "descriptors")[1]
     assert used == 2 * 10 + 2 * made == share
     assert len(os.listdir(f"/proc/{daemon.pid}/fd")) - before <= used, "no more are open than are counted"
     check_others_are_served(daemon, join)
 
 
-def test_servers_that_are_stopped_while_they_start_delay_nobody_else(daemon: DaemonProcess, join: Join) -> None:
-    hang = daemon.directory / "hang"
+def test_a_user_who_makes_and_deletes_servers_leaves_few_log_folders(daemon: DaemonProcess) -> None:
+    logs = daemon.directory / "log"
     start(daemon)
-    del hang
-    check_others_are_served(daemon, join)
+    for number in range(MOST_KEPT + 3):
+        assert asked(daemon, GREEDY, f"server create s{number}") == ""
+        daemon.hear_out()
+        assert asked(daemon, GREEDY, f"server delete s{number}") == ""
+        if number == MOST_KEPT:
+            daemon.kill()
+            start(daemon)
+    kept = {folder.name for folder in logs.iterdir() if folder.is_dir()}
+    assert kept <= {f"s{number}" for number in range(3, MOST_KEPT + 3)}
+    assert {folder.stat().st_uid for folder in logs.iterdir() if folder.is_dir()} <= {GREEDY}
 
 
 def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: DaemonProcess) -> None:
@@ -199,8 +212,6 @@ def test_metrics_have_shares_what_is_used_and_what_was_refused(daemon: DaemonPro
 
 def metrics(path: Path) -> str:
     """Return what is served at a socket."""
-    import socket
-
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(path))
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

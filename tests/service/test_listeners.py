@@ -162,7 +162,7 @@ async def test_users_together_leave_connections_for_the_daemons_own_user(
 ) -> None:
     uids = iter((10001, 10002, 10003, os.geteuid(), os.geteuid()))
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=next(uids)))
-    daemon.dispatcher.state.shares = Shares(descriptors=11)  # everybody may have 4 connections, and users 3 of them
+    daemon.dispatcher.state.shares = Shares(descriptors=16)  # everybody may have 4 connections, and users 3 of them
     daemon.dispatcher.state.taken["connections"][10000] = 1
     for _ in range(2):
         operator = await daemon.operator()
