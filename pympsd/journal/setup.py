@@ -93,6 +93,11 @@ class Journal:
         if (file := self._named.pop(name, None)) is not None:
             file.close()
             self.folders.closed(name)
+        for pid in [pid for pid, known in self._names.items() if known == name]:
+            del self._names[pid]
+        # Users can make up any number of names.
+        for known in [each for each in self._given if each not in self._named and self.folders.is_missing(each)]:
+            del self._given[known]
 
     def _write(self, file: LogFile | None, entry: LogEntry, lines: dict[str, Line]) -> None:
         data = render(entry, lines[entry.event], self.dialect)

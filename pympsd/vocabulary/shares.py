@@ -126,6 +126,16 @@ DESCRIPTORS: Final = Resource(
     root_reserve=3,
     own_reserve=2,
 )
+SM_CHUNKS: Final = Resource(
+    "sm-chunks",
+    "% of a device's SM chunks",
+    share=50,
+    least=0,
+    most=100,
+    description="Chunks of a device in the static SM partitions of a user's servers, on each device by itself.",
+    total=100,
+    root_reserve=2,
+)
 CONNECTIONS: Final = Resource(
     "connections",
     "connections",
@@ -149,7 +159,7 @@ BUFFERS: Final = Resource(
     "and answers that were not taken yet.",
     is_named=False,
 )
-RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, CONNECTIONS, BUFFERS)
+RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, SM_CHUNKS, CONNECTIONS, BUFFERS)
 BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 
 

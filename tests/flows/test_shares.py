@@ -178,7 +178,7 @@ def test_a_file_with_a_wrong_share_is_refused(daemon: DaemonProcess, text: str, 
 
 def test_wrong_shares_of_option_and_variable_start_no_daemon(daemon: DaemonProcess, make_daemon: MakeDaemon) -> None:
     done = daemon.run(["-d", "--user-share", "sockets=3"])
-    names = "servers, processes, namespaces, descriptors, connections, buffers"
+    names = "servers, processes, namespaces, descriptors, sm-chunks, connections, buffers"
     said = f"users have no share of 'sockets'; they have shares of {names}"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"--user-share: {said}\n")
     done = make_daemon(PYMPSD_USER_SHARES="servers=x").run(["-d"])

@@ -22,6 +22,7 @@ from pympsd.vocabulary.shares import (
     NAMESPACES,
     PROCESSES,
     SERVERS,
+    SM_CHUNKS,
     BadShare,
     Shares,
 )
@@ -157,6 +158,27 @@ def test_partitions_that_contain_faults_cost_processes(daemon: Daemon, say: Say)
     assert say(USER, f"server create --uid={USER}") == ""
     assert say(USER, f"server set {own} --contain=partition") == ""
     assert "has 5 of at most 5 processes" in say(USER, partition.format("e").replace("=s", f"={own}"))
+
+
+def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, say: Say) -> None:
+    partition = "sm-partition create {} --server={} --device={} --chunks={}"
+    for uid, name in ((USER, "s"), (OTHER, "o"), (OTHER + 1, "q")):
+        assert say(uid, f"server create {name}") == ""
+    uuid = daemon.devices[0].uuid
+    assert say(USER, partition.format("a", "s", 0, 7)) == say(USER, partition.format("a", "s", 1, 8)) == ""
+    assert say(USER, partition.format("b", "s", 0, 2)) == (
+        f"User 1000 has 7 of at most 8 SM chunks of device {uuid}, and 2 more are needed: delete an SM partition, or "
+        "ask an administrator for a larger share (--user-share sm-chunks=57, or sm-chunks in [shares] of the "
+        "configuration file).\n"
+    )
+    assert say(USER, partition.format("b", "s", 0, 1)) == say(OTHER, partition.format("a", "o", 0, 4)) == ""
+    assert say(OTHER + 1, partition.format("a", "q", 0, 1)) == (
+        f"All users together have 12 of at most 12 SM chunks of device {uuid} that are not reserved, and 1 more are "
+        "needed; an administrator can delete some ('sm-partition list' has their servers).\n"
+    )
+    assert (shares.used(daemon, SM_CHUNKS, USER), shares.used(daemon, SM_CHUNKS, OTHER)) == (50, 25)
+    assert shares.used_together(daemon, SM_CHUNKS) == 75
+    assert say(0, "server create r") == say(0, partition.format("a", "r", 0, 4)) == ""
 
 
 def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, say: Say) -> None:
