@@ -178,7 +178,7 @@ def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, say: Say) ->
     )
     assert (shares.used(daemon, SM_CHUNKS, USER), shares.used(daemon, SM_CHUNKS, OTHER)) == (50, 25)
     assert shares.used_together(daemon, SM_CHUNKS) == 75
-    assert say(0, "server create r") == say(0, partition.format("a", "r", 0, 4)) == ""
+    assert say(0, "server create r") == say(0, partition.format("a", "r", 0, 3) + " --include-remainder=true") == ""
 
 
 def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, say: Say) -> None:
