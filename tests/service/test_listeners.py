@@ -19,6 +19,7 @@ from time_limit import bounded
 from pympsd.service import listeners, rate_limit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions.peers import credentials
+from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ServerReturn, ShutDown
@@ -136,37 +137,45 @@ async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> 
 
 
 @bounded
-async def test_a_users_connections_over_the_limit_are_refused_until_one_closes(
+async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listeners, "CONNECTIONS_PER_USER", 1)
+    monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
+    daemon.dispatcher.state.shares = Shares({"connections": 1})
     operator = await daemon.operator()
     await operator.ask(b"get_server_list")
     assert await (await daemon.connect()).receive() is None
-    assert daemon.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 1 connections open"
+    assert daemon.sentences()[-1] == (
+        "Refusing a connection: user 10001 has 1 of at most 1 connections: ask an administrator for a larger share "
+        "(--user-share connections=2, or connections in [shares] of the configuration file)"
+    )
+    shown = await operator.ask(b"share list --uid=10001 --format=csv,noheader")
+    assert shown[0][1].splitlines()[0] == b"10001,connections,1,1,1"
     operator.sock.shutdown(socket.SHUT_WR)
     assert await operator.receive() is None
     assert await daemon.still_answers()
 
 
-@pytest.mark.parametrize(("descriptors", "most"), [(32, 16), (1024, 256), (16384, 4096), (1 << 20, 4096), (-1, 4096)])
-def test_one_users_connections_leave_descriptors_for_others(
-    monkeypatch: pytest.MonkeyPatch, descriptors: int, most: int
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
-    assert listeners.connection_limit() == most
-
-
 @bounded
-async def test_with_few_descriptors_the_limit_of_connections_is_lower(
+async def test_users_together_leave_connections_for_the_daemons_own_user(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
-    for _ in range(16):
+    uids = iter((10001, 10002, 10003, os.geteuid(), os.geteuid()))
+    monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=next(uids)))
+    daemon.dispatcher.state.shares = Shares(descriptors=16)  # everybody may have 4 connections, and users 3 of them
+    daemon.dispatcher.state.taken["connections"][10000] = 1
+    for _ in range(2):
         operator = await daemon.operator()
         await operator.ask(b"get_server_list")
     assert await (await daemon.connect()).receive() is None
-    assert daemon.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 16 connections open"
+    assert daemon.sentences()[-1].startswith(
+        "Refusing a connection: all users together have 3 of at most 3 connections that are not reserved; "
+    )
+    assert await daemon.still_answers()
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1].startswith(
+        "Refusing a connection: everybody together has 4 of at most 4 connections; an administrator can start the "
+    )
 
 
 @bounded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 
@@ -94,10 +93,6 @@ class ClientSession(Waiting):
         """
         assert isinstance(server, ServerSession)
         try:
-            if not server.takes_clients:
-                raise OSError(
-                    errno.EBUSY, f"the server of user {server.uid} takes no clients: it is stopped or stuck"
-                )
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError:
             if admission.pidfd >= 0:

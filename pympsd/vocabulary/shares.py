@@ -1,0 +1,223 @@
+"""What a user can take from the daemon: a share for each user of each resource, and what is reserved for others.
+
+Theory of operation. One unprivileged user must not be able to stop the daemon for everybody else. Therefore every
+resource that a connection or a command can take has one row in RESOURCES, which is the only source of
+
+- the option ``--user-share NAME=VALUE``, the variable PYMPSD_USER_SHARES and the table ``[shares]`` of a
+  configuration file;
+- the refusals, ``share list``, the metrics, and the tables of docs/security.md and the manual page.
+
+Three bounds hold at the same time:
+
+1. *The share*: what one user may have. Root and the user who started the daemon have no share: they own the daemon.
+2. *The total*: what everybody together may have, root included. Where a total depends on the machine, it is a part of
+   the open descriptors that the daemon may have (RLIMIT_NOFILE).
+3. *The reserves*: parts of the total that other users' requests leave free. What users make explicitly (a named
+   server, a namespace) leaves the reserves of root and of users' own servers; a user's own server, ``uid_N``, which
+   the daemon makes for the user's first client, leaves that of root only. Of the 256 servers for example::
+
+       |-- explicit servers of users --|-- users' own servers --|-- root --|
+       0                              128                      224        256
+
+   Shares alone would not be enough, because many users can take a share each.
+
+What must never happen: that a request of root, or the first client of another user, is refused because of what users
+made explicitly. And that something is counted twice: the state machine counts from the state that exists anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from attrs import field, frozen
+
+OPTION: Final = "--user-share"
+VARIABLE: Final = "PYMPSD_USER_SHARES"
+TABLE: Final = "shares"
+"""The table of a configuration file."""
+RESERVE_PARTS: Final = 8
+"""Reserves are counted in eighths of a total."""
+_UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
+_VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
+
+
+class BadShare(ValueError):
+    """A share that is not possible; the message is a sentence without its full stop, which says what is allowed."""
+
+
+@frozen
+class Resource:
+    """A resource that users take from the daemon."""
+
+    name: str
+    """In the option, the variable and the file."""
+    unit: str
+    """What the values count, in the plural."""
+    share: int
+    """What one user may have, unless an administrator sets it."""
+    least: int
+    """The least share that can be set."""
+    most: int
+    """The largest share that can be set."""
+    description: str
+    """What counts, and what it costs: a sentence for the documents."""
+    part: int = 0
+    """Unless it is set, the share is at most this part of the total: 4 is a quarter; 0: it does not depend on it."""
+    total: int = 0
+    """What all users together may have; 0: there is no such bound, or it is a part of the descriptors."""
+    of_descriptors: int = 0
+    """In eighths: the total as a part of the daemon's RLIMIT_NOFILE."""
+    root_reserve: int = 0
+    """In eighths of the total: what other users leave for root."""
+    own_reserve: int = 0
+    """In eighths of the total: what explicit requests leave for users' own servers."""
+    is_named: bool = True
+    """It exists in protocol 3 only, as named servers do."""
+
+    def total_of(self, descriptors: int) -> int:
+        """Return what everybody together may have, with a limit of open descriptors; 0: there is no bound."""
+        return descriptors * self.of_descriptors // RESERVE_PARTS if self.of_descriptors else self.total
+
+    def for_users(self, descriptors: int, *, own: bool) -> int:
+        """Return what users other than root may have together; ``own``: their own servers included."""
+        kept = self.root_reserve if own else self.root_reserve + self.own_reserve
+        return self.total_of(descriptors) * (RESERVE_PARTS - kept) // RESERVE_PARTS
+
+
+SERVERS: Final = Resource(
+    "servers",
+    "servers",
+    share=16,
+    least=0,
+    most=256,
+    description="Named servers. A user's own server (uid_N) is not part of the share.",
+    total=256,
+    root_reserve=1,
+    own_reserve=3,
+)
+PROCESSES: Final = Resource(
+    "processes",
+    "processes",
+    share=64,
+    least=0,
+    most=1 << 16,
+    description="Processes that a user's named servers can cost, about 33 MB each: the server, and an executor for "
+    "each of its devices, or for each static SM partition that contains faults.",
+)
+NAMESPACES: Final = Resource(
+    "namespaces",
+    "namespaces",
+    share=64,
+    least=0,
+    most=1 << 16,
+    description="Namespaces of a user's servers, other than default.",
+)
+DESCRIPTORS: Final = Resource(
+    "descriptors",
+    "descriptors",
+    share=1024,
+    least=0,
+    most=1 << 20,
+    description="Open files of the daemon for a user's servers and namespaces.",
+    part=4,
+    of_descriptors=4,
+    root_reserve=3,
+    own_reserve=2,
+)
+SM_CHUNKS: Final = Resource(
+    "sm-chunks",
+    "% of a device's SM chunks",
+    share=50,
+    least=0,
+    most=100,
+    description="Chunks of a device in the static SM partitions of a user's servers, on each device by itself.",
+    total=100,
+    root_reserve=2,
+)
+CONNECTIONS: Final = Resource(
+    "connections",
+    "connections",
+    share=4096,
+    least=16,
+    most=1 << 20,
+    description="Connections of a user's clients and commands to all sockets of the daemon together; one of libcuda "
+    "counts as three.",
+    part=2,
+    of_descriptors=2,
+    root_reserve=1,
+    is_named=False,
+)
+BUFFERS: Final = Resource(
+    "buffers",
+    "bytes",
+    share=64 << 20,
+    least=4 << 20,
+    most=1 << 40,
+    description="Memory in which the daemon keeps what it has received from a user's connections and not read yet, "
+    "and answers that were not taken yet.",
+    is_named=False,
+)
+RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, SM_CHUNKS, CONNECTIONS, BUFFERS)
+BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
+
+
+@frozen
+class Shares:
+    """The shares that are in force."""
+
+    given: Mapping[str, int] = field(factory=dict)
+    """What an administrator has set with the option or the variable, by the resource's name."""
+    descriptors: int = 1024
+    """The limit of the daemon's open descriptors (RLIMIT_NOFILE)."""
+    configured: Mapping[str, int] = field(factory=dict)
+    """The same of the configuration file, which beats the option."""
+
+    def share(self, resource: Resource) -> int:
+        """Return what one user may have of a resource."""
+        value = self.configured.get(resource.name, self.given.get(resource.name))
+        if value is not None:
+            return value
+        largest = self.total(resource) // resource.part if resource.part else resource.share
+        return max(resource.least, min(resource.share, largest))
+
+    def total(self, resource: Resource) -> int:
+        """Return what everybody together may have of a resource; 0: there is no bound."""
+        return resource.total_of(self.descriptors)
+
+    def for_users(self, resource: Resource, *, own: bool = True) -> int:
+        """Return what users other than root may have together; ``own``: their own servers included."""
+        return resource.for_users(self.descriptors, own=own)
+
+
+def read_shares(texts: Iterable[str]) -> dict[str, int]:
+    """Read shares as the option and the variable have them: ``servers=16,buffers=64M``; raise BadShare."""
+    shares: dict[str, int] = {}
+    for pair in (pair for text in texts for pair in text.split(",")):
+        name, equals, value = pair.strip().partition("=")
+        if not equals:
+            raise BadShare(f"a user's share is RESOURCE=VALUE, as in servers=16, not {pair!r}")
+        shares[name] = read_share(name, value)
+    return shares
+
+
+def read_share(name: str, value: object) -> int:
+    """Return the share of a resource that a text or a number states; raise BadShare."""
+    resource = BY_NAME.get(name)
+    if resource is None:
+        raise BadShare(f"users have no share of {name!r}; they have shares of {', '.join(BY_NAME)}")
+    number = _number(resource, value)
+    if number is None or not resource.least <= number <= resource.most:
+        shown = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
+        raise BadShare(f"the share of {name} is {shown} from {resource.least} to {resource.most}, not {value!r}")
+    return number
+
+
+def _number(resource: Resource, value: object) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    found = _VALUE.fullmatch(value) if isinstance(value, str) else None
+    if found is None or (found[2] and resource is not BUFFERS):
+        return None
+    return int(found[1]) << _UNITS[found[2].upper()]
