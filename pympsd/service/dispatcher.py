@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 from attrs import Factory, define, field
 
+from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
 from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
 from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
+from pympsd.service.open_connections import OpenConnections
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
@@ -41,6 +43,7 @@ from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
+from pympsd.wire.errors import LimitExceeded
 from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
@@ -114,6 +117,13 @@ class Dispatcher:
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
+    buffers: BufferBudget = field(
+        default=Factory(lambda self: BufferBudget(frozenset({0, self.state.uid})), takes_self=True), init=False
+    )
+    """What is kept in memory for all connections."""
+    open_connections: OpenConnections = field(
+        default=Factory(lambda self: OpenConnections(frozenset({0, self.state.uid})), takes_self=True), init=False
+    )
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
@@ -329,6 +339,11 @@ class Dispatcher:
         """Log that a client is refused."""
         if self.may_log(peer.uid, reason):
             self.log.info("client_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+
+    def log_closed(self, uid: int, error: LimitExceeded) -> None:
+        """Log that a connection is closed because it exceeds a limit."""
+        if self.may_log(uid, str(error)):
+            self.log.warning("connection_closed", uid=uid, reason=str(error))
 
     def log_refused_operator(self, peer: Peer) -> None:
         """Log that an operator is refused at a socket for clients only."""

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -15,17 +14,11 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import fd_quota
 from pympsd.service.inheritance import Noted, connection_name, listener_name
+from pympsd.service.open_connections import DRIVERS_WEIGHT
 from pympsd.service.sessions.peers import credentials, user_of
 from pympsd.vocabulary.identities import Peer
 
-CONNECTIONS_PER_USER: Final = 4096
-"""A user's further connections are closed at once, so that no user can take them all."""
-CONNECTIONS_DIVISOR: Final = 4
-"""Divides the quota of descriptors for one user's connections; each takes up to two."""
-DRIVERS_DIVISOR: Final = 10
-"""The same of libcuda's, which take up to five: both ends of a connection to a server are among them."""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -44,7 +37,6 @@ class Listener:
     greeting: bytes = b""
     """The packet that every connection begins with, if this daemon speaks first; peers then pass credentials."""
     _reserve: int = field(factory=lambda: os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), init=False)
-    _open: Counter[int] = field(factory=Counter, init=False)
     _nursery: trio.Nursery | None = field(default=None, init=False)
     """Where connections are served; None: no more are."""
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
@@ -188,20 +180,10 @@ class Listener:
             return None
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
-        if self._open[peer.uid] >= connection_limit(DRIVERS_DIVISOR if self.greeting else CONNECTIONS_DIVISOR):
-            reason = f"user {peer.uid} has {self._open[peer.uid]} connections open"
+        connections, weight = self.dispatcher.open_connections, DRIVERS_WEIGHT if self.greeting else 1
+        if obstacle := connections.obstacle(peer.uid, weight):
             if self.dispatcher.may_log(peer.uid):
-                self.dispatcher.log.error("connection_refused", reason=reason)
+                self.dispatcher.log.error("connection_refused", reason=obstacle)
             return
-        self._open[peer.uid] += 1
-        try:
+        with connections.counted(peer.uid, weight):
             await self.converse(sock, peer, entry)
-        finally:
-            self._open[peer.uid] -= 1
-            if not self._open[peer.uid]:
-                del self._open[peer.uid]
-
-
-def connection_limit(divisor: int = CONNECTIONS_DIVISOR) -> int:
-    """Return the number of connections one user may have open at a listener."""
-    return min(CONNECTIONS_PER_USER, fd_quota(divisor))

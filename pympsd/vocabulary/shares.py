@@ -142,11 +142,13 @@ CONNECTIONS: Final = Resource(
 BUFFERS: Final = Resource(
     "buffers",
     "bytes",
-    share=64 << 20,
+    share=16 << 20,
     least=4 << 20,
     most=1 << 40,
-    description="Memory in which the daemon keeps what it has received from a user's connections and not read yet, "
-    "and answers that were not taken yet.",
+    description="Memory in which the daemon keeps what it has received from a user's connections and not dealt with "
+    "yet, and answers that were not read yet. Root and the daemon's user may have the total.",
+    total=128 << 20,
+    root_reserve=1,
     is_named=False,
 )
 RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, CONNECTIONS, BUFFERS)

@@ -136,40 +136,6 @@ async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> 
 
 
 @bounded
-async def test_a_users_connections_over_the_limit_are_refused_until_one_closes(
-    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listeners, "CONNECTIONS_PER_USER", 1)
-    operator = await daemon.operator()
-    await operator.ask(b"get_server_list")
-    assert await (await daemon.connect()).receive() is None
-    assert daemon.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 1 connections open"
-    operator.sock.shutdown(socket.SHUT_WR)
-    assert await operator.receive() is None
-    assert await daemon.still_answers()
-
-
-@pytest.mark.parametrize(("descriptors", "most"), [(32, 16), (1024, 256), (16384, 4096), (1 << 20, 4096), (-1, 4096)])
-def test_one_users_connections_leave_descriptors_for_others(
-    monkeypatch: pytest.MonkeyPatch, descriptors: int, most: int
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
-    assert listeners.connection_limit() == most
-
-
-@bounded
-async def test_with_few_descriptors_the_limit_of_connections_is_lower(
-    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 64))
-    for _ in range(16):
-        operator = await daemon.operator()
-        await operator.ask(b"get_server_list")
-    assert await (await daemon.connect()).receive() is None
-    assert daemon.sentences()[-1] == f"Refusing a connection: user {os.geteuid()} has 16 connections open"
-
-
-@bounded
 async def test_a_user_cannot_fill_the_log(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
     monkeypatch.setattr(rate_limit, "LINES_PER_SECOND", 30)
@@ -314,7 +280,7 @@ async def test_without_descriptors_a_caller_is_refused_and_the_listener_goes_on(
 async def test_a_conversation_without_descriptors_is_refused_and_the_listener_goes_on(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_more(_: object) -> None:
+    def no_more(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
     with monkeypatch.context() as patched:

@@ -23,6 +23,7 @@ from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
+from pympsd.wire.keeper_packets import NOTE_BYTES
 from pympsd.wire.versions import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
@@ -31,6 +32,8 @@ MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices; no server has more."""
 QUEUED_DIVISOR: Final = 4
 """Divides the quota of descriptors queued for a server that does not take its clients."""
+QUEUED_CLIENTS_BYTES: Final = 4 << 20
+"""What may be queued for such a server before its clients are refused; with twice as much its link ends."""
 WATCHED_DIVISOR: Final = 16
 """Divides the quota of pidfds of admitted clients."""
 
@@ -140,7 +143,11 @@ class ServerSession:
     @property
     def takes_clients(self) -> bool:
         """Whether another client may be sent to it: few enough are queued."""
-        return self.channel.queued_descriptors < fd_quota(QUEUED_DIVISOR)
+        return (
+            self.channel.queued_descriptors < fd_quota(QUEUED_DIVISOR)
+            and self.channel.queued_bytes < QUEUED_CLIENTS_BYTES
+            and self.channel.allowance.has_room(NOTE_BYTES)
+        )
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientEnded when a client's process ends before the server reports it; take over the pidfd.
