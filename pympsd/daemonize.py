@@ -42,6 +42,7 @@ from pympsd.vocabulary.settings import (
     BadSetting,
     Settings,
     check_executor_settings,
+    with_shares,
 )
 
 READY = b"."
@@ -81,6 +82,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
                 "each; choose one of them",
                 1,
             )
+        settings = with_shares(settings, options.user_shares, protocol)
         if options.turn_patience is not None:
             settings = evolve(settings, turn_patience=options.turn_patience)
         machine = visible_machine(

@@ -27,8 +27,10 @@ START_FLAGS = {
     "--trust-containers": "operators in other namespaces are taken for their user",
 }
 """Those of a daemon, with what it then does."""
+USER_SHARE = "--user-share"
 VALUED = (
     *INSTALLS,
+    USER_SHARE,
     "--timeout",
     "--log-dialect",
     "--turn-patience",
@@ -87,6 +89,8 @@ class Options:
         self.dialect = ""
         self.users = ""
         self.turn_patience: float | None = None
+        self.user_shares: list[str] = []
+        """The values of --user-share, in order."""
         self.words: list[str] = []
         self.shown: list[str] = []
         self.overlooked: list[str] = []
@@ -116,6 +120,8 @@ class Options:
             raise BadOption("--metrics goes with -d or -f: it is the daemon that serves them")
         if self.replace and not self.start:
             raise BadOption("--replace goes with -d or -f: it starts a daemon in the place of the one that runs")
+        if self.user_shares and not self.start:
+            raise BadOption(f"{USER_SHARE} goes with -d or -f: it is the daemon that gives users shares")
         if self.start_flags and not self.start:
             flag = sorted(self.start_flags)[0]
             raise BadOption(f"{flag} goes with -d or -f: {START_FLAGS[flag]} of a daemon that was started with it")
@@ -218,6 +224,9 @@ class Options:
                 raise BadOption(f"--users is one of {', '.join(USERS)}, not {value!r}")
             self.users = value
             return
+        if option == USER_SHARE:
+            self.user_shares.append(_share(value))
+            return
         if option == "--turn-patience":
             self.turn_patience = _number(value)
             if not 0.0 <= self.turn_patience < 1e9:
@@ -226,6 +235,17 @@ class Options:
         self.timeout, self.is_timeout_given = _number(value), True
         if not 0.0 < self.timeout < 1e9:
             raise BadOption(f"--timeout is a number of seconds above 0, not {value!r}")
+
+
+def _share(text: str) -> str:
+    """Return the value of --user-share; raise BadOption if it is not a share."""
+    from pympsd.vocabulary.shares import BadShare, read_shares
+
+    try:
+        read_shares([text])
+    except BadShare as error:
+        raise BadOption(f"{USER_SHARE}: {error}") from None
+    return text
 
 
 def _number(text: str) -> float:

@@ -11,22 +11,17 @@ limit for each connection bounds nothing. Therefore
 - both kinds end by themselves: a frame that has begun must be complete, and what is queued must be read, within a
   *deadline*.
 
-How much a user may keep is the smallest of two numbers::
+How much a user may have is not decided here: a budget asks its ``problem``, in the daemon that of all shares
+(pympsd.state_machine.shares). What a session keeps besides, such as the hello of a client that waits, is counted by
+``keeping``. An example, with a share of 4 MiB::
 
-    the user's share                what an administrator grants each user
-    what would remain free          of the total of all users, without the reserve of trusted users
+    connection   received   queued   kept     budget of the user
+    1            1 MiB      -        -        1 MiB
+    2            -          2 MiB    -        3 MiB
+    3            1.5 MiB: does not fit, so connection 3 is closed; 1 and 2 stay
 
-The second one makes a total fair without a list of who waits. N users who all take as much as they can end with a
-share of total / (N + 1) each, and the same amount is still free for the next one, who needs a few bytes only::
-
-    N = 1:  |#### share ####|------------------- free -------------------|= reserve =|
-    N = 4:  |######|######|######|######|-------------- free ------------|= reserve =|
-
-Trusted users (root, and the user who runs the process) have no share and may use the reserve too, so that an operator
-is answered whatever others do.
-
-The links to servers are counted, but never closed for what they cost (``lift``): a stopped server is no attack, and
-its clients are refused instead while its user's budget is used up (``has_room``).
+The links to servers are counted, but never closed for what they cost (``lift``): a stopped server is no attack. The
+clients that would be queued for it are refused instead (``has_room``).
 
 Invariants: the sum over a user's allowances is what the budget holds for that user; a closed allowance holds nothing.
 Nothing here reads a clock: the channels wait, with the deadlines that an allowance states.
@@ -42,51 +37,28 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.shares import BUFFERS
 from pympsd.wire.errors import LimitExceeded
 
 FRAME_SECONDS: Final = 10.0
 """From the first byte of a frame, or a request of several, to its last; a hello has the same time."""
 UNREAD_SECONDS: Final = 30.0
 """From the moment that a peer's socket is full to the moment that the peer has read everything."""
-_MIB: Final = 1 << 20
 
 
 @define
 class BufferBudget:
     """The bytes that this process keeps for its peers, by user."""
 
-    trusted: frozenset[int]
-    """Users without a share, who may use the reserve."""
-    share: Callable[[], int] = lambda: BUFFERS.share
-    """Returns what another user may have, in bytes; it is asked each time, because an operator can change it."""
-    total: int = BUFFERS.total
-    """What all users together may have, in bytes."""
-    for_users: int = BUFFERS.for_users(0, own=True)
-    """The part of the total that is not reserved for trusted users."""
-    _held: Counter[int] = field(factory=Counter, init=False)
-
-    def held(self, uid: int) -> int:
-        """Return the bytes that are kept for a user."""
-        return self._held[uid]
-
-    def obstacle(self, uid: int, count: int) -> str:
-        """Return why ``count`` more bytes cannot be kept for a user, or an empty string."""
-        everything = self._held.total() + count
-        if uid in self.trusted:
-            return "" if everything <= self.total else f"all buffers ({_amount(self.total)}) are in use"
-        own, share = self._held[uid] + count, self.share()
-        if own > share:
-            return f"its user's share of buffers ({_amount(share)}) is used up"
-        if own > self.for_users - everything:
-            return f"it would leave other users less of the buffers than it takes ({_amount(own)})"
-        return ""
+    problem: Callable[[int, int], str]
+    """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty string."""
+    held: Counter[int] = field(factory=Counter)
+    """The bytes that are kept for each user; users without any are not in it."""
 
     def change(self, uid: int, count: int) -> None:
         """Count bytes that are kept for a user from now on, or (negative) no longer."""
-        self._held[uid] += count
-        if not self._held[uid]:
-            del self._held[uid]
+        self.held[uid] += count
+        if not self.held[uid]:
+            del self.held[uid]
 
     def allowance(self, uid: int) -> Allowance:
         """Return the allowance of a new connection of a user."""
@@ -123,7 +95,7 @@ class Allowance:
 
     def has_room(self, count: int) -> bool:
         """Return whether the budget has room for ``count`` more bytes."""
-        return self.budget is None or not self.budget.obstacle(self.uid, count)
+        return self.budget is None or not self.budget.problem(self.uid, count)
 
     def count_received(self, count: int) -> None:
         """State how many received bytes are kept now; raise LimitExceeded if they are too many."""
@@ -157,11 +129,7 @@ class Allowance:
         change = self._received + self._queued + self._kept - self._counted
         if self.budget is None or not change:
             return
-        if change > 0 and self._is_limited and is_limited and (obstacle := self.budget.obstacle(self.uid, change)):
-            raise LimitExceeded(f"{change} bytes cannot be kept for it: {obstacle}")
+        if change > 0 and self._is_limited and is_limited and (problem := self.budget.problem(self.uid, change)):
+            raise LimitExceeded(problem)
         self.budget.change(self.uid, change)
         self._counted += change
-
-
-def _amount(count: int) -> str:
-    return f"{count // _MIB} MiB" if count >= _MIB else f"{count} bytes"

@@ -44,6 +44,8 @@ class MessageChannel(SendQueue):
         Raise RemoteError for a malformed frame, LimitExceeded if the allowance has no room for it, or if it has begun
         and is not complete in time.
         """
+        if self.failure is not None:
+            return None  # what the kernel has of it still is not dealt with
         if not continues:
             self._handled_bytes = 0
             self._count_received()

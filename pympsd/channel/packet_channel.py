@@ -24,6 +24,8 @@ class PacketChannel(SendQueue):
         A packet counts in the allowance until the next call. ``continues``: the packet belongs to the last one; the
         peer has the time of a frame for it. Raise LimitExceeded if it does not come in time, or there is no room.
         """
+        if self.failure is not None:
+            return b""  # what the kernel has of it still is not dealt with
         self.allowance.count_received(0)
         seconds = self.allowance.frame_seconds if continues else math.inf
         try:

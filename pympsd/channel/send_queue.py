@@ -42,7 +42,7 @@ class SendQueue:
         self._finishing = False
         self.overflowed = False
         self.failure: LimitExceeded | None = None
-        """The limit that the peer has exceeded."""
+        """The limit that the peer has exceeded; nothing more is received from it."""
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Queue a whole frame, or a packet; the queue closes ``fds`` when they are sent or it is closed."""

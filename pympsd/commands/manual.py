@@ -16,6 +16,7 @@ from pympsd.commands.v3 import registry as v3_registry
 from pympsd.commands.v3.registry import COMMANDS
 from pympsd.state_machine.daemon_state import MOST_SERVERS
 from pympsd.version import VERSION
+from pympsd.vocabulary import shares
 
 USAGE: Final[dict[str, str]] = {
     "get_server_status": "PID",
@@ -58,6 +59,11 @@ _QUIT: Final = (
     "protocol 3 only: in 2 it is --ready-devices"
 )
 
+_SHARES: Final = (
+    "with -d or -f, again for each resource: what a user who is not root may have of "
+    f"{', '.join(f'{each.name} ({each.share})' for each in shares.RESOURCES)}; also {shares.VARIABLE}"
+)
+
 _BACKEND: Final = (
     "vendor (the driver's own MPS server), cuda (pympsd's server on a GPU), emulated, or auto: the first of them "
     "that this machine has, and emulated if PYMPSD_EMULATED_DEVICES is set"
@@ -82,6 +88,7 @@ OPTIONS: Final = (
     ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
     ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _PATIENCE),
+    (f"{shares.OPTION} RESOURCE=VALUE", _SHARES),
     ("--terminate-by-reset", _RESET),
     ("--clients-only", "with -d or -f: no commands at control; root and the daemon's user have control_privileged"),
     ("--open-queries", "with -d or -f, protocol 3: everybody may ask everything at the socket of a namespace"),
@@ -125,6 +132,7 @@ FILES: Final = (
         "PYMPSD_UNMAPPED_USERS",
         "refuse or nobody: users without a number in the daemon's user namespace; default refuse",
     ),
+    (shares.VARIABLE, "what a user who is not root may have: servers=16,namespaces=64,... ('share list' shows all)"),
     ("PYMPSD_WORKER", "auto, native or python: what executes clients' records on a GPU"),
     ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
     (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from pympsd.configuration.cgroups import count as count_cgroups
 from pympsd.configuration.differences import differences_of
@@ -16,6 +16,7 @@ from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
+from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
 MOST_NAMED: Final = 3
@@ -161,6 +162,24 @@ class SetCgroupLimits:
 
 
 @frozen
+class SetShares:
+    """Set the shares of each user that the file has, all of them."""
+
+    shares: dict[str, int]
+    before: Shares
+
+    @property
+    def text(self) -> str:
+        after = evolve(self.before, configured=self.shares)
+        differing = [
+            f"{each.name} {self.before.share(each)} -> {after.share(each)}"
+            for each in RESOURCES
+            if self.before.share(each) != after.share(each)
+        ]
+        return f"set shares: {', '.join(differing) or 'as they were, now by the file'}"
+
+
+@frozen
 class SetFeature:
     """Set one of the features of a daemon, by its name in `Features`."""
 
@@ -199,6 +218,7 @@ Change = (
     | SetRules
     | SetFeature
     | SetCgroupLimits
+    | SetShares
     | Impossible
 )
 CountClients = Callable[[str, str | None], int]
@@ -217,6 +237,7 @@ class State:
     rules: tuple[Rule, ...] | None = None
     features: Features = field(factory=Features)
     cgroups: CgroupLimits = field(factory=dict)
+    shares: Shares = field(factory=Shares)
 
 
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
@@ -228,6 +249,9 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
     cgroups = plan.cgroups if plan.cgroups is not None or not prune else {}
     if cgroups is not None and cgroups != state.cgroups:
         found.append(SetCgroupLimits(cgroups, state.cgroups))
+    shares = plan.shares if plan.shares is not None or not prune else {}
+    if shares is not None and shares != state.shares.configured:
+        found.append(SetShares(shares, state.shares))
     for name in _FEATURES:
         wanted, present = getattr(plan.features, name), getattr(state.features, name)
         if wanted not in (None, present):

@@ -65,6 +65,8 @@ class Plan:
     features: Features = field(factory=lambda: Features(None, None, None))
     cgroups: CgroupLimits | None = None
     """None: nothing is said of them."""
+    shares: dict[str, int] | None = None
+    """Each user's shares, by resource. None: nothing is said of them."""
 
 
 @frozen

@@ -21,6 +21,7 @@ from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.partitions import NO_PARTITION, no_partition_note
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
+from pympsd.vocabulary.shares import BY_NAME, TABLE, BadShare, read_share
 from pympsd.vocabulary.texts import BadText, read_containment, read_memory_by_device, read_percentage, read_priority
 
 SCHEMA: Final = "1.0"
@@ -32,7 +33,7 @@ NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices", "pympsd")
 OWN_SERVER_KEYS: Final = ("max_active_thread_percentage", "max_pinned_memory_limit", "contain")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
-TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups")
+TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups", TABLE)
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
 NO_DOMAINS: Final = "locality domains are not there yet: every device here has one"
 ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd runs in a server"
@@ -107,7 +108,23 @@ class _Reading(Tables):
         check_chunks(self, plans)
         rules = self._rules(parsed["rules"]) if "rules" in parsed else None
         self.needs_own_servers(("cgroups",), parsed)
-        return Plan(plans, rules, features, read_cgroups(self, parsed["cgroups"]) if "cgroups" in parsed else None)
+        cgroups = read_cgroups(self, parsed["cgroups"]) if "cgroups" in parsed else None
+        shares = self._shares(self.table((), parsed, TABLE)) if TABLE in parsed else None
+        return Plan(plans, rules, features, cgroups, shares)
+
+    def _shares(self, given: Mapping[str, Any]) -> dict[str, int]:
+        self.check_keys((TABLE,), given, tuple(BY_NAME), "users' shares")
+        shares = {}
+        for name in BY_NAME.keys() & given.keys():
+            if BY_NAME[name].is_named and self.surroundings.protocol == 2:
+                said = f"{TABLE}.{name}: protocol 2 has no named servers; start the daemon with -p 3"
+                self.wrong((TABLE, name), said)
+                continue
+            try:
+                shares[name] = read_share(name, given[name])
+            except BadShare as error:
+                self.wrong((TABLE, name), str(error))
+        return shares
 
     def _rules(self, given: Any) -> tuple[Rule, ...]:
         if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):

@@ -13,6 +13,7 @@ from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
+from pympsd.vocabulary.shares import TABLE
 from pympsd.vocabulary.texts import CONTAINMENTS, memory_limits_text, percentage_text
 
 
@@ -22,6 +23,7 @@ def shown(
     rules: Sequence[Rule] = (),
     features: Features = Features(),  # noqa: B008 - frozen
     cgroups: CgroupLimits | None = None,
+    shares: Mapping[str, int] | None = None,
 ) -> str:
     """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
     lines = [f'schema_version = "{SCHEMA}"']
@@ -31,6 +33,8 @@ def shown(
         lines += ["", "[features.memacct]"]
         lines += ["enabled = false"] * (not features.accounts_cgroups)
         lines += ["audit_log = true"] * bool(features.audits_memory)
+    if shares:
+        lines += ["", f"[{TABLE}]", *(f"{name} = {value}" for name, value in shares.items())]
     for rule in rules:
         lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, range(len(surroundings.devices)))]
     lines += shown_cgroups(cgroups or {}, len(surroundings.devices))

@@ -22,6 +22,7 @@ CONTROL_LINES: Final = {
     "daemon_setting_refused": same("{complaint}"),
     "daemon_exiting": same("Exit with status {status}"),
     "configuration_applied": Line("Applied configuration {file}, generation {generation}", None),
+    "shares_set": Line("Shares of each user: {shares}", None),
     "default_socket_set": Line("Clients of the daemon's own pipe directory: default_socket is {state}", None),
     "rules_set": Line("Rules for the limits of later clients: {count}", None),
     "lines_lost": same("{count} log lines could not be written: {reason}"),

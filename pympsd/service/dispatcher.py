@@ -20,11 +20,11 @@ from pympsd.commands.operator_line import answer_line, asked_process, asked_serv
 from pympsd.journal.setup import Journal
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
-from pympsd.service.open_connections import OpenConnections
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine import shares
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
@@ -43,6 +43,7 @@ from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
+from pympsd.vocabulary.shares import BUFFERS
 from pympsd.wire.errors import LimitExceeded
 from pympsd.wire.keeper_packets import NOTE_BYTES
 
@@ -118,12 +119,15 @@ class Dispatcher:
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
     buffers: BufferBudget = field(
-        default=Factory(lambda self: BufferBudget(frozenset({0, self.state.uid})), takes_self=True), init=False
+        default=Factory(
+            lambda self: BufferBudget(
+                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}), self.state.taken[BUFFERS.name]
+            ),
+            takes_self=True,
+        ),
+        init=False,
     )
     """What is kept in memory for all connections."""
-    open_connections: OpenConnections = field(
-        default=Factory(lambda self: OpenConnections(frozenset({0, self.state.uid})), takes_self=True), init=False
-    )
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(

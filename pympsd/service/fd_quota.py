@@ -23,12 +23,15 @@ def raise_fd_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def fd_limit() -> int:
+    """Return the number of descriptors that this process may have open."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return UNLIMITED if descriptors == resource.RLIM_INFINITY else descriptors
+
+
 def fd_quota(divisor: int) -> int:
     """Return the limit of open descriptors divided by ``divisor``, at least MINIMUM."""
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if descriptors == resource.RLIM_INFINITY:
-        descriptors = UNLIMITED
-    return max(MINIMUM, descriptors // divisor)
+    return max(MINIMUM, fd_limit() // divisor)
 
 
 def can_open(count: int) -> bool:

@@ -15,10 +15,15 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted, connection_name, listener_name
-from pympsd.service.open_connections import DRIVERS_WEIGHT
 from pympsd.service.sessions.peers import credentials, user_of
+from pympsd.state_machine import shares
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.shares import CONNECTIONS
 
+DRIVERS_WEIGHT: Final = 3
+"""One of libcuda's counts as three connections: it takes up to five descriptors, among them both ends of a connection
+to a server; another one takes up to two.
+"""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -180,10 +185,13 @@ class Listener:
             return None
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
-        connections, weight = self.dispatcher.open_connections, DRIVERS_WEIGHT if self.greeting else 1
-        if obstacle := connections.obstacle(peer.uid, weight):
+        weight = DRIVERS_WEIGHT if self.greeting else 1
+        reason = shares.take(self.dispatcher.state, CONNECTIONS, peer.uid, weight)
+        if reason:
             if self.dispatcher.may_log(peer.uid):
-                self.dispatcher.log.error("connection_refused", reason=obstacle)
+                self.dispatcher.log.error("connection_refused", reason=reason)
             return
-        with connections.counted(peer.uid, weight):
+        try:
             await self.converse(sock, peer, entry)
+        finally:
+            shares.give_back(self.dispatcher.state, CONNECTIONS, peer.uid, weight)

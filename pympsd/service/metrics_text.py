@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from pympsd.state_machine import shares
 from pympsd.state_machine.daemon_state import Count, Daemon
 from pympsd.version import CUDA_VERSION, VERSION
 from pympsd.vocabulary.statuses import ServerStatus
@@ -22,7 +23,8 @@ Sample = tuple[dict[str, object], float]
 
 def metrics_text(daemon: Daemon, backend: str) -> str:
     """Return all metrics. Counters begin with the daemon, those of a server with it: rates are a scraper's."""
-    return "".join(f"{line}\n" for line in (*_daemon(daemon, backend), *_devices(daemon), *_servers(daemon), "# EOF"))
+    parts = *_daemon(daemon, backend), *_shares(daemon), *_devices(daemon), *_servers(daemon)
+    return "".join(f"{line}\n" for line in (*parts, "# EOF"))
 
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
@@ -37,6 +39,35 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
     )
     for count, name, help in COUNTERS:
         yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.counts[count])], suffix="_total")
+
+
+def _shares(daemon: Daemon) -> Iterator[str]:
+    """What users may have of the daemon, and have; one who has nothing has no sample."""
+    resources, users = shares.applying(daemon), shares.users(daemon)
+    yield from _family(
+        "pympsd_user_share",
+        "gauge",
+        "What one user may have of a resource of the daemon; root and the daemon's own user may have more.",
+        [({"resource": each.name}, daemon.shares.share(each)) for each in resources],
+    )
+    yield from _family(
+        "pympsd_user_used",
+        "gauge",
+        "What the user has of it.",
+        [
+            ({"uid": uid, "resource": each.name}, has)
+            for uid in users
+            for each in resources
+            if (has := shares.used(daemon, each, uid))
+        ],
+    )
+    yield from _family(
+        "pympsd_user_refusals",
+        "counter",
+        "How often the user was refused more of it.",
+        [({"uid": uid, "resource": name}, count) for (uid, name), count in sorted(daemon.refusals.items())],
+        suffix="_total",
+    )
 
 
 def _devices(daemon: Daemon) -> Iterator[str]:

@@ -17,7 +17,7 @@ from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import raise_fd_limit
+from pympsd.service.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
@@ -40,6 +40,7 @@ from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, 
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.limit_resolution import default_limits
+from pympsd.state_machine.shares import shares_text
 from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
 from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.version import CUDA_VERSION
@@ -48,6 +49,7 @@ from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
+from pympsd.vocabulary.shares import Shares
 from pympsd.wire.vendor.handshake import HELLO
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
@@ -288,6 +290,7 @@ def _dispatcher(
         has_own_servers=settings.backend != "vendor",
         rules=setup.rules,
         turn_policy=guarded(setup.turn_policy, keeper.log.error),
+        shares=Shares(settings.user_shares, fd_limit()),
     )
     return Dispatcher(
         state=state,
@@ -314,6 +317,7 @@ def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: lis
     dispatcher.log.info("daemon_connect_hint", directory=setup.directory.given)
     dispatcher.log.info("daemon_version", version=CUDA_VERSION)
     dispatcher.log.info("daemon_backend", backend=setup.machine.backend, reason=setup.machine.reason)
+    dispatcher.log.info("shares_set", shares=shares_text(dispatcher.state))
     for complaint in (*setup.settings.complaints, *limit_complaints):
         dispatcher.log.warning("daemon_setting_refused", complaint=complaint)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -32,7 +33,9 @@ from pympsd.vocabulary.rules import Unknown
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
 STARTS_AT_ONCE: Final = 4
-"""Servers that commands of protocol 3 start at the same time; one that a client waits for is started at once."""
+"""Servers of a user that commands of protocol 3 start at the same time; one that a client waits for is started
+immediately. Nobody waits for the servers of other users, which may be stopped while they start.
+"""
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 
@@ -134,15 +137,17 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
 
 def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
     waited_for = {entry.server for entry in daemon.queue if entry.client}
-    starting = sum(server.phase in (Phase.SPAWNING, Phase.INITIALIZING) for server in daemon.servers.values())
+    starting = Counter(
+        server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
+    )
     for entry in _without_server(daemon):
         # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
-        is_next = daemon.protocol == 2 or starting < STARTS_AT_ONCE or entry.server in waited_for
+        is_next = daemon.protocol == 2 or starting[entry.uid] < STARTS_AT_ONCE or entry.server in waited_for
         if not is_next or daemon.is_full or daemon.quitting is not None:
             continue
         # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
         if not failed_starts.is_pausing(daemon, entry.server):
-            starting += 1
+            starting[entry.uid] += 1
             yield from queue.begin(daemon, entry)
             yield _spawn(daemon, entry)
 

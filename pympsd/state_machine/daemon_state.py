@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from enum import Enum
 from typing import Final
 
@@ -27,10 +27,11 @@ from pympsd.vocabulary.limits import (
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
+from pympsd.vocabulary.shares import SERVERS, Shares
 
 MOST_SERVERS: Final = 16
 """Servers at once when users are together: any user can cause one, and each takes memory of every device it uses."""
-MOST_NAMED_SERVERS: Final = 256
+MOST_NAMED_SERVERS: Final = SERVERS.total
 """The same in protocol 3, in which servers do not end to make room."""
 
 
@@ -260,6 +261,12 @@ class Daemon:
     tickets: Serials = field(factory=Serials)
     counts: Counter[Count] = field(factory=Counter)
     """What has happened since this daemon began."""
+    shares: Shares = field(factory=Shares)
+    """What each user may have of the daemon."""
+    taken: dict[str, Counter[int]] = field(factory=lambda: defaultdict(Counter))
+    """What each user has of what exists in the I/O layer only, by the name of the resource."""
+    refusals: Counter[tuple[int, str]] = field(factory=Counter)
+    """How often a user was refused more of a resource, by its name."""
     pipe_directory: str = ""
     has_own_servers: bool = True
     """Whether servers are pympsd's, not the driver's: those can be given some of the devices, and partitions."""

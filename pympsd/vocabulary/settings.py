@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
+from pympsd.vocabulary.shares import BY_NAME, BadShare, read_shares
+from pympsd.vocabulary.shares import VARIABLE as USER_SHARES
 
 BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
 VENDOR_SERVER: Final = "PYMPSD_VENDOR_SERVER"
@@ -63,6 +65,8 @@ class Settings:
     """The path of the driver's server, for the vendor backend; empty: the first of PATH that is not ours."""
     users: str = "in-turn"
     unmapped_users: str = "refuse"
+    user_shares: dict[str, int] = field(factory=dict)
+    """What an administrator has set of each user's shares, by resource."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Settings:
@@ -87,7 +91,19 @@ class Settings:
             vendor_server=environment.get(VENDOR_SERVER, ""),
             users=_users(environment.get("PYMPSD_USERS") or "in-turn"),
             unmapped_users=_unmapped_users(environment.get("PYMPSD_UNMAPPED_USERS") or "refuse"),
+            user_shares=_user_shares(environment.get(USER_SHARES, "")),
         )
+
+
+def with_shares(settings: Settings, texts: Sequence[str], protocol: int) -> Settings:
+    """Return settings with the shares that the option gives, which beats the variable.
+
+    Shares of what the protocol does not have are among the complaints.
+    """
+    given = {**settings.user_shares, **read_shares(texts)}
+    idle = [name for name in given if protocol == 2 and BY_NAME[name].is_named]
+    complaints = [f"users have no share of {name} in protocol 2, which has no named servers" for name in idle]
+    return evolve(settings, user_shares=given, complaints=(*settings.complaints, *complaints))
 
 
 def _backend(text: str, is_described: bool) -> str:
@@ -149,6 +165,13 @@ def _unmapped_users(text: str) -> str:
     if text not in UNMAPPED_USERS:
         raise BadSetting(f"PYMPSD_UNMAPPED_USERS is one of {', '.join(UNMAPPED_USERS)}, not {text!r}")
     return text
+
+
+def _user_shares(text: str) -> dict[str, int]:
+    try:
+        return read_shares([text]) if text else {}
+    except BadShare as error:
+        raise BadSetting(f"{USER_SHARES}: {error}") from None
 
 
 def _patience(text: str) -> float:

@@ -14,10 +14,10 @@ Three bounds hold at the same time:
    the open descriptors that the daemon may have (RLIMIT_NOFILE).
 3. *The reserves*: parts of the total that other users' requests leave free. What users make explicitly (a named
    server, a namespace) leaves the reserves of root and of users' own servers; a user's own server, ``uid_N``, which
-   the daemon makes for the user's first client, leaves that of root only::
+   the daemon makes for the user's first client, leaves that of root only. Of the 256 servers for example::
 
        |-- explicit servers of users --|-- users' own servers --|-- root --|
-       0                              1/2                      7/8        total
+       0                              128                      224        256
 
    Shares alone would not be enough, because many users can take a share each.
 
@@ -121,10 +121,10 @@ DESCRIPTORS: Final = Resource(
     least=0,
     most=1 << 20,
     description="Open files of the daemon for a user's servers and namespaces.",
-    part=4,
-    of_descriptors=4,
-    root_reserve=1,
-    own_reserve=3,
+    part=6,
+    of_descriptors=6,
+    root_reserve=4,
+    own_reserve=1,
 )
 CONNECTIONS: Final = Resource(
     "connections",
@@ -141,13 +141,13 @@ CONNECTIONS: Final = Resource(
 )
 BUFFERS: Final = Resource(
     "buffers",
-    "bytes",
+    "bytes of buffers",
     share=16 << 20,
     least=4 << 20,
-    most=1 << 40,
+    most=64 << 20,
     description="Memory in which the daemon keeps what it has received from a user's connections and not dealt with "
-    "yet, and answers that were not read yet. Root and the daemon's user may have the total.",
-    total=128 << 20,
+    "yet, and answers that were not read yet.",
+    total=160 << 20,
     root_reserve=1,
     is_named=False,
 )
@@ -160,13 +160,15 @@ class Shares:
     """The shares that are in force."""
 
     given: Mapping[str, int] = field(factory=dict)
-    """What an administrator has set, by the resource's name."""
+    """What an administrator has set with the option or the variable, by the resource's name."""
     descriptors: int = 1024
     """The limit of the daemon's open descriptors (RLIMIT_NOFILE)."""
+    configured: Mapping[str, int] = field(factory=dict)
+    """The same of the configuration file, which beats the option."""
 
     def share(self, resource: Resource) -> int:
         """Return what one user may have of a resource."""
-        value = self.given.get(resource.name)
+        value = self.configured.get(resource.name, self.given.get(resource.name))
         if value is not None:
             return value
         largest = self.total(resource) // resource.part if resource.part else resource.share

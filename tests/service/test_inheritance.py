@@ -19,6 +19,7 @@ from processes import SECONDS, adopt_orphans, wait_until
 from time_limit import bounded
 
 import pympsd
+from pympsd.service import listeners
 from pympsd.service.files.pipe_directory import PipeDirectory
 from pympsd.service.inheritance import (
     FIFO,
@@ -31,10 +32,11 @@ from pympsd.service.inheritance import (
     listener_name,
 )
 from pympsd.service.keeper_link import Keeper
-from pympsd.service.open_connections import OpenConnections
 from pympsd.service.processes.keeper import Held
+from pympsd.service.sessions.peers import credentials
 from pympsd.service.sessions.server import ServerSession
 from pympsd.vocabulary import files
+from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
 from pympsd.wire import keeper_packets as packets
 from pympsd.wire.framing import FrameReader
@@ -243,7 +245,8 @@ async def test_an_operator_is_answered_by_the_next_daemon_and_dropped_from_the_k
 async def test_an_earlier_connection_that_is_refused_sees_its_end(
     daemon: RunningDaemon, earlier: EarlierDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(OpenConnections, "obstacle", lambda *_: "there is no room")
+    monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
+    daemon.dispatcher.state.shares = Shares({"connections": 0})
     client, ours = caller(daemon)
     earlier.hold(NAME, ours.fileno(), HELLO)
     ours.close()

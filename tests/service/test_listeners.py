@@ -19,6 +19,7 @@ from time_limit import bounded
 from pympsd.service import listeners, rate_limit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions.peers import credentials
+from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ServerReturn, ShutDown
@@ -133,6 +134,49 @@ async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> 
         for _ in range(200):
             nursery.start_soon(ask)
     assert answers == [[(frames.OPERATOR_STDOUT, b"Server 7 not found\n"), (frames.OPERATOR_DONE, b"\1")]] * 200
+
+
+@bounded
+async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
+    daemon.dispatcher.state.shares = Shares({"connections": 1})
+    operator = await daemon.operator()
+    await operator.ask(b"get_server_list")
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1] == (
+        "Refusing a connection: user 10001 has 1 of at most 1 connections: ask an administrator for a larger share "
+        "(--user-share connections=2, or connections in [shares] of the configuration file)"
+    )
+    shown = await operator.ask(b"share list --uid=10001 --format=csv,noheader")
+    assert shown[0][1].splitlines()[0] == b"10001,connections,1,1,1"
+    operator.sock.shutdown(socket.SHUT_WR)
+    assert await operator.receive() is None
+    assert await daemon.still_answers()
+
+
+@bounded
+async def test_users_together_leave_connections_for_the_daemons_own_user(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uids = iter((10001, 10002, 10003, *3 * (os.geteuid(),)))
+    monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=next(uids)))
+    daemon.dispatcher.state.shares = Shares(descriptors=19)  # everybody may have 7 connections, and users 6 of them
+    daemon.dispatcher.state.taken["connections"][10000] = 3
+    for _ in range(2):
+        operator = await daemon.operator()
+        await operator.ask(b"get_server_list")
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1].startswith(
+        "Refusing a connection: user 10003 has 0 connections, and 1 more would leave others less than that"
+    )
+    assert await daemon.still_answers()
+    assert await daemon.still_answers()
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1].startswith(
+        "Refusing a connection: everybody together has 7 of at most 7 connections; an administrator can start the "
+    )
 
 
 @bounded

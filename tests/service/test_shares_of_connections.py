@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,11 +15,10 @@ from attrs import define, evolve
 from time_limit import bounded
 
 from pympsd.channel.allowance import FRAME_SECONDS, UNREAD_SECONDS
-from pympsd.service import listeners, open_connections
-from pympsd.service.open_connections import OpenConnections
+from pympsd.service import listeners
 from pympsd.service.sessions.client import MAX_VARIABLES
 from pympsd.service.sessions.peers import credentials
-from pympsd.vocabulary.shares import CONNECTIONS, Shares
+from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
 from pympsd.wire.versions import Versions
 
@@ -50,9 +49,9 @@ def users(monkeypatch: pytest.MonkeyPatch) -> Users:
 @pytest.fixture
 def share(daemon: RunningDaemon) -> Iterator[int]:
     """Let each user have 4 MiB of buffers."""
-    daemon.dispatcher.buffers.share = lambda: 4 * MIB
+    daemon.dispatcher.state.shares = Shares({"buffers": 4 * MIB})
     yield 4 * MIB
-    assert daemon.dispatcher.buffers.held(HOSTILE) <= 4 * MIB
+    assert daemon.dispatcher.buffers.held[HOSTILE] <= 4 * MIB
 
 
 def closed(uid: int, reason: str) -> str:
@@ -84,8 +83,6 @@ async def test_half_frames_of_one_user_end_at_the_share_and_others_are_served(
     assert [await is_open(caller) for caller in hostile] == [True] * 3 + [False] * 5
     lines = [line for line in daemon.sentences() if line.startswith(closed(HOSTILE, ""))]
     assert len(lines) == 5
-    assert all(line.endswith(" bytes cannot be kept for it: its user's share of buffers (4 MiB) is used up")
-               for line in lines)  # fmt: skip
     # Nor is a small connection of the same user, for which there is room.
     assert await daemon.still_answers()
     users.uid = HONEST
@@ -135,10 +132,10 @@ async def test_a_file_without_its_command_has_a_deadline(
     operator = await daemon.operator()
     await operator.send(frames.encode(frames.OPERATOR_FILE, b"x" * 1000))
     await trio.testing.wait_all_tasks_blocked()
-    assert daemon.dispatcher.buffers.held(HOSTILE) == 1008
+    assert daemon.dispatcher.buffers.held[HOSTILE] == 1008
     assert await operator.receive() is None
     assert daemon.sentences()[-1] == closed(HOSTILE, "it has begun a message and not sent the rest within 10 s")
-    assert daemon.dispatcher.buffers.held(HOSTILE) == 0
+    assert daemon.dispatcher.buffers.held[HOSTILE] == 0
 
 
 @bounded
@@ -165,7 +162,7 @@ async def test_one_answer_waits_for_its_reader_and_only_for_a_time(
         await operator.send(1000 * line)
     assert trio.current_time() - began == pytest.approx(UNREAD_SECONDS)
     await trio.testing.wait_all_tasks_blocked()
-    assert daemon.dispatcher.buffers.held(HOSTILE) == 0
+    assert daemon.dispatcher.buffers.held[HOSTILE] == 0
     assert daemon.sentences()[-1] == closed(HOSTILE, "it has not read within 30 s what was sent to it")
 
 
@@ -180,7 +177,7 @@ async def test_answers_that_nobody_reads_come_out_of_the_share(
         # The answer repeats the line, and is complained about: each line is answered with twice its length.
         with suppress(OSError), trio.move_on_after(0.2):
             await caller.send(10 * frames.encode(frames.OPERATOR_LINE, b"x" * 60_000))
-    assert 0 < daemon.dispatcher.buffers.held(HOSTILE) <= share
+    assert 0 < daemon.dispatcher.buffers.held[HOSTILE] <= share
     users.uid = HONEST
     assert await daemon.still_answers()
 
@@ -190,10 +187,10 @@ async def test_the_hello_of_a_waiting_client_counts_while_it_waits(daemon: Runni
     hello = messages.encode(messages.ClientHello(Versions(), 1, "c", 2, {"CUDA_VISIBLE_DEVICES": "0" * 10_000}))
     client = await daemon.connect()
     await send(client, hello)
-    assert daemon.dispatcher.buffers.held(HOSTILE) >= 6 * 10_000
+    assert daemon.dispatcher.buffers.held[HOSTILE] >= 6 * 10_000
     client.sock.shutdown(socket.SHUT_WR)
     assert await client.receive() is None
-    assert daemon.dispatcher.buffers.held(HOSTILE) == 0
+    assert daemon.dispatcher.buffers.held[HOSTILE] == 0
 
 
 @bounded
@@ -206,62 +203,12 @@ async def test_a_hello_with_too_many_variables_is_refused(daemon: RunningDaemon,
     assert daemon.sentences()[-1] == f"Refusing client {os.getpid()} from user {HOSTILE}: {reason}"
 
 
-# --- connections
-
-
-@bounded
-async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
-    daemon: RunningDaemon, users: Users
-) -> None:
-    daemon.dispatcher.open_connections.shares = lambda: Shares({"connections": 2})
-    operators = [await daemon.operator() for _ in range(2)]
-    for operator in operators:
-        await operator.ask(b"get_server_list")
-    assert await (await daemon.connect()).receive() is None
-    reason = f"user {HOSTILE} has 2 connections open, which is the share of a user"
-    assert daemon.sentences()[-1] == f"Refusing a connection: {reason}"
-    users.uid = HONEST
-    assert await daemon.still_answers()
-    users.uid = HOSTILE
-    operators[0].sock.shutdown(socket.SHUT_WR)
-    assert await operators[0].receive() is None
-    assert await daemon.still_answers()
-
-
 @bounded
 async def test_connections_to_several_sockets_count_together(daemon: RunningDaemon, users: Users) -> None:
-    daemon.dispatcher.open_connections.shares = lambda: Shares({"connections": 1})
+    daemon.dispatcher.state.shares = Shares({"connections": 1})
     await daemon.go_on_with()
     await (await daemon.operator()).ask(b"get_server_list")
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with sock:
         await sock.connect(f"{daemon.path}.next")
         assert await sock.recv(1) == b""
-
-
-@pytest.mark.parametrize(("descriptors", "most"), [(64, 16), (1024, 128), (16384, 2048), (1 << 20, 4096), (-1, 4096)])
-def test_one_users_connections_leave_descriptors_for_others(
-    monkeypatch: pytest.MonkeyPatch, descriptors: int, most: int
-) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda _: (descriptors, descriptors))
-    assert open_connections.shares_of_process().share(CONNECTIONS) == most
-
-
-@pytest.mark.parametrize("users_count", [1, 2, 5, 40])
-def test_users_who_open_all_they_can_leave_as_many_for_another_and_some_for_root(users_count: int) -> None:
-    shares = Shares(descriptors=4096)
-    connections = OpenConnections(frozenset({0}), lambda: shares)
-    opened = dict.fromkeys(range(1, users_count + 1), 0)
-    refused: set[int] = set()
-    with ExitStack() as stack:
-        while len(refused) < users_count:
-            for uid in opened:
-                if connections.obstacle(uid, 1):
-                    refused.add(uid)
-                else:
-                    stack.enter_context(connections.counted(uid, 1))
-                    opened[uid] += 1
-        assert max(opened.values()) <= shares.share(CONNECTIONS)
-        assert sum(opened.values()) <= shares.for_users(CONNECTIONS)
-        assert connections.obstacle(HONEST, max(1, max(opened.values()) // 2)) == ""
-        assert connections.obstacle(0, shares.total(CONNECTIONS) // 8) == ""

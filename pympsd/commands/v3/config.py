@@ -25,6 +25,7 @@ from pympsd.configuration.changes import (
     SetNamespace,
     SetRules,
     SetServer,
+    SetShares,
     State,
     changes,
 )
@@ -34,6 +35,7 @@ from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
+from pympsd.state_machine.shares import set_shares
 from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
 from pympsd.state_machine.v3.gathering import Configuration, Gathering
 from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
@@ -84,7 +86,14 @@ def apply(
 
     servers, rules = daemon.named_servers, daemon.rules
     state = State(
-        servers, surroundings, count_clients, count_clients_in, rules, _features(daemon), daemon.cgroup_limits
+        servers,
+        surroundings,
+        count_clients,
+        count_clients_in,
+        rules,
+        _features(daemon),
+        daemon.cgroup_limits,
+        daemon.shares,
     )
     wanted = changes(plan, state, prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
@@ -97,7 +106,8 @@ def apply(
 def show(daemon: Daemon, caller: Caller) -> Decision:
     """Print a configuration file of the rules, servers and namespaces that there are."""
     surroundings, rules = _surroundings(daemon), daemon.rules or ()
-    return data(shown(daemon.named_servers, surroundings, rules, _features(daemon), daemon.cgroup_limits))
+    limits, shares = daemon.cgroup_limits, daemon.shares.configured
+    return data(shown(daemon.named_servers, surroundings, rules, _features(daemon), limits, shares))
 
 
 @command(Syntax("config status"), in_both=True)
@@ -228,6 +238,9 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             yield Reply(part, Answer())
         case SetCgroupLimits(limits, _):
             yield from replace_limits(daemon, limits)
+            yield Reply(part, Answer())
+        case SetShares(wanted, _):
+            yield from set_shares(daemon, wanted)
             yield Reply(part, Answer())
         case SetFeature(name, on):
             yield from _SET_FEATURE[name](daemon, on)

@@ -15,6 +15,7 @@ from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands registe
     help,
     namespaces,
     servers,
+    shares,
     sm_partitions,
     translations,
     view,

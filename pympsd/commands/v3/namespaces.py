@@ -59,7 +59,8 @@ def create(
     notes = _not_inherited(named, name, change), view.no_partition_yet(named, name, change.sm_partition)
     gathering.notes += filter(None, notes)
     try:
-        return Decision(None, tuple(create_namespace(daemon, server, name, change, part, clients_only)))
+        made = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
+        return Decision(None, tuple(made))
     except NotPossible as error:
         gathering.notes.clear()
         return Decision(None, (Reply(part, refusal(str(error))),))

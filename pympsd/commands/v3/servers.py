@@ -10,10 +10,12 @@ from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, UID
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
 from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.state_machine import shares
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.state_machine.v3.namespaces import set_namespace
 from pympsd.state_machine.v3.servers import (
+    check_share,
     clients,
     create_server,
     delete_server,
@@ -69,7 +71,9 @@ def create(
     if locality_domains:
         raise _no_domains(daemon, devices or (0,))
     named = server_of_user(owner) if name is None else name
-    return Decision(None, tuple(create_server(daemon, named, owner, devices, session=caller.session)))
+    return Decision(
+        None, tuple(create_server(daemon, named, owner, devices, session=caller.session, asker=caller.uid))
+    )
 
 
 @command(Syntax("server delete", required=("name",), flags=("force",)), asks_servers=True)
@@ -116,6 +120,8 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     contains = given.pop("contain", None)
     if contains and not daemon.has_own_servers:
         raise Refused("--contain=partition is not possible with the driver's own server of this release.")
+    if contains and not named.contains_partitions:
+        check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(named.partitions))))
     most = {each.removeprefix("max_"): given.pop(each) for each in tuple(given) if each.startswith("max_")}
     ceiling = view.limits_given(daemon, named, Namespace(DEFAULT, named.ceiling), **most)
     change = view.limits_given(daemon, named, named.namespaces[DEFAULT], **given)

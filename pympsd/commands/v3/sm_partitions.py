@@ -57,7 +57,7 @@ def create(
     named = server_named(daemon, server)
     view.check_owner(caller, named, "sm-partition create")
     ordinal = view.device_of(daemon, named, device)
-    made = tuple(create_partition(daemon, server, name, ordinal, chunks, include_remainder))
+    made = tuple(create_partition(daemon, server, name, ordinal, chunks, include_remainder, caller.uid))
     facts = daemon.devices[ordinal]
     if _is_created(daemon, named):
         count = len(multiprocessors(facts, named.partitions[-1].chunks))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -41,8 +42,14 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if sees_all(daemon, caller):
         return daemon
     named = daemon.named_servers.get(caller.server)
+    hidden: dict[str, Any] = {
+        "rules": None,
+        "cgroup_limits": {},
+        "taken": defaultdict(Counter),
+        "refusals": Counter(),
+    }
     if named is None:
-        return evolve(daemon, named_servers={}, servers={}, rules=None, cgroup_limits={})
+        return evolve(daemon, named_servers={}, servers={}, **hidden)
     name = caller.namespace or DEFAULT
     own = {each: found for each, found in named.namespaces.items() if each == name}
     process = daemon.server_named(named.name)
@@ -51,7 +58,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
         clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
         processes[process.serial] = evolve(process, clients=clients)
     servers = {named.name: evolve(named, namespaces=own)}
-    return evolve(daemon, named_servers=servers, servers=processes, rules=None, cgroup_limits={})
+    return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 
 
 def sees_all(daemon: Daemon, caller: Caller) -> bool:

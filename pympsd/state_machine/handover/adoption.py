@@ -114,6 +114,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.client_priority = ClientPriority(left.client_priority)
     if left.rules is not None and daemon.rules is None:
         daemon.rules = left.rules
+    daemon.shares = evolve(daemon.shares, configured=left.shares)
     daemon.default_socket = left.default_socket or daemon.protocol == 2
     daemon.accounts_cgroups, daemon.audits_memory = left.accounts_cgroups, left.audits_memory
     daemon.cgroup_limits = limits_of_cgroups(left)

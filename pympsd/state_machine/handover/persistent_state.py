@@ -16,6 +16,7 @@ from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, ClientPriority, P
 from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import KINDS, Rule
+from pympsd.vocabulary.shares import read_share
 
 MOST_GENERATIONS: Final = 1 << 22
 """With 40 bits for the serials of each generation, all fit 63 bits."""
@@ -127,6 +128,8 @@ class PersistentState:
     accounts_cgroups: bool = True
     audits_memory: bool = False
     configuration: PersistentConfiguration | None = None
+    shares: dict[str, int] = field(factory=dict)
+    """Each user's shares, by resource, of the configuration file."""
 
 
 EMPTY_STATE = PersistentState()
@@ -181,6 +184,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         accounts_cgroups=daemon.accounts_cgroups,
         audits_memory=daemon.audits_memory,
         configuration=_persistent_configuration(daemon.configuration),
+        shares=dict(daemon.shares.configured),
     )
 
 
@@ -203,6 +207,8 @@ def check(state: PersistentState, devices: int) -> None:
         _check_named(named, devices)
     if len({named.name for named in state.named_servers}) < len(state.named_servers):
         raise ValueError("two servers have one name")
+    for name, value in state.shares.items():
+        read_share(name, value)
     _check_limits(state.memory_limits or {}, devices)
     for limits in (*state.cgroup_limits.values(), *state.cgroup_soft_limits.values()):
         _check_limits(limits, devices)

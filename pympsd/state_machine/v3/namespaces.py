@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pympsd.state_machine import terminations
+from pympsd.state_machine import shares, terminations
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, RefuseClient, reply
 from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
-from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, clients, server
+from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, check_share, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
 from pympsd.vocabulary.results import Result
@@ -21,8 +21,9 @@ def create_namespace(
     limits: NamespaceLimits | None = None,
     session: int = 0,
     clients_only: bool = False,
+    asker: int = 0,
 ) -> Iterator[Instruction]:
-    """Make a namespace; its ``session`` is answered when its socket is open."""
+    """Make a namespace; its ``session`` is answered when its socket is open. ``asker``: as in `create_server`."""
     named = _server(daemon, server_name)
     problem = name_problem(name) or socket_problem(
         daemon.pipe_directory, server_name, name, for_libcuda=not daemon.has_own_servers
@@ -33,6 +34,7 @@ def create_namespace(
         raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
     if len(named.namespaces) >= MOST_NAMESPACES:
         raise NotPossible(f"Server '{server_name}' has {MOST_NAMESPACES} namespaces, and no more are possible.")
+    check_share(shares.problem(daemon, asker, shares.cost_of_namespace()))
     named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [], clients_only)
     daemon.named_changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine import terminations
+from pympsd.state_machine import shares, terminations
 from pympsd.state_machine.clients import Client
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, reply
 from pympsd.state_machine.v3.named_server import NamedServer
-from pympsd.state_machine.v3.servers import NotPossible, clients, server
+from pympsd.state_machine.v3.servers import NotPossible, check_share, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.partitions import (
     LEAST_CAPABILITY,
@@ -32,9 +32,17 @@ NO_PARTITIONS: Final = (
 
 
 def create_partition(
-    daemon: Daemon, server_name: str, name: str, device: int, chunks: int, include_remainder: bool = False
+    daemon: Daemon,
+    server_name: str,
+    name: str,
+    device: int,
+    chunks: int,
+    include_remainder: bool = False,
+    asker: int = 0,
 ) -> Iterator[Instruction]:
-    """Make a partition of a server on a device (the daemon's ordinal), of free chunks."""
+    """Make a partition of a server on a device (the daemon's ordinal), of free chunks. ``asker``: as in
+    `create_server`.
+    """
     named = server(daemon, server_name)
     shown = named.ordinals(len(daemon.devices)).index(device)
     _check_possible(daemon, named, device, shown)
@@ -62,6 +70,7 @@ def create_partition(
             "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
         )
         raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions; {remedy}.")
+    check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
     taken = (*whole[:chunks], *([remainder] if include_remainder else []))
     named.partitions.append(SmPartition(name, device, taken))
     daemon.named_changes += 1

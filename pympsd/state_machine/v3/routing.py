@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
+from pympsd.state_machine import shares
+from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import (
     ClientLimits,
@@ -61,8 +62,6 @@ def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient 
     reason = ""
     if event.server:
         reason = f"no server named '{name}'"
-    elif len(daemon.named_servers) >= MOST_NAMED_SERVERS:
-        reason = f"this daemon has {MOST_NAMED_SERVERS} servers, and no more are possible"
     elif daemon.uid not in (0, event.peer.uid):
         reason = (
             f"this MPS control daemon is run by user {daemon.uid} and serves that user only, not {event.peer.uid}; "
@@ -70,7 +69,9 @@ def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient 
         )
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
-        reason = socket_problem(daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers)
+        reason = socket_problem(
+            daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers
+        ) or shares.problem_of_own_server(daemon, daemon.serving_uid(event.peer.uid))
     return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
 
 

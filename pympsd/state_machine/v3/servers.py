@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from pympsd.state_machine import shares
 from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon, Server
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Working, reply
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import shut_down_server
@@ -70,8 +71,12 @@ def create_server(
     limits: NamespaceLimits | None = None,
     source: Source = Source.COMMAND,
     session: int = 0,
+    asker: int = 0,
 ) -> Iterator[Instruction]:
-    """Make a server and start it; its ``session`` is answered when it is ready, or cannot start."""
+    """Make a server and start it; its ``session`` is answered when it is ready, or cannot start.
+
+    ``asker``: the user who asks for it, who may have no more than a share.
+    """
     problem = name_problem(name, of_server=True) or socket_problem(
         daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers
     )
@@ -82,11 +87,13 @@ def create_server(
     if name in daemon.named_servers:
         raise NotPossible(f"Server '{name}' exists already.")
     _check_user(daemon, name, uid)
-    if len(daemon.named_servers) >= MOST_NAMED_SERVERS:
-        raise NotPossible(f"This daemon has {MOST_NAMED_SERVERS} servers, and no more are possible.")
     if allowed_devices is not None:
         _check_devices(daemon, allowed_devices)
     named = NamedServer(name, uid, allowed_devices=allowed_devices, source=source)
+    if shares.is_own(named):
+        check_share(shares.problem_of_own_server(daemon, uid))
+    else:
+        check_share(shares.problem(daemon, asker, shares.cost_of_server(daemon, named)))
     yield from _working(session)
     yield from routing.add(daemon, named, limits, session)
 
@@ -167,6 +174,12 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
         yield from process_gone(daemon, name)
     else:
         yield from shut_down_server(process, forced=forced, is_deletion=True)
+
+
+def check_share(problem: str) -> None:
+    """Raise NotPossible with the sentence of a refusal, if there is one."""
+    if problem:
+        raise NotPossible(f"{problem[0].upper()}{problem[1:]}.")
 
 
 def counted(count: int) -> str:

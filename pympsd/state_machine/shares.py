@@ -1,0 +1,227 @@
+"""What users have of their shares, and who is refused more; see pympsd.vocabulary.shares for the rules.
+
+What named servers cost is counted from the servers that there are, and nothing of it is kept. Connections and buffers
+exist in the I/O layer only: it reports them with `take` and `give_back`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from attrs import evolve
+
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.shares import (
+    DESCRIPTORS,
+    NAMESPACES,
+    OPTION,
+    PROCESSES,
+    RESOURCES,
+    SERVERS,
+    TABLE,
+    Resource,
+)
+
+SERVER_DESCRIPTORS: Final = 10
+"""The daemon's for a server: sockets of the server and of ``default`` (two each), FIFO, log, link, pidfd, pipe."""
+NAMESPACE_DESCRIPTORS: Final = 2
+"""The daemon's for a namespace: its socket, and one in reserve for when descriptors run out."""
+_REMEDIES: Final = {
+    SERVERS: "delete one of them ('server delete <name>')",
+    PROCESSES: "delete a server, or give one fewer devices (--allowed-devices)",
+    NAMESPACES: "delete one of them ('namespace delete <name> --server=<server>')",
+    DESCRIPTORS: "delete a server or a namespace",
+}
+"""What a user can do without an administrator."""
+_MOST_SHOWN: Final = 8
+"""Of a user's servers, in a refusal."""
+
+Cost = Mapping[Resource, int]
+
+
+def is_exempt(daemon: Daemon, uid: int) -> bool:
+    """Return whether a user has no share: root, and the user who started the daemon, are bound by totals only."""
+    return uid in (0, daemon.uid)
+
+
+def applying(daemon: Daemon) -> tuple[Resource, ...]:
+    """Return the resources that a daemon of this protocol has."""
+    return tuple(resource for resource in RESOURCES if daemon.protocol == 3 or not resource.is_named)
+
+
+def shares_text(daemon: Daemon) -> str:
+    """Return the shares of each user in words."""
+    return ", ".join(f"{each.name} {daemon.shares.share(each)}" for each in applying(daemon))
+
+
+def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instruction]:
+    """Set the shares of a configuration file; users who have more keep it."""
+    daemon.shares = evolve(daemon.shares, configured=dict(configured))
+    yield Log("shares_set", {"shares": shares_text(daemon)})
+
+
+def used(daemon: Daemon, resource: Resource, uid: int) -> int:
+    """Return what a user has of a share; the user's own server (uid_N) is not part of it."""
+    if not resource.is_named:
+        return daemon.taken[resource.name][uid]
+    return sum(_cost(daemon, each, resource) for each in daemon.named_servers.values() if each.uid == uid)
+
+
+def used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exempt: bool = False) -> int:
+    """Return what users have together; ``own``: users' own servers included; ``exempt``: root's included."""
+    if not resource.is_named:
+        return sum(n for uid, n in daemon.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
+    return sum(
+        _cost(daemon, each, resource) + (_base_cost(daemon, each, resource) if own and is_own(each) else 0)
+        for each in daemon.named_servers.values()
+        if exempt or not is_exempt(daemon, each.uid)
+    )
+
+
+def users(daemon: Daemon) -> list[int]:
+    """Return the users who have anything of a share, or were refused something."""
+    found = {each.uid for each in daemon.named_servers.values()} | {uid for uid, _ in daemon.refusals}
+    return sorted(found.union(*(counts.keys() for counts in daemon.taken.values())))
+
+
+def is_own(named: NamedServer) -> bool:
+    """Return whether a server is that of its user's clients that name none."""
+    return named.name == server_of_user(named.uid)
+
+
+def cost_of_server(daemon: Daemon, named: NamedServer) -> Cost:
+    """Return what a new server costs its user."""
+    return {resource: _cost(daemon, named, resource) for resource in (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS)}
+
+
+def cost_of_namespace() -> Cost:
+    """Return what a new namespace costs its user."""
+    return {NAMESPACES: 1, DESCRIPTORS: NAMESPACE_DESCRIPTORS}
+
+
+def cost_of_containment(partitions: int) -> Cost:
+    """Return what it costs that faults stay in this number of SM partitions: each has an executor of its own."""
+    return {PROCESSES: partitions}
+
+
+def problem(daemon: Daemon, asker: int, cost: Cost) -> str:
+    """Return why a user cannot have something that costs this much, and count the refusal; nothing if it is possible.
+
+    ``asker``: who asks. Root may make servers for a user beyond the user's share.
+    """
+    for resource, more in cost.items():
+        if more and (text := _problem(daemon, resource, asker, more)):
+            daemon.refusals[asker, resource.name] += 1
+            return text
+    return ""
+
+
+def problem_of_own_server(daemon: Daemon, uid: int) -> str:
+    """Return why a user's own server cannot be made, and count the refusal; nothing if it can."""
+    own = NamedServer(server_of_user(uid), uid)
+    for resource in (SERVERS, DESCRIPTORS):
+        more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
+        most = daemon.shares.total(resource) if exempt else daemon.shares.for_users(resource)
+        if used_together(daemon, resource, exempt=exempt) + more > most:
+            daemon.refusals[uid, resource.name] += 1
+            return f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
+        if text := _total_problem(daemon, resource, more):
+            daemon.refusals[uid, resource.name] += 1
+            return text
+    return ""
+
+
+def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
+    """Count what a user's connection takes, and return nothing; or return why it cannot have it, and count that."""
+    text = problem(daemon, uid, {resource: amount})
+    if not text:
+        daemon.taken[resource.name][uid] += amount
+    return text
+
+
+def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None:
+    """Count what a user's connection has no longer."""
+    counts = daemon.taken[resource.name]
+    counts[uid] -= amount
+    if counts[uid] <= 0:
+        del counts[uid]
+
+
+def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
+    if not is_exempt(daemon, asker):
+        has, share = used(daemon, resource, asker), daemon.shares.share(resource)
+        if has + more > share:
+            return _over_share(daemon, resource, asker, has, share, more)
+        most = daemon.shares.for_users(resource, own=False)
+        together = used_together(daemon, resource, own=False) + more
+        if most and not resource.is_named and has + more > most - together:
+            # However many users take all that they can, as much is left for the next one.
+            return f"user {asker} has {has} {resource.unit}, and {more} more would leave others less than that"
+        if most and together > most:
+            return f"{_together(daemon, resource, most, False, own=False)}; {_remedy_of_all(daemon, resource)}"
+    return _total_problem(daemon, resource, more)
+
+
+def _over_share(daemon: Daemon, resource: Resource, uid: int, has: int, share: int, more: int) -> str:
+    shown = _servers_of(daemon, uid) if resource is SERVERS else ""
+    needs = f", and {more} more are needed" if more > 1 else ""
+    remedy = f"{_REMEDIES[resource]}, or " if resource in _REMEDIES else ""
+    option = f"{OPTION} {resource.name}={has + more}"
+    return (
+        f"user {uid} has {has} of at most {share} {resource.unit}{shown}{needs}: {remedy}ask an "
+        f"administrator for a larger share ({option}, or {resource.name} in [{TABLE}] of the configuration file)"
+    )
+
+
+def _servers_of(daemon: Daemon, uid: int) -> str:
+    """Return the names of a user's servers in parentheses; nothing if there are none."""
+    names = sorted(each.name for each in daemon.named_servers.values() if each.uid == uid and not is_own(each))
+    more = ", ..." if len(names) > _MOST_SHOWN else ""
+    return f" ({', '.join(names[:_MOST_SHOWN])}{more})" if names else ""
+
+
+def _together(daemon: Daemon, resource: Resource, most: int, exempt: bool, *, own: bool = True) -> str:
+    has = used_together(daemon, resource, own=own, exempt=exempt)
+    whose = "everybody together has" if exempt else "all users together have"
+    kept = "" if exempt else " that are not reserved"
+    return f"{whose} {has} of at most {most} {resource.unit}{kept}"
+
+
+def _total_problem(daemon: Daemon, resource: Resource, more: int) -> str:
+    most = daemon.shares.total(resource)
+    if not most or used_together(daemon, resource, exempt=True) + more <= most:
+        return ""
+    return f"{_together(daemon, resource, most, True)}; {_remedy_of_all(daemon, resource)}"
+
+
+def _remedy_of_all(daemon: Daemon, resource: Resource) -> str:
+    if resource.of_descriptors:
+        limit = daemon.shares.descriptors
+        return f"an administrator can start the daemon with more open files than {limit} (ulimit -n, or LimitNOFILE=)"
+    return "an administrator can delete some ('server list' has their users)"
+
+
+def _cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
+    """Return what a server costs its user; one's own server is for nothing, but what it has besides is not."""
+    return _additional_cost(named, resource) + (0 if is_own(named) else _base_cost(daemon, named, resource))
+
+
+def _base_cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
+    if resource is SERVERS:
+        return 1
+    if resource is PROCESSES:
+        return 1 + (len(named.ordinals(len(daemon.devices))) if daemon.has_own_servers else 0)
+    return SERVER_DESCRIPTORS if resource is DESCRIPTORS else 0
+
+
+def _additional_cost(named: NamedServer, resource: Resource) -> int:
+    namespaces = len(named.namespaces) - 1
+    if resource is NAMESPACES:
+        return namespaces
+    if resource is DESCRIPTORS:
+        return namespaces * NAMESPACE_DESCRIPTORS
+    return len(named.partitions) if resource is PROCESSES and named.contains_partitions else 0
