@@ -143,3 +143,4 @@ class MessageChannel(SendQueue):
         """Close the socket and every descriptor that was not sent or not claimed."""
         super().close()
         close_all(self._reader.take_unclaimed_fds())
+        self._reader = FrameReader()

@@ -147,3 +147,5 @@ class SendQueue:
             close_all(fds)
         self._queue.clear()
         self.allowance.close()
+        # Its traceback refers to this object: the garbage collector would free both, and the buffers, much later.
+        self.failure = None
