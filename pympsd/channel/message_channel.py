@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections import deque
 from typing import Any, Final
 
 import trio
 
+from pympsd.channel.allowance import Allowance
 from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
 from pympsd.channel.send_queue import SendQueue
-from pympsd.wire import messages
-from pympsd.wire.errors import RemoteError
+from pympsd.wire import frames, messages
+from pympsd.wire.errors import LimitExceeded, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 RECEIVE_BYTES: Final = 65536
@@ -26,34 +26,79 @@ CONTINUED: Final = b"\xff" * 8
 class MessageChannel(SendQueue):
     """Receives and sends frames; owns the socket and every descriptor given to ``send`` or not yet claimed."""
 
-    def __init__(self, sock: trio.socket.SocketType, fds_allowed: int = 0) -> None:
-        super().__init__(sock)
+    def __init__(
+        self, sock: trio.socket.SocketType, fds_allowed: int = 0, allowance: Allowance | None = None
+    ) -> None:
+        super().__init__(sock, allowance)
         self._is_packets = self._plain.type is socket.SOCK_SEQPACKET
         self._reader = FrameReader(fds_allowed=fds_allowed)
-        self._frames: deque[Frame] = deque()
+        self._handled_bytes = 0
+        """Of the frames that the caller has received and works on."""
 
-    async def receive(self) -> Frame | None:
-        """Return the next frame, or None at the end; raise RemoteError for a malformed one."""
-        if self._frames:
+    async def receive(self, continues: bool = False) -> Frame | None:
+        """Return the next frame, or None at the end.
+
+        A frame counts in the allowance until the next call. ``continues``: the caller still works on the last frame,
+        which this one belongs to; the peer has the time of a frame for it.
+
+        Raise RemoteError for a malformed frame, LimitExceeded if the allowance has no room for it, or if it has begun
+        and is not complete in time.
+        """
+        if self.failure is not None:
+            return None  # what the kernel has of it still is not dealt with
+        if not continues:
+            self._handled_bytes = 0
+            self._count_received()
+        if self._reader.buffered_bytes:
             # One receive can bring thousands of frames: let other tasks run in between.
             await trio.lowlevel.checkpoint()
-        while not self._frames:
+        frame = self._reader.take()
+        if frame is None and not continues and not self._reader.mid_frame and await self._receive_more():
+            frame = self._reader.take()
+        if frame is None and (continues or self._reader.mid_frame):
+            frame = await self._receive_rest()
+        if frame is not None:
+            self._handled_bytes += frames.HEADER_BYTES + len(frame.body)
+        return frame
+
+    async def _receive_rest(self) -> Frame | None:
+        """Return the frame that has begun, or None at the end; raise LimitExceeded if it is not complete in time."""
+        seconds = self.allowance.frame_seconds
+        try:
+            with trio.fail_after(seconds):
+                while (frame := self._reader.take()) is None and await self._receive_more():
+                    pass
+                return frame
+        except trio.TooSlowError:
+            self.failure = LimitExceeded(f"it has begun a message and not sent the rest within {seconds:g} s")
+            raise self.failure from None
+
+    async def _receive_more(self) -> bool:
+        """Receive once; return False at the end."""
+        while True:
             try:
                 data, fds, lost = await self._receive_once()
             except OSError as error:
                 if self._is_packets and error.errno == errno.ECONNRESET:
                     continue  # said once, before what the peer sent last
-                return None
+                return False
             if self._is_packets and not self._is_whole(data):
                 close_all(fds)
                 continue
             if not data:
                 if self._reader.mid_frame:
                     raise RemoteError("the connection ended in the middle of a frame")
-                return None
-            part = data.removeprefix(CONTINUED) if self._is_packets else data
-            self._frames.extend(self._reader.feed(part, fds, lost))
-        return self._frames.popleft()
+                return False
+            self._reader.add(data.removeprefix(CONTINUED) if self._is_packets else data, fds, lost)
+            self._count_received()
+            return True
+
+    def _count_received(self) -> None:
+        try:
+            self.allowance.count_received(self._reader.buffered_bytes + self._handled_bytes)
+        except LimitExceeded as error:
+            self.failure = error
+            raise
 
     async def receive_message(self) -> tuple[Any, tuple[int, ...]] | None:
         """Return the next message with its descriptors, or None at the end."""
@@ -97,7 +142,5 @@ class MessageChannel(SendQueue):
     def close(self) -> None:
         """Close the socket and every descriptor that was not sent or not claimed."""
         super().close()
-        for frame in self._frames:
-            close_all(frame.fds)
-        self._frames.clear()
         close_all(self._reader.take_unclaimed_fds())
+        self._reader = FrameReader()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import select
 import socket
 import termios
@@ -11,14 +12,33 @@ import trio
 
 from pympsd.channel.descriptors import UCRED
 from pympsd.channel.send_queue import SendQueue
+from pympsd.wire.errors import LimitExceeded
 
 
 class PacketChannel(SendQueue):
     """Receives and sends whole packets; descriptors that a peer sends are refused by the kernel."""
 
-    async def receive(self, limit: int) -> bytes:
-        """Return the next packet, cut to ``limit`` bytes; empty at the end."""
-        return (await self._next(limit, 0))[0]
+    async def receive(self, limit: int, continues: bool = False) -> bytes:
+        """Return the next packet, cut to ``limit`` bytes; empty at the end.
+
+        A packet counts in the allowance until the next call. ``continues``: the packet belongs to the last one; the
+        peer has the time of a frame for it. Raise LimitExceeded if it does not come in time, or there is no room.
+        """
+        if self.failure is not None:
+            return b""  # what the kernel has of it still is not dealt with
+        self.allowance.count_received(0)
+        seconds = self.allowance.frame_seconds if continues else math.inf
+        try:
+            with trio.fail_after(seconds):
+                packet = (await self._next(limit, 0))[0]
+            self.allowance.count_received(len(packet))
+        except trio.TooSlowError:
+            self.failure = LimitExceeded(f"it has begun a message and not sent the rest within {seconds:g} s")
+            raise self.failure from None
+        except LimitExceeded as error:
+            self.failure = error
+            raise
+        return packet
 
     async def peek(self, limit: int) -> bytes:
         """Return the next packet, cut to ``limit`` bytes, and leave it there; empty at the end."""

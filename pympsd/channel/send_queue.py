@@ -1,7 +1,7 @@
 """A queue of what is to be sent over a trio socket: sending never waits.
 
-A sender task empties the queue; a peer that does not read is cut off when the queue is over its limit, so that it
-never blocks others.
+A sender task empties the queue; a peer that does not read is cut off when the queue is over its limit, or not empty
+within the allowance's time, so that it never blocks others.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ from typing import Final
 
 import trio
 
+from pympsd.channel.allowance import Allowance
 from pympsd.channel.descriptors import close_all
+from pympsd.wire.errors import LimitExceeded
 
 QUEUE_BYTES: Final = 8 << 20
 """A peer with more than this unsent is cut off."""
 
 
 class SendQueue:
-    """Sends data with descriptors; owns the socket and every descriptor given to ``send_raw`` until it is sent."""
+    """Sends data with descriptors; owns the socket and every descriptor given to ``send_raw`` until it is sent.
 
-    def __init__(self, sock: trio.socket.SocketType) -> None:
+    ``allowance``: what the peer may cost this process; without one the peer is trusted.
+    """
+
+    def __init__(self, sock: trio.socket.SocketType, allowance: Allowance | None = None) -> None:
         self._socket = sock
+        self.allowance = allowance or Allowance()
         # The same descriptor, to send without waiting; it is detached, not closed.
         self._plain = socket.socket(sock.family, sock.type, sock.proto, fileno=sock.fileno())
         self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
@@ -35,22 +41,31 @@ class SendQueue:
         self._sent = trio.Event()
         self._finishing = False
         self.overflowed = False
+        self.failure: LimitExceeded | None = None
+        """The limit that the peer has exceeded; nothing more is received from it."""
 
     def send_raw(self, data: bytes, fds: tuple[int, ...] = ()) -> None:
         """Queue a whole frame, or a packet; the queue closes ``fds`` when they are sent or it is closed."""
-        if self.overflowed or self.queued_bytes > QUEUE_BYTES:
-            self._cut_off()
+        if self.overflowed:
             close_all(fds)
-            self._work.set()
             return
         if not self._queue:
             # Usually the socket takes all of it, and waking the sender costs more than sending.
             data, fds = self._send_at_once(data, fds)
-        if data or fds:
-            self._queue.append((data, fds))
-            self.queued_bytes += len(data)
-            self.queued_descriptors += len(fds)
-            self._work.set()
+        if not data and not fds:
+            return
+        try:
+            if self.queued_bytes > QUEUE_BYTES:
+                raise LimitExceeded(f"it has left {self.queued_bytes} bytes unread; {QUEUE_BYTES} are allowed")
+            self.allowance.count_queued(self.queued_bytes + len(data))
+        except LimitExceeded as error:
+            close_all(fds)
+            self._fail(error)
+            return
+        self._queue.append((data, fds))
+        self.queued_bytes += len(data)
+        self.queued_descriptors += len(fds)
+        self._work.set()
 
     def _send_at_once(self, data: bytes, fds: tuple[int, ...]) -> tuple[bytes, tuple[int, ...]]:
         """Return what the socket did not take; descriptors are sent with the first byte."""
@@ -62,13 +77,21 @@ class SendQueue:
         return data[sent:], ()
 
     async def drain(self) -> None:
-        """Wait until the queue is sent (the sender must be running)."""
+        """Wait until the queue is sent, or the peer is cut off (the sender must be running)."""
         while self._queue and not self.overflowed:
-            self._sent = trio.Event()
+            if self._sent.is_set():
+                self._sent = trio.Event()
             await self._sent.wait()
+
+    def _fail(self, error: LimitExceeded) -> None:
+        """Cut the peer off for a limit that it has exceeded."""
+        self.failure = self.failure or error
+        self._cut_off()
 
     def _cut_off(self) -> None:
         self.overflowed = True
+        self._work.set()
+        self._sent.set()
         # Wakes a send that waits for the peer, and ends the receiving task's wait.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -79,16 +102,11 @@ class SendQueue:
         self._work.set()
 
     async def run_sender(self) -> None:
-        """Send the queue until ``finish``, an overflow, or the peer's end."""
+        """Send the queue until ``finish``, a limit, or the peer's end."""
         try:
             while not self.overflowed:
                 if self._queue:
-                    await self._send_one(*self._queue[0])
-                    data, fds = self._queue.popleft()
-                    self.queued_bytes -= len(data)
-                    self.queued_descriptors -= len(fds)
-                    close_all(fds)
-                    self._sent.set()
+                    await self._send_queue()
                 elif self._finishing:
                     return
                 else:
@@ -96,6 +114,22 @@ class SendQueue:
                     await self._work.wait()
         except OSError:
             self.overflowed = True
+            self._sent.set()
+
+    async def _send_queue(self) -> None:
+        """Send until the queue is empty; cut off a peer that does not take all of it in the allowance's time."""
+        seconds = self.allowance.unread_seconds
+        with trio.move_on_after(seconds) as scope:
+            while self._queue and not self.overflowed:
+                await self._send_one(*self._queue[0])
+                data, fds = self._queue.popleft()
+                self.queued_bytes -= len(data)
+                self.queued_descriptors -= len(fds)
+                self.allowance.count_queued(self.queued_bytes)
+                close_all(fds)
+                self._sent.set()
+        if scope.cancelled_caught:
+            self._fail(LimitExceeded(f"it has not read within {seconds:g} s what was sent to it"))
 
     async def _send_one(self, data: bytes, fds: tuple[int, ...]) -> None:
         rest = memoryview(data)
@@ -112,3 +146,6 @@ class SendQueue:
         for _, fds in self._queue:
             close_all(fds)
         self._queue.clear()
+        self.allowance.close()
+        # Its traceback refers to this object: the garbage collector would free both, and the buffers, much later.
+        self.failure = None

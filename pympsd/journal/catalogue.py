@@ -29,6 +29,7 @@ CONTROL_LINES: Final = {
     "daemon_defect": same("The control daemon met an internal error, continuing: {reason}"),
     "connection_accepted": same("Accepting connection..."),
     "connection_refused": same("Refusing a connection: {reason}"),
+    "connection_closed": same("Closing a connection of user {uid}: {reason}"),
     "connection_type_unreadable": same("Unable to read new connection type information"),
     "credentials_invalid": same("User did not send valid credentials"),
     "ui_connected": same("NEW UI"),

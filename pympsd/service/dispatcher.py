@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import trio
 from attrs import Factory, define, field
 
+from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
 from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
@@ -26,6 +27,7 @@ from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine import shares
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
@@ -45,6 +47,8 @@ from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
+from pympsd.vocabulary.shares import BUFFERS
+from pympsd.wire.errors import LimitExceeded
 from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
@@ -62,6 +66,8 @@ class RunningServer(Protocol):
     def queued_descriptors(self) -> int: ...
     @property
     def watched_clients(self) -> int: ...
+    @property
+    def has_room(self) -> bool: ...
     def shut_down(self, forced: bool, is_deletion: bool) -> None: ...
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
     def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None: ...
@@ -124,6 +130,16 @@ class Dispatcher:
     tracing: Tracing = field(factory=Tracing)
     changed: trio.Event = field(factory=trio.Event)
     """Set when the state may have changed."""
+    buffers: BufferBudget = field(
+        default=Factory(
+            lambda self: BufferBudget(
+                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}), self.state.taken[BUFFERS.name]
+            ),
+            takes_self=True,
+        ),
+        init=False,
+    )
+    """What is kept in memory for all connections."""
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
@@ -319,7 +335,7 @@ class Dispatcher:
         if client is None or server is None:
             return
         try:
-            if not may_queue(server, self.servers.values(), exempt_users(self.state)):
+            if not (server.has_room and may_queue(server, self.servers.values(), exempt_users(self.state))):
                 stuck = f"the server of user {server.uid} takes no clients: it is stopped or stuck"
                 raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
@@ -346,6 +362,11 @@ class Dispatcher:
         """Log that a client is refused."""
         if self.may_log(peer.uid, reason):
             self.log.info("client_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+
+    def log_closed(self, uid: int, error: LimitExceeded) -> None:
+        """Log that a connection is closed because it exceeds a limit."""
+        if self.may_log(uid, str(error)):
+            self.log.warning("connection_closed", uid=uid, reason=str(error))
 
     def log_refused_operator(self, peer: Peer) -> None:
         """Log that an operator is refused at a socket for clients only."""

@@ -20,6 +20,8 @@ from pympsd.service.listeners import OUT_OF_FDS
 from pympsd.service.metrics_text import CONTENT_TYPE, metrics_text
 from pympsd.service.sessions.peers import user_of
 from pympsd.vocabulary import files
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.wire.errors import LimitExceeded
 
 LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
 CONNECTIONS: Final = 16
@@ -150,14 +152,19 @@ class MetricsServer:
         closed.scope.cancel()
 
     async def _serve(self, peer: trio.SocketStream, scraper: _Scraper) -> None:
+        user = NO_USER if scraper.user is None else scraper.user
         try:
             with contextlib.suppress(trio.BrokenResourceError), scraper.scope, trio.move_on_after(SECONDS):
                 with trio.move_on_after(REQUEST_SECONDS) as waiting:
                     request = await _request(peer)
                 if not waiting.cancelled_caught:
                     scraper.is_requested = True
-                    await peer.send_all(await self._answer(request))
+                    answer = await self._answer(request)
+                    with self.dispatcher.buffers.allowance(user).keeping(len(answer)):
+                        await peer.send_all(answer)
                     await peer.send_eof()
+        except LimitExceeded as error:
+            self.dispatcher.log_closed(user, error)
         finally:
             with contextlib.suppress(ValueError):  # room was made
                 self._open.remove(scraper)

@@ -24,6 +24,7 @@ from pympsd.service.files.state_file import StateFile, device_keys, log_folders_
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
+from pympsd.service.malloc_settings import map_buffers
 from pympsd.service.memory_sharing import MemorySharing
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
@@ -86,6 +87,7 @@ def run(setup: DaemonSetup, ready: Callable[[], None]) -> int:
     early = _record_early_signals()
     os.umask(0o022)
     raise_fd_limit()
+    map_buffers()
     setup = _resolve_paths(setup)
     # After an internal error another daemon may adopt the servers.
     handed_over = True

@@ -194,7 +194,11 @@ def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
         if has + more > share:
             return _over_share(daemon, resource, asker, has, share, more)
         most = daemon.shares.for_users(resource, own=False)
-        if most and used_together(daemon, resource, own=False) + more > most:
+        together = used_together(daemon, resource, own=False) + more
+        if most and not resource.is_named and has + more > most - together:
+            # However many users take all that they can, as much is left for the next one.
+            return f"user {asker} has {has} {resource.unit}, and {more} more would leave others less than that"
+        if most and together > most:
             return f"{_together(daemon, resource, most, False, own=False)}; {_remedy_of_all(daemon, resource)}"
     return _total_problem(daemon, resource, more)
 

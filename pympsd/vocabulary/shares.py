@@ -151,12 +151,14 @@ CONNECTIONS: Final = Resource(
 )
 BUFFERS: Final = Resource(
     "buffers",
-    "bytes",
-    share=64 << 20,
+    "bytes of buffers",
+    share=16 << 20,
     least=4 << 20,
-    most=1 << 40,
-    description="Memory in which the daemon keeps what it has received from a user's connections and not read yet, "
-    "and answers that were not taken yet.",
+    most=64 << 20,
+    description="Memory in which the daemon keeps what it has received from a user's connections and not dealt with "
+    "yet, and answers that were not read yet.",
+    total=160 << 20,
+    root_reserve=1,
     is_named=False,
 )
 RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, SM_CHUNKS, CONNECTIONS, BUFFERS)

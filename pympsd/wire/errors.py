@@ -11,3 +11,7 @@ class LocalError(ProtocolError):
 
 class RemoteError(ProtocolError):
     """The other side violated the protocol: with malformed, too long or untimely messages."""
+
+
+class LimitExceeded(RemoteError):
+    """The other side took more memory or time than a connection may; the message says which, and what is allowed."""

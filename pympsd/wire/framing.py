@@ -42,14 +42,19 @@ class FrameReader:
 
         ``lost``: descriptors were lost (MSG_CTRUNC); one receive has those of one frame only.
         """
+        self.add(data, fds, lost)
+        while (frame := self.take()) is not None:
+            yield frame
+
+    def add(self, data: bytes, fds: tuple[int, ...] = (), lost: bool = False) -> None:
+        """Add the result of one receive, as ``feed`` does; ``take`` returns the frames."""
         self._buffer += data
         self._fds.extend((None,) if lost else fds)
         if fds and not self.fds_allowed:
             raise RemoteError("file descriptors are not accepted here")
-        while (frame := self._next()) is not None:
-            yield frame
 
-    def _next(self) -> Frame | None:
+    def take(self) -> Frame | None:
+        """Return the next whole frame, or None if there is none yet; raise RemoteError on a violation."""
         if len(self._buffer) < frames.HEADER_BYTES:
             return None
         length, kind, fd_count = frames.decode_header(bytes(self._buffer[: frames.HEADER_BYTES]))
@@ -71,8 +76,13 @@ class FrameReader:
         return Frame(kind, body, fds, lost)
 
     @property
+    def buffered_bytes(self) -> int:
+        """The number of bytes that were added and not taken."""
+        return len(self._buffer)
+
+    @property
     def mid_frame(self) -> bool:
-        """Whether a frame is incomplete: an end of file would then be a protocol violation."""
+        """Whether a frame is incomplete (if ``take`` returns None): an end of file would be a protocol violation."""
         return bool(self._buffer)
 
     def take_unclaimed_fds(self) -> tuple[int, ...]:

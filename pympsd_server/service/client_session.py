@@ -65,10 +65,11 @@ class ClientSession:
         server = containment.server
         client = server.client_admitted(admitted)
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fds[0]))
+        channel = MessageChannel(sock, allowance=server.buffers.allowance(admitted.uid))
         pidfd = fds[1] if len(fds) > 1 else -1
         memory = server.memory_limits if admitted.memory_limits is None else admitted.memory_limits
         limits = ClientLimits(server.percentage_of(admitted), memory, admitted.partitions)
-        return cls(server, containment, client, MessageChannel(sock), pidfd, limits, admitted.devices)
+        return cls(server, containment, client, channel, pidfd, limits, admitted.devices)
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
@@ -113,6 +114,10 @@ class ClientSession:
         try:
             while (received := await self.channel.receive_message()) is not None:
                 await self._handle(received[0])
+                # One answer is read before the next request is: a flood stays in the flooder's own socket.
+                await self.channel.drain()
+            if self.channel.failure is not None:
+                raise self.channel.failure
         except RemoteError as error:
             self.server.log.error("client_misbehaved", pid=self.client.pid, reason=str(error))
 

@@ -8,12 +8,14 @@ from typing import Any, Final, Protocol
 import trio
 from attrs import define, field
 
+from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.memory_limits import BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.shares import BUFFERS
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
@@ -65,12 +67,23 @@ class Server:
     observers: list[Observer] = field(factory=list, init=False)
     channels: dict[int, MessageChannel] = field(factory=dict, init=False)
     """Those of the clients' sessions, by serial."""
+    buffers: BufferBudget = field(init=False)
+    """What is kept in memory for clients' sessions; each user has the share that the daemon has by default."""
     _dropped_devices: list[int] = field(factory=list, init=False)
     """Devices whose contexts were dropped after a fault, until the next client connects."""
 
     @roster.default
     def _empty_roster(self) -> Roster:
         return Roster.of(self.devices)
+
+    @buffers.default
+    def _empty_buffers(self) -> BufferBudget:
+        def problem(uid: int, count: int) -> str:
+            has, share = budget.held[uid], BUFFERS.share
+            return f"user {uid} has {has} of at most {share} {BUFFERS.unit} here" if has + count > share else ""
+
+        budget = BufferBudget(problem)
+        return budget
 
     @property
     def ending(self) -> bool:

@@ -13,10 +13,12 @@ import pytest
 import trio
 from attrs import define, field
 
+from pympsd.channel.allowance import FRAME_SECONDS
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, ThreadPercentage
 from pympsd.vocabulary.results import Result
+from pympsd.wire import messages
 from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, OpenContext, RequestRefused
@@ -293,3 +295,24 @@ def test_the_end_of_a_client_is_reported_to_the_daemon_before_it_is_logged() -> 
     server = Server(recorder, recorder, describe("1xH200"), ThreadPercentage(100), {})
     server.client_left(server.roster.add_client(7, 100, 0, {}), connected=True)
     assert recorder.events == ["reported to the daemon", "client_receive_failed", "client_disconnected"]
+
+
+async def test_half_a_message_of_a_client_ends_its_session_at_the_deadline(
+    executor: FakeExecutor, autojump_clock: object
+) -> None:
+    async with session(executor, {}) as channel:
+        channel.send_raw(messages.encode(OpenContext(1, 0))[:-1])
+        with trio.fail_after(2 * FRAME_SECONDS):
+            assert await channel.receive() is None
+
+
+async def test_answers_that_a_client_does_not_read_end_its_session(
+    executor: FakeExecutor, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pympsd.channel.allowance.UNREAD_SECONDS", 5.0)
+    async with session(executor, {}) as channel:
+        # One answer is read before the next request is: the rest stays in the client's own socket.
+        channel.send_raw(b"".join(messages.encode(CloseContext(number, 1)) for number in range(100_000)))
+        with trio.fail_after(10):
+            await channel.drain()
+        assert channel.overflowed

@@ -124,7 +124,7 @@ async def test_each_user_has_a_limit(daemon: RunningDaemon, clock: Clock, monkey
 async def test_lines_about_refused_connections_are_limited_too(
     daemon: RunningDaemon, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_more(_: object) -> None:
+    def no_more(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr(listeners, "user_of", lambda sock: USER)

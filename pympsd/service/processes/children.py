@@ -65,7 +65,7 @@ async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None
         reason = explain(error) if isinstance(error, OSError) else str(error)
         dispatcher.feed(SpawnFailed(instruction.server, reason))
         return
-    channel = MessageChannel(trio.socket.from_stdlib_socket(ours))
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), allowance=dispatcher.buffers.link(instruction.uid))
     session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
     dispatcher.servers[instruction.server] = session
     if instruction.name:

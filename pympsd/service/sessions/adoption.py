@@ -88,13 +88,14 @@ class AwaitedServer:
         """Handle what comes over its link until that ends; kill it if it stays then."""
         self._serving = trio.Event()
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
+        allowance = dispatcher.buffers.link(self.session.uid)
         try:
             with dispatcher.dropped_after(link_name(self.session.serial)):
                 if isinstance(self.session, VendorServerSession):
                     self.settled.set()
-                    await _resume(self.session, sock)
+                    await _resume(self.session, PacketChannel(sock, allowance))
                 else:
-                    await self._serve_own(dispatcher, self.session, MessageChannel(sock))
+                    await self._serve_own(dispatcher, self.session, MessageChannel(sock, allowance=allowance))
         finally:
             self._serving.set()
         if self.session.serial in dispatcher.servers:
@@ -158,8 +159,7 @@ class AwaitedServer:
         return True
 
 
-async def _resume(session: VendorServerSession, sock: trio.socket.SocketType) -> None:
-    channel = PacketChannel(sock)
+async def _resume(session: VendorServerSession, channel: PacketChannel) -> None:
     try:
         await session.resume(channel)
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from typing import Final
 
 from attrs import define, field
 
@@ -26,6 +27,9 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted
 from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
 
+MAX_VARIABLES: Final = 256
+"""Of a client's environment in its hello: each costs the daemon more than its text."""
+
 
 @define(eq=False)
 class ClientSession(Waiting):
@@ -46,6 +50,11 @@ class ClientSession(Waiting):
             reason = (
                 f"this client speaks versions {theirs.oldest} to {theirs.newest}, the daemon {OLDEST} to {NEWEST}"
             )
+            dispatcher.log_refused(self.peer, reason)
+            self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
+            return
+        if (count := len(self.hello.environment)) > MAX_VARIABLES:
+            reason = f"its environment has {count} variables for MPS, of which {MAX_VARIABLES} are allowed"
             dispatcher.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return

@@ -18,12 +18,15 @@ from pympsd.service.sessions.running import run_with_sender
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
-from pympsd.wire.errors import ProtocolError, RemoteError
+from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 from pympsd.wire.keeper_packets import NOTE_BYTES
 
 HELLO_SECONDS: Final = 10.0
 """A connection that sends no hello within this time is closed."""
+
+HELLO_COPIES: Final = 6
+"""While a client waits, its hello is kept as bytes, here and at the keeper, and as text: 4 bytes a character."""
 
 
 @define
@@ -38,7 +41,7 @@ class Conversation:
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         """Run a connection to its end; ``entry``: the keeper's; noted is the hello, if one was received."""
-        channel = MessageChannel(sock)
+        channel = MessageChannel(sock, allowance=self.dispatcher.buffers.allowance(peer.uid))
         try:
             await self._greet(channel, sock, peer, entry)
         finally:
@@ -61,6 +64,8 @@ class Conversation:
                 self._log_foreign_user(peer)
             else:
                 await self._run_session(Noted(entry.name, sock.fileno(), noted), first, channel, sock, peer)
+        except LimitExceeded as error:
+            self.dispatcher.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError):
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
@@ -113,7 +118,8 @@ class Conversation:
         known = with_pidfd(sock, peer)
         try:
             client = ClientSession(self.dispatcher.serials.take(), known, channel, hello, self.server, self.namespace)
-            await run_with_sender(channel, client.run, self.dispatcher)
+            with channel.allowance.keeping(HELLO_COPIES * len(first.body)):
+                await run_with_sender(channel, client.run, self.dispatcher)
         finally:
             known.close()
 

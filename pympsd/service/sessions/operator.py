@@ -60,7 +60,7 @@ class OperatorSession:
         dispatcher.operators[self.session] = self
         try:
             file: bytes | None = None
-            while (frame := await self.channel.receive()) is not None:
+            while (frame := await self.channel.receive(continues=file is not None)) is not None:
                 if frame.kind == frames.OPERATOR_FILE:
                     file = frame.body
                     continue
@@ -69,9 +69,10 @@ class OperatorSession:
                 self._answered = trio.Event()
                 await dispatcher.feed_line(self.session, self.uid, frame.body, file, self.place)
                 file = None
-                # One answer before the next line is read: a flood stays in the flooder's own socket.
+                # One answer is read before the next line is: a flood stays in the flooder's own socket.
                 if not self._answered.is_set():
                     await self._answered.wait()
+                await self.channel.drain()
         finally:
             del dispatcher.operators[self.session]
             if not dispatcher.done.is_set() and dispatcher.may_log(self.uid):

@@ -18,7 +18,10 @@ LAST_SECONDS: Final = 10.0
 async def run_with_sender(
     channel: SendQueue, session: Callable[[Dispatcher], Awaitable[None]], dispatcher: Dispatcher
 ) -> None:
-    """Run a session with its sender; at its end send what is queued, within LAST_SECONDS."""
+    """Run a session with its sender; at its end send what is queued, within LAST_SECONDS.
+
+    Raise what ended the session: a violation of the protocol, or the limit that the peer has exceeded.
+    """
     broken: ProtocolError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run_sender)
@@ -28,6 +31,8 @@ async def run_with_sender(
             broken = error
         channel.finish()
         nursery.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
+    # Raised here: the nursery would wrap it in a group.
+    if channel.failure is not None:
+        raise channel.failure
     if broken is not None:
-        # Raised here: the nursery would wrap it in a group.
         raise broken

@@ -22,12 +22,16 @@ from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
+from pympsd.wire.keeper_packets import NOTE_BYTES
 from pympsd.wire.versions import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
 MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices; no server has more."""
+QUEUED_CLIENTS_BYTES: Final = 4 << 20
+"""What may be queued for a server that does not take its clients before more are refused; with twice as much its link
+ends."""
 
 
 @define
@@ -141,6 +145,11 @@ class ServerSession:
     def watched_clients(self) -> int:
         """The number of clients whose processes are watched."""
         return len(self._watched)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another client may be sent to it: few enough bytes are queued for it and its user."""
+        return self.channel.queued_bytes < QUEUED_CLIENTS_BYTES and self.channel.allowance.has_room(NOTE_BYTES)
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientEnded when a client's process ends before the server reports it; take over the pidfd.

@@ -19,7 +19,7 @@ from pympsd.service.sessions.vendor.tool import RefusedTool, ToolSession
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
-from pympsd.wire.errors import ProtocolError, RemoteError
+from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
 from pympsd.wire.vendor.server_commands import END_IF_IDLE
 
@@ -42,13 +42,16 @@ class VendorConversation:
 
     async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
-        channel = PacketChannel(sock)
+        channel = PacketChannel(sock, self.dispatcher.buffers.allowance(peer.uid))
         try:
             packet = entry.note or await self._role(channel, peer, entry)
             if packet:
                 await self._run_session(entry, role_of(packet), channel, sock, peer)
             # The keeper has a copy, with which the peer would not see the end at once.
             channel.shut_down()
+        except LimitExceeded as error:
+            channel.shut_down()
+            self.dispatcher.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError) as error:
             server = self._server(peer.pid)
             if server is not None and isinstance(error, ProtocolError):
@@ -124,6 +127,7 @@ class VendorConversation:
                 reason = "this daemon started no such server"
                 self.dispatcher.log.warning("server_refused", pid=peer.pid, uid=peer.uid, reason=reason)
             return
+        channel.allowance.lift()
         registration = await channel.receive(PACKET_BYTES)
         if server.registered.is_set():
             raise RemoteError("the server has registered already")

@@ -100,6 +100,11 @@ class VendorServerSession:
         return len(self.clients)
 
     @property
+    def has_room(self) -> bool:
+        """Always true: nothing is queued for it."""
+        return True
+
+    @property
     def link(self) -> ServerLink:
         """The connection; no client is admitted to a server without one."""
         assert self._link is not None

@@ -51,6 +51,7 @@ class ToolSession:
                 await dispatcher.feed_line(self.session, self.uid, line, place=self.place)
                 if not self._answered.is_set():
                     await self._answered.wait()
+                await self.channel.drain()
             self.channel.send_raw(END_OF_ANSWERS)
         finally:
             del dispatcher.operators[self.session]
@@ -86,7 +87,7 @@ async def _next_line(channel: PacketChannel) -> bytes | None:
     length = length_of(packet)
     if not length:
         return None
-    line = await channel.receive(LINE_BYTES)
+    line = await channel.receive(LINE_BYTES, continues=True)
     if not line:
         raise RemoteError("a length without its line")
     return line.rstrip(b"\0").removesuffix(b"\n")

@@ -1,0 +1,135 @@
+"""What a connection may cost this process: bytes from its user's budget, and time to finish what it has begun.
+
+Theory of operation. A process that serves untrusted users keeps two kinds of bytes for a connection: those that it
+has received and not dealt with yet (the beginning of a frame, a command that is being answered), and those that it
+has queued because the peer does not read. A user who opens a thousand connections can have both kinds on each, so a
+limit for each connection bounds nothing. Therefore
+
+- all bytes of all connections of a user come out of one *budget* (BufferBudget), whichever socket they arrived at;
+- the connection for which bytes would be kept beyond the budget is closed. No other connection is touched, because
+  the process cannot know which of them the user needs;
+- both kinds end by themselves: a frame that has begun must be complete, and what is queued must be read, within a
+  *deadline*.
+
+How much a user may have is not decided here: a budget asks its ``problem``, in the daemon that of all shares
+(pympsd.state_machine.shares). What a session keeps besides, such as the hello of a client that waits, is counted by
+``keeping``. An example, with a share of 4 MiB::
+
+    connection   received   queued   kept     budget of the user
+    1            1 MiB      -        -        1 MiB
+    2            -          2 MiB    -        3 MiB
+    3            1.5 MiB: does not fit, so connection 3 is closed; 1 and 2 stay
+
+The links to servers are counted, but never closed for what they cost (``lift``): a stopped server is no attack. The
+clients that would be queued for it are refused instead (``has_room``).
+
+Invariants: the sum over a user's allowances is what the budget holds for that user; a closed allowance holds nothing.
+Nothing here reads a clock: the channels wait, with the deadlines that an allowance states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.wire.errors import LimitExceeded
+
+FRAME_SECONDS: Final = 10.0
+"""From the first byte of a frame, or a request of several, to its last; a hello has the same time."""
+UNREAD_SECONDS: Final = 30.0
+"""From the moment that a peer's socket is full to the moment that the peer has read everything."""
+
+
+@define
+class BufferBudget:
+    """The bytes that this process keeps for its peers, by user."""
+
+    problem: Callable[[int, int], str]
+    """Called with (uid, count): returns why a user may not have ``count`` more bytes, or an empty string."""
+    held: Counter[int] = field(factory=Counter)
+    """The bytes that are kept for each user; users without any are not in it."""
+
+    def change(self, uid: int, count: int) -> None:
+        """Count bytes that are kept for a user from now on, or (negative) no longer."""
+        self.held[uid] += count
+        if not self.held[uid]:
+            del self.held[uid]
+
+    def allowance(self, uid: int) -> Allowance:
+        """Return the allowance of a new connection of a user."""
+        return Allowance(self, uid, FRAME_SECONDS, UNREAD_SECONDS)
+
+    def link(self, uid: int) -> Allowance:
+        """Return the allowance of the link to a user's server."""
+        allowance = Allowance(self, uid)
+        allowance.lift()
+        return allowance
+
+
+@define
+class Allowance:
+    """What one connection may cost. Without a budget: a trusted peer, for whom nothing is limited or counted."""
+
+    budget: BufferBudget | None = None
+    uid: int = 0
+    frame_seconds: float = math.inf
+    """The deadline of a frame that has begun, or of the rest of a request of several."""
+    unread_seconds: float = math.inf
+    """The deadline for the peer to read what is queued."""
+    _is_limited: bool = field(default=True, init=False)
+    _received: int = field(default=0, init=False)
+    _queued: int = field(default=0, init=False)
+    _kept: int = field(default=0, init=False)
+    _counted: int = field(default=0, init=False)
+    """What the budget holds for this connection."""
+
+    def lift(self) -> None:
+        """Count the bytes from now on, but limit neither them nor the time: the peer is a server."""
+        self._is_limited = False
+        self.frame_seconds = self.unread_seconds = math.inf
+
+    def has_room(self, count: int) -> bool:
+        """Return whether the budget has room for ``count`` more bytes."""
+        return self.budget is None or not self.budget.problem(self.uid, count)
+
+    def count_received(self, count: int) -> None:
+        """State how many received bytes are kept now; raise LimitExceeded if they are too many."""
+        self._received = count
+        self._settle()
+
+    def count_queued(self, count: int) -> None:
+        """State how many bytes are queued for the peer now; raise LimitExceeded if they are too many."""
+        self._queued = count
+        self._settle()
+
+    @contextmanager
+    def keeping(self, count: int) -> Iterator[None]:
+        """Count further bytes during a block; raise LimitExceeded if they are too many."""
+        self._kept += count
+        try:
+            self._settle()
+            yield
+        finally:
+            self._kept -= count
+            self._settle(is_limited=False)
+
+    def close(self) -> None:
+        """Give everything back; what is counted later has no effect."""
+        self._received = self._queued = self._kept = 0
+        self._settle()
+        self.budget = None
+
+    def _settle(self, is_limited: bool = True) -> None:
+        """Tell the budget what has changed; raise LimitExceeded for too much, which is not counted then."""
+        change = self._received + self._queued + self._kept - self._counted
+        if self.budget is None or not change:
+            return
+        if change > 0 and self._is_limited and is_limited and (problem := self.budget.problem(self.uid, change)):
+            raise LimitExceeded(problem)
+        self.budget.change(self.uid, change)
+        self._counted += change

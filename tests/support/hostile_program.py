@@ -1,0 +1,128 @@
+"""A user who wants the daemon for itself: hostile_program.py CONTROL COUNT KIND [KIND ...].
+
+It keeps COUNT connections of each kind open, and opens another whenever the daemon closes one. It writes a line to
+standard output when it has tried all of them, and ends with its standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import select
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from attrs import define, field
+
+from pympsd.wire import frames
+
+PACE_SECONDS = 0.01
+"""From one connection of each kind to the next, once all have been tried: no attack by using the processor up."""
+HELLO = frames.encode(frames.OPERATOR_HELLO)
+HALF_LINE = frames.encode(frames.OPERATOR_LINE, bytes(frames.BODY_LIMIT))[:-1]
+UNREAD = frames.encode(frames.OPERATOR_LINE, b"x" * 60_000) * 20
+"""Each line is answered twice as long."""
+
+
+def _garbage() -> bytes:
+    return random.randbytes(random.randrange(1, 4096))
+
+
+KINDS: dict[str, Callable[[], bytes]] = {
+    "mute": bytes,
+    "idle": lambda: HELLO,
+    "half_frames": lambda: HELLO + HALF_LINE,
+    "unread": lambda: HELLO + UNREAD,
+    "garbage": _garbage,
+}
+"""What a connection of each kind sends."""
+COMMANDS = {
+    "servers": ("server create {name}",),
+    "namespaces": ("server create {server}", "namespace create {name} --server={server}"),
+}
+"""What is asked for again and again, in protocol 3."""
+
+
+@define
+class Connection:
+    """A connection and what it has not sent yet."""
+
+    sock: socket.socket
+    rest: memoryview
+
+    def push(self) -> bool:
+        """Send what the socket takes; return False if the daemon has closed the connection."""
+        try:
+            while self.rest:
+                self.rest = self.rest[self.sock.send(self.rest) :]
+            return self.sock.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+
+@define
+class Hostile:
+    """A user with connections of one kind."""
+
+    control: str
+    kind: str
+    count: int
+    opened: list[Connection] = field(factory=list)
+    number: int = 0
+
+    def tick(self) -> None:
+        """Open another connection, or see to the next one that is open."""
+        if self.kind in COMMANDS:
+            self._give_commands()
+        elif len(self.opened) < self.count:
+            self._open()
+        elif not (each := self.opened[self.number % self.count]).push():
+            each.sock.close()
+            self.opened.remove(each)
+        self.number += 1
+
+    def _open(self) -> None:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        try:
+            sock.connect(self.control)
+        except OSError:
+            sock.close()
+            return
+        each = Connection(sock, memoryview(KINDS[self.kind]()))
+        each.push()
+        self.opened.append(each)
+
+    def _give_commands(self) -> None:
+        names = {"name": f"{self.kind[:3]}{os.getuid()}_{self.number}", "server": f"{self.kind[:3]}{os.getuid()}_0"}
+        lines = [line.format(**names) for line in COMMANDS[self.kind]]
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(5)
+            sock.connect(self.control)
+            sock.sendall(HELLO + b"".join(frames.encode(frames.OPERATOR_LINE, line.encode()) for line in lines))
+            sock.recv(1 << 16)
+
+
+def main() -> None:
+    """Be hostile until standard input ends."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    control, count, *kinds = sys.argv[1:]
+    users = [Hostile(control, kind, int(count)) for kind in kinds]
+    for _ in range(int(count)):
+        for each in users:
+            if each.kind not in COMMANDS:
+                each.tick()
+    print("all tried", flush=True)
+    while not select.select([sys.stdin], [], [], PACE_SECONDS)[0]:
+        for each in users:
+            each.tick()
+
+
+if __name__ == "__main__":
+    main()
