@@ -212,12 +212,3 @@ def _dot(w: Writer, o: Operation) -> None:
     if o.name == "dp4a":
         return w.assign(o.operands[0], f"dot({a}, {b}, {c}, {signs})", U32)
     return w.assign(o.operands[0], f"dot_pairs({a}, {b}, {c}, {signs}, {o.has('hi')})", U32)
-
-
-@emits("vabsdiff4", 4, "add", ("u32",))
-def _byte_differences(w: Writer, o: Operation) -> None:
-    """The absolute differences of four unsigned bytes, packed, or with .add summed to c."""
-    a, b, c = (w.value(x, U32) for x in o.operands[1:])
-    if len(o.types) != 3:
-        raise w.refuse()
-    w.assign(o.operands[0], f"byte_differences({a}, {b}, {c if o.has('add') else None})", U32)

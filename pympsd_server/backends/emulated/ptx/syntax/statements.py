@@ -15,6 +15,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Label,
     Name,
     Negated,
+    Negative,
     Operand,
     Pair,
     Prototype,
@@ -125,6 +126,9 @@ def _operand(tokens: TokenStream) -> Operand:
         return Arguments(_list(tokens, ")"))
     if tokens.accept("!"):
         return Negated(Name(tokens.word("a predicate")))
+    if tokens.is_at("-") and tokens.following.kind == "word":
+        tokens.take()
+        return Negative(Name(tokens.take().text))
     if tokens.current.kind != "word":
         return tokens.literal()
     name = Name(tokens.take().text)
