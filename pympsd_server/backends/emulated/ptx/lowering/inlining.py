@@ -42,7 +42,11 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 
 MAXIMUM_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
-_NOT_PREDICABLE = frozenset({"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", *_STACK})
+_NOT_PREDICABLE = frozenset(
+    {"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", "vote", "shfl", *_STACK}
+)
+_WITHOUT_SYNC_UNTIL = (6, 4)
+"""The version of PTX from which votes and shuffles without .sync are for targets below sm_70 only."""
 
 
 def flatten(table: FunctionTable, kernel: Function) -> Code:
@@ -184,6 +188,8 @@ class _Flattener:
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAXIMUM_OPERATIONS:
             raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
+        if instruction.name in ("vote", "shfl") and "sync" not in instruction.modifiers:
+            self._check_without_sync(instruction)
         apart = instruction.name in _NOT_PREDICABLE or (instruction.name == "ret" and names.frame is not None)
         if instruction.guard is not None and (apart or "sync" in instruction.modifiers):
             self._skip_unless(instruction, names, stack)
@@ -200,6 +206,16 @@ class _Flattener:
                 self.code.operations.append(stack_instruction(self.code, instruction, operands))
                 return
             self._emit(instruction, operands, names)
+
+    def _check_without_sync(self, instruction: Instruction) -> None:
+        """Refuse a vote or a shuffle without .sync where PTX has none (PTX ISA, vote and shfl, deprecated)."""
+        version, target = self.table.module.version, self.table.module.target
+        if version >= _WITHOUT_SYNC_UNTIL and target.architecture >= 70:
+            raise InvalidPtx(
+                f"{instruction.opcode} without .sync: PTX {version[0]}.{version[1]} has it for targets below sm_70 "
+                f"only, not for {target}; add .sync and a membermask",
+                instruction.line,
+            )
 
     def _emit(self, instruction: Instruction, operands: tuple[Argument, ...], names: Names) -> None:
         guard = None if instruction.guard is None else self.resolver.guard(instruction.guard, names, instruction.line)
