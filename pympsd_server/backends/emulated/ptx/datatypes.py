@@ -34,6 +34,7 @@ BITS_OF_TYPES: dict[str, DType] = {
     "e4m3": np.dtype("u1"),
     "e5m2": np.dtype("u1"),
     "tf32": np.dtype("u4"),
+    "b1": np.dtype("u1"),
 }
 # Types that exist in PTX but not here; parsed so that the refusal can name them.
 UNSUPPORTED_TYPES = frozenset(
@@ -45,7 +46,6 @@ UNSUPPORTED_TYPES = frozenset(
         "ue8m0x2",
         "s4",
         "u4",
-        "b1",
         "texref",
         "samplerref",
         "surfref",
