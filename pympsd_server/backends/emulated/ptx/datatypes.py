@@ -27,7 +27,7 @@ def _table() -> dict[str, DType]:
 
 
 DTYPES = _table()
-# Types of conversions and matrices only: no register and no variable has them.
+# Types of conversions, matrices and 128-bit atomics only. Of these there are registers of .b128, as pairs of .b64.
 BITS_OF_TYPES: dict[str, DType] = {
     "e4m3x2": np.dtype("u2"),
     "e5m2x2": np.dtype("u2"),
@@ -35,11 +35,11 @@ BITS_OF_TYPES: dict[str, DType] = {
     "e5m2": np.dtype("u1"),
     "tf32": np.dtype("u4"),
     "b1": np.dtype("u1"),
+    "b128": np.dtype([("low", "u8"), ("high", "u8")]),
 }
 # Types that exist in PTX but not here; parsed so that the refusal can name them.
 UNSUPPORTED_TYPES = frozenset(
     {
-        "b128",
         "e2m1x2",
         "e2m3x2",
         "e3m2x2",

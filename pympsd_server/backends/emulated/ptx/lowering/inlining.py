@@ -24,6 +24,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
 from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS, system_call
+from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
     Function,
@@ -151,8 +152,7 @@ class _Flattener:
                 case Label():
                     self.code.operations.append(label(names.labels[statement.name], statement.line))
                 case Registers():
-                    for name in statement.names:
-                        names.meanings[name] = self.code.new_register(statement.type)
+                    self._registers(statement, names)
                 case Variable():
                     self._variable(statement, names, stack[-1])
                 case Prototype():
@@ -163,6 +163,14 @@ class _Flattener:
                     names.labels[statement.name] = key
                 case Scope():
                     self._statements(statement.statements, names.inner(), stack)
+
+    def _registers(self, registers: Registers, names: Names) -> None:
+        if registers.type != WIDE:
+            names.meanings.update((name, self.code.new_register(registers.type)) for name in registers.names)
+            return
+        check_wide(self.table.module, None, registers.line)
+        for name in registers.names:
+            names.meanings[name] = Group((self.code.new_register("b64"), self.code.new_register("b64")))
 
     def _variable(self, variable: Variable, names: Names, function: str) -> None:
         if variable.space == "shared":
@@ -222,9 +230,12 @@ class _Flattener:
         modifiers = tuple("param" if m == "param::func" else m for m in instruction.modifiers)
         if names.frame is not None and "param" in modifiers and _bases(operands) & names.frame.addresses:
             modifiers = tuple("local" if m == "param" else m for m in modifiers)
-        self.code.operations.append(
-            Operation(instruction.name, modifiers, instruction.types, operands, guard, instruction.line)
-        )
+        operation = Operation(instruction.name, modifiers, instruction.types, operands, guard, instruction.line)
+        if WIDE in operation.types:
+            check_wide(self.table.module, operation, operation.line)
+            self.code.operations += lower_wide(operation)
+        else:
+            self.code.operations.append(operation)
 
     def _skip_unless(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         """A guarded instruction that threads must not run masked: branch around it."""
