@@ -107,8 +107,9 @@ def _instruction(tokens: TokenStream) -> Instruction:
     name, *suffixes = tokens.word("an instruction").split(".")
     types = tuple(s for s in suffixes if s in DTYPES or s in BITS_OF_TYPES or s in UNSUPPORTED_TYPES)
     modifiers = tuple(s for s in suffixes if s not in types)
-    for unsupported in UNSUPPORTED_TYPES.intersection(types):
-        raise InvalidPtx(f"unsupported: {'.'.join((name, *suffixes))} (type .{unsupported})", line)
+    for unsupported in [kind for kind in types if kind in UNSUPPORTED_TYPES]:
+        why = f"type .{unsupported}: {UNSUPPORTED_TYPES[unsupported]}"
+        raise InvalidPtx(f"unsupported: {'.'.join((name, *suffixes))} ({why})", line)
     operands: list[Operand] = []
     while not tokens.accept(";"):
         operands.append(_operand(tokens))
