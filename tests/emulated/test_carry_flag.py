@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from recorded_corpus import KERNELS, module_of
 
 from tests.emulated.fragments import run_fragment
+from tests.emulated.test_corpus import outputs_of
 from tests.emulated.test_integers import operands, signed
 
 FIRST = ["add.cc", "addc.cc", "sub.cc", "subc.cc", "mad.lo.cc", "mad.hi.cc", "madc.lo.cc", "madc.hi.cc"]
@@ -91,3 +93,17 @@ def test_long_division(high: int, low: int, divisor: int) -> None:
     loop = f"{start} mov.u32 %i1, 0; L: {step} add.u32 %i1, %i1, 1; setp.lt.u32 %q, %i1, 128; @%q bra L;"
     assert run_fragment(f"{loop} mov.u64 %d, %w2;", "u8", *inputs).tolist() == [quotient % 2**64]
     assert run_fragment(f"{loop} mov.u64 %d, %w1;", "u8", *inputs).tolist() == [quotient >> 64]
+
+
+def test_the_compilers_division() -> None:
+    """What NVRTC makes of / and % of __int128, against Python's."""
+    inputs = module_of("inputs").contents(KERNELS["divide128"])
+    a, b, c = (inputs[name].tolist() for name in "abc")
+    got = outputs_of("divide128")["out"].tolist()
+    for i in range(64):
+        x, y = a[i] << 64 | b[i], (c[i] << 64 | a[(i + 5) % 64]) >> (i * 3 % 127) | 1
+        s, t = signed(x, 128), signed((y >> 1 | 1) * (-1 if i & 1 else 1), 128)
+        quotient = abs(s) // abs(t) * (1 if (s < 0) == (t < 0) else -1)
+        wanted = [x // y, x % y, quotient, s - quotient * t]
+        found = [got[2 * k][i] | got[2 * k + 1][i] << 64 for k in range(4)]
+        assert found == [value % 2**128 for value in wanted], (x, y)
