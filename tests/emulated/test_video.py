@@ -297,6 +297,30 @@ def test_a_guard_keeps_the_old_value() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "vadd.s32.u32.s32.sat.min %d, %a.h0, %b, %c;",
+        "vsub.u32.s32.s32.sat %d.b2, %a, %b.b3, %c;",
+        "vabsdiff.u32.s32.u32.max %d, %a, %b, %c;",
+        "vshl.s32.s32.u32.sat.clamp %d, %a, %b.b1;",
+        "vshr.u32.s32.u32.wrap %d.h1, %a, %b, %c;",
+        "vset.s32.u32.lt.max %d, %a, %b, %c;",
+        "vmad.u32.u32.u32.sat.shr7 %d, %a.h1, %b, %c;",
+        "vmad.s32.s32.u32.shr15 %d, -%a, %b, %c;",
+        "vavrg4.s32.u32.s32.sat %d.b31, %a, %b, %c;",
+        "vset2.s32.u32.ge.add %d, %a.h03, %b, %c;",
+    ],
+)
+def test_operands_that_all_threads_share(text: str) -> None:
+    """Constants, which no thread has to itself, make the same as values of each thread."""
+    for a, b, c in itertools.product((3, 0x80FF7F01), (0x1F, 0xFFFE0105), (0, 0x90000001)):
+        each = run_fragment(text, "u4", *(np.array([value], "u4") for value in (a, b, c)))
+        shared = re.sub(r"%([abc])", r"%i\1", text).replace("%ia", "%i1").replace("%ib", "%i2").replace("%ic", "%i3")
+        constants = f"mov.u32 %i1, {a}; mov.u32 %i2, {b}; mov.u32 %i3, {c}; {shared}"
+        assert run_fragment(constants, "u4", A[:1]).tolist() == each.tolist(), (a, b, c)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("vadd.u32.u32 %i1, %i2, %i3;", "3 types"),
