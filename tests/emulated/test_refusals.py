@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.manual import REFUSED
+from pympsd_server.backends.emulated.ptx.manual import REFUSED, REFUSED_FORMS, REFUSED_REGISTERS, executes
 from pympsd_server.backends.emulated.ptx.program import load_program
 from tests.emulated.harness import HEADER
 
@@ -232,7 +232,96 @@ def test_a_mutilated_program_is_refused_or_loads(data: st.DataObject) -> None:
     assert refused != "without a word"
 
 
-@pytest.mark.parametrize("name", " ".join(REFUSED).split())
-def test_what_the_manual_calls_refused_is_refused(name: str) -> None:
-    with pytest.raises(InvalidPtx, match=name.split(".", maxsplit=1)[0]):
-        load_program(kernel(f"{name}.sync.b32 %r0, %r1;"))
+ISA = Path(__file__).parents[1] / "data" / "ptx_isa_9_0.txt"
+WORDS = [word for line in ISA.read_text().splitlines() if not line.startswith("#") for word in line.split()]
+IN_THE_ISA = [word for word in WORDS if not word.startswith("%")]
+SPECIAL_REGISTERS = [word for word in WORDS if word.startswith("%")]
+
+
+def is_named(name: str, names: list[str]) -> bool:
+    """Return whether one of the names is this one, or the beginning of it up to a dot."""
+    return any(name == each or name.startswith(f"{each}.") for each in names)
+
+
+@pytest.mark.parametrize("name", IN_THE_ISA)
+def test_every_instruction_of_the_isa_is_executed_or_listed_as_refused(name: str) -> None:
+    refused = is_named(name, " ".join(REFUSED).split())
+    assert executes(name) != refused
+    if refused:
+        with pytest.raises(InvalidPtx, match=name.split(".", maxsplit=1)[0]):
+            load_program(kernel(f"{name} %r0, %r1;"))
+
+
+def test_what_is_listed_as_refused_is_in_the_isa() -> None:
+    for name in " ".join(REFUSED).split():
+        assert any(is_named(each, [name]) for each in IN_THE_ISA), name
+
+
+GROUP_F, GROUP_R = "{%f0, %f1, %f2, %f3}", "{%r0, %r1, %r2, %r3}"
+REFUSED_OPERANDS = {
+    "add.f32.f16": "%f0, %h0, %f1",
+    "sub.f32.bf16": "%f0, %h0, %f1",
+    "fma.rn.f32.f16": "%f0, %h0, %h1, %f1",
+    "add.rn.f32x2": "%d0, %d1, %d2",
+    "sub.rn.f32x2": "%d0, %d1, %d2",
+    "mul.rn.f32x2": "%d0, %d1, %d2",
+    "fma.rn.f32x2": "%d0, %d1, %d2, %d3",
+    "min.f32": "%f0, %f1, %f2, %f3",
+    "max.f32": "%f0, %f1, %f2, %f3",
+    "cvt.rn.satfinite.e2m1x2.f32": "%h0, %f0, %f1",
+    "cvt.rn.satfinite.e2m3x2.f32": "%h0, %f0, %f1",
+    "cvt.rz.ue8m0x2.f32": "%h0, %f0, %f1",
+    "cvt.rs.f16x2.f32": "%r0, %f0, %f1, %r1",
+    "cvt.rn.satfinite.tf32.f32": "%r0, %f0",
+    "cvt.rna.satfinite.tf32.f32": "%r0, %f0",
+    "redux.sync.min.f32": "%f0, %f1, -1",
+    "redux.sync.max.abs.NaN.f32": "%f0, %f1, -1",
+    "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8": "{%r0, %r1}, [%r2]",
+    "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b6x16_p32": "{%r0}, [%r2]",
+    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8": "[%r2], {%r0}",
+    "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32": (
+        f"{GROUP_F}, {GROUP_R}, {{%r0, %r1}}, {GROUP_F}"
+    ),
+    "mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32": "{%r0, %r1}, {%r2}, {%r3}, {%r0, %r1}",
+    "wmma.mma.sync.aligned.row.col.m8n8k32.s32.u4.u4.s32": "{%r0, %r1}, {%r2}, {%r3}, {%r0, %r1}",
+    "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16": f"{GROUP_R}, {{%r0, %r1}}, {{%r2, %r3}}, {GROUP_R}",
+    f"{TENSOR}.2d.shared::cta.global.tile::gather4.{BYTES}": "[%r0], [%d0, {%r1, %r2, %r3, %r4, %r5}], [%r6]",
+    f"{TENSOR}.2d.global.shared::cta.tile::scatter4.bulk_group": "[%d0, {%r1, %r2, %r3, %r4, %r5}], [%r6]",
+    f"{TENSOR}.3d.shared::cta.global.im2col::w.{BYTES}": "[%r0], [%d0, {%r1, %r2, %r3}], [%r6], {1, 2}",
+    "cp.async.bulk.global.shared::cta.bulk_group.cp_mask": "[%d0], [%r0], 16, %h0",
+    "tensormap.replace.tile.swizzle_atomicity.global.b1024.b32": "[%d0], 0",
+    "st.async.mmio.release.sys.global.b32": "[%d0], %r0",
+    "red.async.mmio.release.sys.global.add.u32": "[%d0], %r0",
+    "tex.2dms.v4.f32.s32": f"{GROUP_F}, [%d0, {GROUP_R}]",
+    "tex.2d.v2.f16x2.f32": "{%r0, %r1}, [%d0, {%f4, %f5}]",
+    "tld4.r.cube.v4.f32.f32": f"{GROUP_F}, [%d0, {{%f4, %f5, %f6, %f7}}]",
+    "sust.p.2d.b32.trap": "[%d0, {%r0, %r1}], {%r2}",
+    "txq.channel_data_type.b32": "%r0, [%d0]",
+    "suq.channel_order.b32": "%r0, [%d0]",
+    "txq.num_samples.b32": "%r0, [%d0]",
+}
+
+
+@pytest.mark.parametrize("opcode", " ".join(REFUSED_FORMS).split())
+def test_forms_that_the_manual_calls_refused_are_refused(opcode: str) -> None:
+    """With the operands that the ISA has for them, so that nothing else is to blame."""
+    text = f"{{ .reg .b16 %h<4>; {opcode} {REFUSED_OPERANDS[opcode]}; }}"
+    with pytest.raises(InvalidPtx, match=rf"line 6: unsupported.*{opcode.split('.')[0]}\."):
+        load_program(kernel(text))
+
+
+@pytest.mark.parametrize("name", sorted({*SPECIAL_REGISTERS, *" ".join(REFUSED_REGISTERS).split()}))
+def test_every_special_register_is_known_or_listed_as_refused(name: str) -> None:
+    program = kernel(f"mov.u64 %d0, {name};")
+    if name in " ".join(REFUSED_REGISTERS).split():
+        with pytest.raises(InvalidPtx, match=f"special register {name}"):
+            load_program(program)
+    elif name != "%is_explicit_cluster":  # a predicate
+        assert list(load_program(program).kernels) == ["k"]
+
+
+def test_a_refused_type_is_named_with_the_reason() -> None:
+    with pytest.raises(InvalidPtx, match=r"type \.f32x2: needs compute capability 10\.0"):
+        load_program(kernel("add.rn.f32x2 %d0, %d1, %d2;"))
+    with pytest.raises(InvalidPtx, match=r"operands of two types: needs compute capability 10\.0"):
+        load_program(kernel("{ .reg .b16 %h; add.f32.f16 %f0, %h, %f1; }"))

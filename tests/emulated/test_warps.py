@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.program import load_program
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device
 
@@ -169,3 +171,106 @@ def test_warp_barrier_in_both_branches() -> None:
     EVEN: bar.warp.sync {FULL}; mov.u32 %d, 2;
     END:"""
     np.testing.assert_array_equal(run_fragment(text, "u4", VALUES), np.where(LANES % 2, 1, 2))
+
+
+PASCAL = HEADER.replace("8.0", "6.0").replace("sm_80", "sm_60")
+WITHOUT_SYNC = [
+    "vote.ballot.b32 %i1, %p;",
+    "vote.all.pred %q, %p;",
+    "vote.any.pred %q, !%p;",
+    "vote.uni.pred %q, %p;",
+    "shfl.bfly.b32 %i1, %a, 1, 31;",
+    "shfl.up.b32 %i1|%q, %a, 1, 0;",
+]
+
+
+def test_votes_without_sync() -> None:
+    """Those vote who execute the instruction: of 40 threads, the second warp has 8."""
+    values = VALUES[:40]
+    vote = "setp.gt.u32 %p, %a, 500; "
+    bits = np.array(votes_of(values))
+    present = np.where(np.arange(40) < 32, 0xFFFFFFFF, 0xFF)
+    got = run_fragment(vote + "vote.ballot.b32 %d, %p;", "u4", values, header=PASCAL)
+    np.testing.assert_array_equal(got, bits)
+    got = run_fragment(vote + "vote.ballot.b32 %d, !%p;", "u4", values, header=PASCAL)
+    np.testing.assert_array_equal(got, present & ~bits)
+    for threshold in (0, 500, 1000):
+        high = values >= threshold
+        warps = [high[:32], high[32:]]
+        answers = {
+            "all": [w.all() for w in warps],
+            "any": [w.any() for w in warps],
+            "uni": [w.all() or not w.any() for w in warps],
+        }
+        for mode, wanted in answers.items():
+            text = f"setp.ge.u32 %p, %a, {threshold}; vote.{mode}.pred %q, %p; selp.b32 %d, 1, 0, %q;"
+            got = run_fragment(text, "u4", values, header=PASCAL)
+            np.testing.assert_array_equal(got, np.repeat(wanted, [32, 8]))
+
+
+def test_a_vote_without_sync_is_of_the_threads_of_its_branch() -> None:
+    text = "setp.lt.u32 %p, %i0, 5; mov.u32 %d, 77; @!%p bra M; vote.ballot.b32 %d, %p; M:"
+    got = run_fragment(text, "u4", VALUES[:32], header=PASCAL)
+    np.testing.assert_array_equal(got, [31] * 5 + [77] * 27)
+    guarded = "setp.lt.u32 %p, %i0, 5; setp.ge.u32 %q, %i0, 3; mov.u32 %d, 77; @%p vote.ballot.b32 %d, %q;"
+    got = run_fragment(guarded, "u4", VALUES[:32], header=PASCAL)
+    np.testing.assert_array_equal(got, [24] * 5 + [77] * 27)
+
+
+@pytest.mark.parametrize("delta", [1, 5])
+def test_shuffles_without_sync(delta: int) -> None:
+    lane = LANES % 32
+    sources = {
+        "up": (np.where(lane >= delta, lane - delta, lane), lane >= delta, 0),
+        "down": (np.where(lane + delta < 32, lane + delta, lane), lane + delta < 32, 31),
+        "bfly": (lane ^ delta, lane >= 0, 31),
+        "idx": (np.full(96, delta), lane >= 0, 31),
+    }
+    for mode, (source, valid, clamp) in sources.items():
+        text = f"shfl.{mode}.b32 %d|%p, %a, {delta}, {clamp}; @!%p not.b32 %d, %d;"
+        found = VALUES[LANES // 32 * 32 + source]
+        got = run_fragment(text, "u4", VALUES, header=PASCAL)
+        np.testing.assert_array_equal(got, np.where(valid, found, ~found))
+
+
+def kernel_of(version: str, target: str, text: str) -> bytes:
+    declared = ".reg .b32 %a, %i<4>; .reg .pred %p, %q;"
+    header = f".version {version}\n.target {target}\n.address_size 64\n"
+    return f"{header}.visible .entry k() {{ {declared}\n{text}\nret; }}".encode()
+
+
+@pytest.mark.parametrize("text", WITHOUT_SYNC)
+@pytest.mark.parametrize(
+    ("version", "target"), [("6.0", "sm_60"), ("6.3", "sm_75"), ("6.4", "sm_61"), ("9.0", "sm_50")]
+)
+def test_without_sync_before_ptx_6_4_or_sm_70(version: str, target: str, text: str) -> None:
+    load_program(kernel_of(version, target, text))
+
+
+@pytest.mark.parametrize("text", WITHOUT_SYNC)
+@pytest.mark.parametrize(("version", "target"), [("6.4", "sm_70"), ("9.0", "sm_90")])
+def test_nothing_is_without_sync_from_then_on(version: str, target: str, text: str) -> None:
+    opcode = text.split()[0]
+    words = (
+        rf"line 5: {opcode} without \.sync: PTX {version} has it for targets below sm_70 only, not for {target}; add"
+    )
+    with pytest.raises(InvalidPtx, match=words):
+        load_program(kernel_of(version, target, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("match.any.b32 %i1, %a, -1;", r"\.sync is needed"),
+        ("redux.add.u32 %i1, %a, -1;", r"\.sync is needed"),
+        ("bar 0;", r"one of \.sync, \.arrive and \.red"),
+        ("barrier.aligned 0;", r"one of \.sync, \.arrive and \.red"),
+        ("bar.warp -1;", r"bar\.warp: modifier"),
+        ("vote.ballot.b32 %i1, %p, -1;", "3 operands"),
+        ("vote.ballot.pred %q, %p;", r"\.b32 of \.ballot"),
+        ("shfl.bfly.b32 %i1, %a, 1, 31, -1;", "5 operands"),
+    ],
+)
+def test_what_always_needed_sync(text: str, words: str) -> None:
+    with pytest.raises(InvalidPtx, match=words):
+        load_program(kernel_of("6.3", "sm_60", text))

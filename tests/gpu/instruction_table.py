@@ -65,6 +65,13 @@ or.b32 %t, %w, 1! div|rem.u32|s32 %W, %w, %t; or.b64 %u, %d, 1! div|rem.u64|s64 
 or.b16 %v, %h, 1! div|rem.u16|s16 %H, %h, %v; add.cc.u32 %W, %w, %w! addc.u32 %W, %w, %w
 sub.cc.u32 %W, %w, %w! subc.u32 %W, %w, %w; add.cc.u64 %D, %d, %d! addc.u64 %D, %d, %d
 mad.lo.cc.u32 %W, %w, %w, %w! madc.hi.u32 %W, %w, %w, %w
+sub.cc.u32 %W, %w, %w! addc.u32 %W, %w, %w; add.cc.u32 %W, %w, %w! subc.u32 %W, %w, %w
+sub.cc.u64 %D, %d, %d! addc|subc.u64 %D, %d, %d; sub.cc.s32 %W, %w, %w! madc.lo|hi.s32 %W, %w, %w, %w
+mad.hi.cc.u64 %D, %d, %d, %d! subc.u64 %D, %d, %d; sub.cc.u32 %W, %w, %w! subc.cc.u32 %W, %w, %w! addc.u32 %W, %w, %w
+vadd2|vsub2|vavrg2|vabsdiff4|vmin4|vmax4.u32|s32.s32.u32|s32 %W, %w, %w, %w; vset2|vset4.u32.s32.lt|ge %W, %w, %w, %w
+vadd4|vsub4.u32|s32.u32.s32.sat %W, %w, %w, %w; vavrg4|vabsdiff2.u32.u32.s32.add %W, %w, %w, %w
+vadd|vsub|vabsdiff|vmin|vmax.s32.u32.s32.sat %W, %w, %w; vshl|vshr.u32.s32.u32.clamp|wrap %W, %w, %w
+vmad.s32|u32.s32.u32.sat.shr7|shr15 %W, %w, %w, %w
 add|sub.u64 %D, %d, %d; mul.lo|hi.u64|s64 %D, %d, %d; min|max.u64|s64 %D, %d, %d; and|or|xor.b64 %D, %d, %d
 not.b64 %D, %d; neg.s64 %D, %d; abs.s64 %D, %d[max.s64 -9223372036854775807]; shl.b64 %D, %d, %w
 shr.u64|s64 %D, %d, %w; mad.lo|hi.u64|s64 %D, %d, %d, %d

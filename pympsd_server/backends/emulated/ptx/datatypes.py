@@ -27,30 +27,32 @@ def _table() -> dict[str, DType]:
 
 
 DTYPES = _table()
-# Types of conversions and matrices only: no register and no variable has them.
+# Types of conversions, matrices and 128-bit atomics only. Of these there are registers of .b128, as pairs of .b64.
 BITS_OF_TYPES: dict[str, DType] = {
     "e4m3x2": np.dtype("u2"),
     "e5m2x2": np.dtype("u2"),
     "e4m3": np.dtype("u1"),
     "e5m2": np.dtype("u1"),
     "tf32": np.dtype("u4"),
+    "b1": np.dtype("u1"),
+    "b128": np.dtype([("low", "u8"), ("high", "u8")]),
 }
-# Types that exist in PTX but not here; parsed so that the refusal can name them.
-UNSUPPORTED_TYPES = frozenset(
-    {
-        "b128",
-        "e2m1x2",
-        "e2m3x2",
-        "e3m2x2",
-        "ue8m0x2",
-        "s4",
-        "u4",
-        "b1",
-        "texref",
-        "samplerref",
-        "surfref",
-    }
-)
+NEEDS_BLACKWELL = "needs compute capability 10.0; there was no such GPU to record its results"
+_FOUR_BITS = "tensor cores of compute capability 9.0 have no integers of 4 bits; they are not implemented"
+_REFERENCES = "textures and surfaces are objects, not references"
+UNSUPPORTED_TYPES = {
+    "e2m1x2": NEEDS_BLACKWELL,
+    "e2m3x2": NEEDS_BLACKWELL,
+    "e3m2x2": NEEDS_BLACKWELL,
+    "ue8m0x2": NEEDS_BLACKWELL,
+    "f32x2": NEEDS_BLACKWELL,
+    "s4": _FOUR_BITS,
+    "u4": _FOUR_BITS,
+    "texref": _REFERENCES,
+    "samplerref": _REFERENCES,
+    "surfref": _REFERENCES,
+}
+"""Types that exist in PTX but not here, with the reason; parsed so that the refusal can name both."""
 BOOL = np.dtype(np.bool_)
 U8, S8 = np.dtype("u1"), np.dtype("i1")
 U16, S16 = np.dtype("u2"), np.dtype("i2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from pympsd.vocabulary.device_runtime import GRID_FUNCTIONS
@@ -9,7 +10,7 @@ from pympsd_server.backends.emulated.ptx.codegen.emission import ANY, TABLE, Emi
 from pympsd_server.backends.emulated.ptx.codegen.emit_control import BARRIER_MODIFIERS
 from pympsd_server.backends.emulated.ptx.codegen.emit_matrices import MULTIPLIED, SHAPE
 from pympsd_server.backends.emulated.ptx.codegen.translation import EMITTERS
-from pympsd_server.backends.emulated.ptx.datatypes import UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.datatypes import NEEDS_BLACKWELL, UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.lowering.procedures import STACK_BYTES
 from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS
 from pympsd_server.backends.emulated.ptx.matrices.emit_wgmma import GROUP_PRODUCTS, INTEGER_N
@@ -27,22 +28,68 @@ mostly accepted: the emulated GPU is no assembler. A `.target` that the device c
 
 Results are those of an H200: tests/data/corpus has kernels that were recorded on one. Functions that PTX calls
 approximate (`sin`, `ex2`, `tanh` ...) are closer to the exact value here. Products of matrices sum floats in double
-precision and round once; a tensor core sums less closely. Asynchronous copies and products are done at once, fences
+precision and round once; a tensor core sums less closely. Scalar video instructions differ from the PTX ISA as the
+driver's do, where a result does not fit its destination. Asynchronous copies and products are done at once, fences
 do nothing, and cache hints are ignored.
 """
 
 REFUSED = {
-    "sured istypep": "reductions on surfaces; types of references. Textures and surfaces are objects, not references",
-    "wgmma.mma_async.sp mma.sp tcgen05": "products of sparse matrices; products in tensor memory",
-    "cp.async.bulk.tensor.tile::gather4 cp.async.bulk.tensor.tile::scatter4 cp.async.bulk.tensor.im2col::w": (
-        "copies by tensor maps that need compute capability 10.0"
-    ),
-    "st.bulk": "bulk stores of zeros",
-    "multimem clusterlaunchcontrol": "memory of several devices; clusters on demand",
-    "vadd vsub vabsdiff vmin vmax vshl vshr vmad vset": "video instructions, but for vabsdiff4",
-    "vadd2 vadd4 vsub2 vsub4 vavrg2 vavrg4 vabsdiff2 vmin2 vmin4 vmax2 vmax4 vset2 vset4": "the same of packed parts",
+    "tcgen05 clusterlaunchcontrol st.bulk": NEEDS_BLACKWELL,
+    "multimem": "needs memory that is mapped on several devices at once, which no emulated device has",
+    "mma.sp wgmma.mma_async.sp": "the layout of a sparse matrix's metadata is not implemented",
+    "sured": "reductions on surfaces are not implemented; reads and writes are",
+    "istypep": "asks for the type of a reference; textures and surfaces are objects",
 }
-"""Families of instructions that are not there, with what they are for."""
+"""Instructions of the PTX ISA 9.0 that are not executed, by the names or beginnings of names there, and why."""
+
+REFUSED_FORMS = {
+    "add.f32.f16 sub.f32.bf16 fma.rn.f32.f16": NEEDS_BLACKWELL,
+    "add.rn.f32x2 sub.rn.f32x2 mul.rn.f32x2 fma.rn.f32x2 min.f32 max.f32": NEEDS_BLACKWELL,
+    "cvt.rn.satfinite.e2m1x2.f32 cvt.rn.satfinite.e2m3x2.f32 cvt.rz.ue8m0x2.f32 cvt.rs.f16x2.f32": NEEDS_BLACKWELL,
+    "cvt.rn.satfinite.tf32.f32": NEEDS_BLACKWELL,
+    "cvt.rna.satfinite.tf32.f32": "saturation of TF32 is not implemented",
+    "redux.sync.min.f32 redux.sync.max.abs.NaN.f32": NEEDS_BLACKWELL,
+    "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b6x16_p32": (
+        NEEDS_BLACKWELL
+    ),
+    "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8": NEEDS_BLACKWELL,
+    "mma.sync.aligned.m16n8k32.row.col.kind::f8f6f4.f32.e4m3.e4m3.f32": NEEDS_BLACKWELL,
+    "mma.sync.aligned.m8n8k32.row.col.s32.s4.s4.s32 wmma.mma.sync.aligned.row.col.m8n8k32.s32.u4.u4.s32": (
+        UNSUPPORTED_TYPES["s4"]
+    ),
+    "mma.sync.aligned.m8n8k4.row.col.f16.f16.f16.f16": (
+        "a shape of compute capability 7.0, which other GPUs take apart; it is not implemented"
+    ),
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4.mbarrier::complete_tx::bytes": NEEDS_BLACKWELL,
+    "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group": NEEDS_BLACKWELL,
+    "cp.async.bulk.tensor.3d.shared::cta.global.im2col::w.mbarrier::complete_tx::bytes": NEEDS_BLACKWELL,
+    "cp.async.bulk.global.shared::cta.bulk_group.cp_mask tensormap.replace.tile.swizzle_atomicity.global.b1024.b32": (
+        NEEDS_BLACKWELL
+    ),
+    "st.async.mmio.release.sys.global.b32 red.async.mmio.release.sys.global.add.u32": NEEDS_BLACKWELL,
+    "tex.2dms.v4.f32.s32 tex.2d.v2.f16x2.f32 tld4.r.cube.v4.f32.f32": (
+        "CUDA has no textures of several samples, and its headers use neither the other forms nor offsets"
+    ),
+    "sust.p.2d.b32.trap": "formatted stores are not implemented; CUDA's compiler writes .b",
+    "txq.channel_data_type.b32 suq.channel_order.b32 txq.num_samples.b32": "CUDA's headers do not use it",
+}
+"""Forms, of instructions that have others which are executed: the opcode of an example each, and why."""
+
+REFUSED_REGISTERS = {
+    "%pm0 %pm1 %pm2 %pm3 %pm4 %pm5 %pm6 %pm7 %pm0_64 %pm7_64": "there are no performance counters",
+    "%envreg0 %envreg3 %envreg31": "a driver sets them for its own use; %envreg1 and %envreg2 are known",
+    "%reserved_smem_offset_begin %reserved_smem_offset_end %reserved_smem_offset_cap %reserved_smem_offset_0": (
+        "no shared memory is reserved"
+    ),
+    "%current_graph_exec": "kernels cannot launch graphs",
+}
+"""Special registers of the PTX ISA 9.0 that are not there, or examples of them, and why."""
+
+_BESIDE_THE_TABLE = """
+`mov`, `ld`, `ldu` and `st` also have `.b128`; registers and variables may have that type. Operands of video
+instructions may be parts of registers (`.b0` to `.b3`, `.h0`, `.h1`), or have masks and selectors (`.h10`, `.b3210`).
+`vote` and `shfl` without `.sync` are executed where PTX has them: before version 6.4, and for targets below sm_70.
+"""
 
 _TENSOR_MAPS = """
 ## Tensor maps
@@ -113,6 +160,7 @@ def page() -> str:
             alike.setdefault(key, []).append(name)
     parts = [_HEAD, "\n## Instructions\n\n| instruction | modifiers | types |\n| --- | --- | --- |\n"]
     parts += [_row(names, TABLE[names[0]]) for names in sorted(alike.values())]
+    parts.append(_BESIDE_THE_TABLE)
     parts.append("\n## Control flow\n\n| instruction | forms |\n| --- | --- |\n")
     parts += [f"| {name} | {forms} |\n" for name, forms in _CONTROL.items()]
     parts += [*_matrices(), _TENSOR_MAPS]
@@ -125,7 +173,39 @@ def page() -> str:
         f"their heap has {HEAP_BYTES >> 20} MiB.\nA thread of a kernel with calls that are not inlined has "
         f"a stack of {STACK_BYTES >> 10} KiB.\n"
     )
-    parts.append("\n## What is refused\n\n| instructions | |\n| --- | --- |\n")
-    parts += [f"| {_listed(names.split())} | {why} |\n" for names, why in REFUSED.items()]
-    parts.append(f"\nTypes: {_listed(sorted(UNSUPPORTED_TYPES))}.\n")
+    parts += _refused()
     return "".join(parts)
+
+
+def _refused() -> list[str]:
+    """Return what the PTX ISA has and a load refuses, with the reasons."""
+    parts = ["\n## What is refused\n\nOf the PTX ISA 9.0; all other instructions that it names are executed.\n"]
+    types: dict[str, str] = {}
+    for name, why in UNSUPPORTED_TYPES.items():
+        types[why] = f"{types[why]} {name}" if why in types else name
+    tables = {
+        "instructions": REFUSED,
+        "forms, by an example": REFUSED_FORMS,
+        "special registers": REFUSED_REGISTERS,
+        "types": {names: why for why, names in types.items()},
+    }
+    for title, table in tables.items():
+        parts.append(f"\n| {title} | why |\n| --- | --- |\n")
+        parts += [f"| {_listed(names.split())} | {why} |\n" for names, why in table.items()]
+    return parts
+
+
+def executes(name: str) -> bool:
+    """Return whether the tables have an instruction, by its name in the PTX ISA's table of contents.
+
+    A name may have modifiers and a type behind it, as ``cp.async.wait_all``.
+    """
+    first, *rest = name.split(".")
+    for names, forms in _CONTROL.items():
+        if first in re.split(r"\W+", names):
+            return set(rest) <= set(re.findall(r"\w+", forms))
+    known = [n for n in (name.rsplit(".", count)[0] for count in range(len(rest) + 1)) if n in TABLE]
+    if not known:
+        return False
+    emitter = TABLE[known[0]]
+    return all(word in emitter.modifiers | emitter.types for word in rest[known[0].count(".") :])

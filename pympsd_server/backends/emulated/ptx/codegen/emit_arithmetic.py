@@ -71,16 +71,22 @@ def _carry_add(w: Writer, o: Operation) -> None:
 
 
 def _carry_chain(w: Writer, o: Operation, a: str, b: str, subtract: bool) -> None:
-    """a + b + carry (or a - b - borrow); the flag is 0 or 1 in the carry register."""
+    """Write a + b, or a - b, with the carry flag, which is 0 or 1 in its register.
+
+    A difference is the sum of a, the complement of b, and 1 or the flag: the flag is 1 if nothing was borrowed.
+    (PTX calls it a borrow of the opposite meaning; a GPU has one flag, which ``addc`` reads after ``sub.cc`` too.)
+    """
     dtype = unsigned(dtype_of(w, o))
-    sign, relation = ("-", ">") if subtract else ("+", "<")
-    total = w.keep(f"{a} {sign} {b}")
-    flag = f"({total} {relation} {a})"
+    if subtract and not o.name.endswith("c"):
+        total, flag = w.keep(f"{a} - {b}"), f"({a} >= {b})"
+    else:
+        total = w.keep(f"{a} + ~{b}" if subtract else f"{a} + {b}")
+        flag = f"({total} < {a})"
     if o.name.endswith("c"):
         carry = w.value(w.code.carry, U32)
         wide = carry if dtype == U32 else f"{carry}.astype({dtype_name(dtype)})"
-        with_carry = w.keep(f"{total} {sign} {wide}")
-        flag = f"({flag} | ({with_carry} {relation} {total}))"
+        with_carry = w.keep(f"{total} + {wide}")
+        flag = f"({flag} | ({with_carry} < {total}))"
         total = with_carry
     flag = w.keep(f"{flag}.astype(d_u4)") if o.has("cc") else ""
     w.assign(o.operands[0], total, dtype)
@@ -206,12 +212,3 @@ def _dot(w: Writer, o: Operation) -> None:
     if o.name == "dp4a":
         return w.assign(o.operands[0], f"dot({a}, {b}, {c}, {signs})", U32)
     return w.assign(o.operands[0], f"dot_pairs({a}, {b}, {c}, {signs}, {o.has('hi')})", U32)
-
-
-@emits("vabsdiff4", 4, "add", ("u32",))
-def _byte_differences(w: Writer, o: Operation) -> None:
-    """The absolute differences of four unsigned bytes, packed, or with .add summed to c."""
-    a, b, c = (w.value(x, U32) for x in o.operands[1:])
-    if len(o.types) != 3:
-        raise w.refuse()
-    w.assign(o.operands[0], f"byte_differences({a}, {b}, {c if o.has('add') else None})", U32)

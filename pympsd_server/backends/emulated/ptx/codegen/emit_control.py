@@ -113,6 +113,8 @@ def _barrier(w: Writer, block: Block, blocks: list[Block], last: Operation, foll
         return made, f"({w.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(w, blocks, following)}"
     if last.has("wait") or last.has("acquire"):
         raise w.refuse()
+    if not last.one_of("sync", "arrive", "red"):
+        raise w.refuse("one of .sync, .arrive and .red is needed")
     arrive, operands = last.has("arrive"), list(last.operands)
     reduction = last.one_of("popc", "and", "or")
     predicate, target = "None", None

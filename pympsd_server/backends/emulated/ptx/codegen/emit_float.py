@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.codegen.emission import dtype_of, emits
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, F16, F32, F64, U16, U32, DType
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, F16, F32, F64, NEEDS_BLACKWELL, U16, U32, DType
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Operation
 
 _FLOAT_TYPES = frozenset({"f16", "f32", "f64", "bf16", "f16x2", "bf16x2"})
@@ -19,6 +19,8 @@ def emit_float(w: Writer, o: Operation) -> None:
     """Write any arithmetic instruction whose type is a float."""
     if o.has("lo") or o.has("hi") or o.has("wide") or o.has("cc"):
         raise w.refuse()
+    if len(o.types) != 1:
+        raise w.refuse(f"operands of two types: {NEEDS_BLACKWELL}")
     inputs = o.operands[1:]
     if o.type.endswith("x2"):
         return _pair(w, o, inputs)

@@ -24,12 +24,15 @@ MULTIPLIED = {
     ("s8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
     ("u8", "s32"): ("m8n8k16", "m16n8k16", "m16n8k32"),
     ("f64", "f64"): ("m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"),
+    ("b1", "s32"): ("m8n8k128", "m16n8k128", "m16n8k256"),
 }
 """Shapes by the types of A and of C."""
 ACCUMULATED: dict[str, DType] = {"f16": U32, "f32": F32, "s32": S32, "f64": F64}
 MIXED = ({"s8", "u8"}, {"e4m3", "e5m2"})
 _SHAPES = sorted({shape for shapes in MULTIPLIED.values() for shape in shapes})
-_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", "f32", "s32")
+_TYPES = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f64", "f32", "s32", "b1")
+BITWISE = "and xor popc"
+"""What products of bits have: .and.popc or .xor.popc."""
 
 
 def size_of(shape: str) -> Shape:
@@ -55,7 +58,17 @@ def registers(w: Writer, argument: Argument, matrix: str, size: Shape, kind: str
     return f"({', '.join(w.value(item, dtype) for item in found)},)"
 
 
-@emits("mma", 4, f"sync aligned row col satfinite {' '.join(_SHAPES)}", _TYPES)
+def differ_of(w: Writer, o: Operation, kind: str) -> bool:
+    """Return whether a product counts differing bits. Raises InvalidPtx for .and, .xor or .popc out of place."""
+    counted = [m for m in o.modifiers if m in BITWISE.split()]
+    if counted not in ([["and", "popc"], ["xor", "popc"]] if kind == "b1" else [[]]):
+        raise w.refuse("products of bits, and no others, have .and.popc or .xor.popc")
+    if kind == "b1" and o.has("satfinite"):
+        raise w.refuse("modifier .satfinite")
+    return counted[:1] == ["xor"]
+
+
+@emits("mma", 4, f"sync aligned row col satfinite {BITWISE} {' '.join(_SHAPES)}", _TYPES)
 def _multiply(w: Writer, o: Operation) -> None:
     """D = A * B + C: the modifiers are the shape and .row.col, the types those of D, A, B and C."""
     shape = o.one_of(*_SHAPES)
@@ -70,7 +83,8 @@ def _multiply(w: Writer, o: Operation) -> None:
     kinds = (a, b, c, d)
     given = [registers(w, x, m, size, kind) for x, m, kind in zip(o.operands[1:], "abc", kinds, strict=False)]
     name = w.name()
-    w.lines.append(f"{name} = multiply_matrices(B, T, {size}, {kinds}, {o.has('satfinite')}, {', '.join(given)})")
+    options = f"{size}, {kinds}, {o.has('satfinite')}, {', '.join(given)}, {differ_of(w, o, a)}"
+    w.lines.append(f"{name} = multiply_matrices(B, T, {options})")
     assign_all(w, items(w, o.operands[0], fragment_of("d", size, d).registers), name, ACCUMULATED[d])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.codegen.emission import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, U32, DType, dtype_name
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, U32, U64, DType, dtype_name
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol
 
 _SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
@@ -122,8 +122,8 @@ _ALLOWED = {
     "and": ("b32", "b64"),
     "or": ("b32", "b64"),
     "xor": ("b32", "b64"),
-    "exch": ("b32", "b64"),
-    "cas": ("b16", "b32", "b64"),
+    "exch": ("b32", "b64", "b128"),
+    "cas": ("b16", "b32", "b64", "b128"),
     "inc": ("u32",),
     "dec": ("u32",),
 }
@@ -143,6 +143,9 @@ def _atomic(w: Writer, o: Operation) -> None:
         raise w.refuse()
     operands = without_hint(w, o, (3 if function == "cas" else 2) + (o.name == "atom"))
     target, rest = (operands[0], operands[1:]) if o.name == "atom" else (Sink(), operands)
+    if o.type == "b128":
+        _atomic_pairs(w, o, function, target, rest)
+        return
     dtype, count = DTYPES[o.type], int(length[1:]) if length else 1
     if count * dtype.itemsize > 16:
         raise w.refuse("vector of the wrong length")
@@ -166,6 +169,22 @@ def _atomic(w: Writer, o: Operation) -> None:
     for each, result in zip(targets, results, strict=True):
         if not isinstance(each, Sink):
             w.assign(each, result, dtype)
+
+
+def _atomic_pairs(w: Writer, o: Operation, function: str, target: Argument, rest: tuple[Argument, ...]) -> None:
+    """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
+    if o.name != "atom":
+        raise w.refuse("red has no .exch")
+    base, offset = w.address(rest[0])
+    pairs = [f"({', '.join(w.value(half, U64) for half in _elements(w, value, 2))})" for value in rest[1:]]
+    name = w.name()
+    w.lines.append(
+        f"{name} = atomic_pairs(B, T, {_space(o)!r}, {function!r}, {_plus(w, base, offset)}, ({', '.join(pairs)},),"
+        f" {w.guard})"
+    )
+    if not isinstance(target, Sink):
+        for half, field in zip(_elements(w, target, 2), ("low", "high"), strict=True):
+            w.assign(half, w.keep(f"{name}[{field!r}]"), U64)
 
 
 def _elements(w: Writer, value: Argument, count: int) -> tuple[Argument, ...]:

@@ -7,15 +7,23 @@ from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
 from pympsd_server.backends.emulated.ptx.datatypes import BOOL, DTYPES, U32
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
 
+_EVERYONE = 0xFFFFFFFF
+
 
 def _require_sync(w: Writer, o: Operation) -> None:
     if not o.has("sync"):
-        raise w.refuse("only the .sync form is supported")
+        raise w.refuse(".sync is needed")
 
 
-@emits("shfl", 5, "sync up down bfly idx", ("b32",))
+def _require_count(w: Writer, o: Operation, count: int) -> None:
+    """Refuse other than `count` operands and, with .sync, a membermask behind them."""
+    if len(o.operands) != count + o.has("sync"):
+        raise w.refuse(f"{len(o.operands)} operands")
+
+
+@emits("shfl", (4, 5), "sync up down bfly idx", ("b32",))
 def _shuffle(w: Writer, o: Operation) -> None:
-    _require_sync(w, o)
+    _require_count(w, o, 4)
     mode = o.one_of("up", "down", "bfly", "idx")
     value, where, clamp = (w.value(x, U32) for x in o.operands[1:4])
     name = w.name()
@@ -23,11 +31,15 @@ def _shuffle(w: Writer, o: Operation) -> None:
     w.assign_both(o.operands[0], name, U32, f"{name}p")
 
 
-@emits("vote", 3, "sync all any uni ballot", ("pred", "b32"))
+@emits("vote", (2, 3), "sync all any uni ballot", ("pred", "b32"))
 def _vote(w: Writer, o: Operation) -> None:
-    _require_sync(w, o)
+    """Write a vote. Without .sync the voters are the threads that execute it together."""
+    _require_count(w, o, 2)
     mode = o.one_of("all", "any", "uni", "ballot")
-    predicate, mask = w.value(o.operands[1], BOOL), w.value(o.operands[2], U32)
+    if o.types != (("b32",) if mode == "ballot" else ("pred",)):
+        raise w.refuse("the type is .b32 of .ballot, else .pred")
+    predicate = w.value(o.operands[1], BOOL)
+    mask = w.value(o.operands[2], U32) if o.has("sync") else w.scalar(_EVERYONE, U32)
     result = f"vote(B, T, {mode!r}, {predicate}, {mask})"
     w.assign(o.operands[0], result, U32 if mode == "ballot" else BOOL)
 

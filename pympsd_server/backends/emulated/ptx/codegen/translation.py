@@ -21,6 +21,7 @@ from pympsd_server.backends.emulated.ptx.codegen import (
     emit_matrices,
     emit_memory,
     emit_system,
+    emit_video,
     emit_warp,
 )
 from pympsd_server.backends.emulated.ptx.codegen.emission import emit
@@ -37,6 +38,7 @@ from pympsd_server.backends.emulated.ptx.math import (
     integers,
     rounding,
     small_floats,
+    video,
 )
 from pympsd_server.backends.emulated.ptx.matrices import (
     emit_wgmma,
@@ -59,12 +61,12 @@ from pympsd_server.backends.emulated.ptx.textures import emit_textures, sampling
 
 EMITTERS = (
     emit_arithmetic, emit_async, emit_bits, emit_bulk, emit_compare, emit_convert, emit_float, emit_matrices,
-    emit_memory, emit_system, emit_tensor_maps, emit_textures, emit_warp, emit_wgmma, emit_wmma,
+    emit_memory, emit_system, emit_tensor_maps, emit_textures, emit_video, emit_warp, emit_wgmma, emit_wmma,
 )  # fmt: skip
 _LIBRARY = (
     atomics, bits, box_copies, calls, conversion, copies, descriptors, directed_doubles, floats, integers, mbarrier,
     multiply, printing, rounding, sampling, small_floats, spaces, special_registers, surfaces, transfers, warp,
-    warp_groups, warp_loads,
+    video, warp_groups, warp_loads,
 )  # fmt: skip
 
 

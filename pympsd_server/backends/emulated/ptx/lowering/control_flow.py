@@ -55,8 +55,7 @@ def meeting_of(operation: Operation) -> Meeting | None:
         return Meeting(_EVERYONE) if operation.has("sync") else None
     if operation.name == "wgmma":
         return Meeting(_EVERYONE, in_group=True) if operation.has("mma_async") else None
-    is_warp_barrier = operation.name in ("bar", "barrier") and operation.has("warp")
-    if not is_warp_barrier and (not operation.has("sync") or operation.name in ("bar", "barrier")):
+    if not operation.has("sync") or (operation.name in ("bar", "barrier") and not operation.has("warp")):
         return None
     if not operation.operands:
         raise InvalidPtx(f"unsupported instruction: {operation.opcode} without operands", operation.line)

@@ -24,6 +24,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
 from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS, system_call
+from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
     Function,
@@ -42,7 +43,11 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 
 MAXIMUM_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
-_NOT_PREDICABLE = frozenset({"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", *_STACK})
+_NOT_PREDICABLE = frozenset(
+    {"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", "vote", "shfl", *_STACK}
+)
+_WITHOUT_SYNC_UNTIL = (6, 4)
+"""The version of PTX from which votes and shuffles without .sync are for targets below sm_70 only."""
 
 
 def flatten(table: FunctionTable, kernel: Function) -> Code:
@@ -147,8 +152,7 @@ class _Flattener:
                 case Label():
                     self.code.operations.append(label(names.labels[statement.name], statement.line))
                 case Registers():
-                    for name in statement.names:
-                        names.meanings[name] = self.code.new_register(statement.type)
+                    self._registers(statement, names)
                 case Variable():
                     self._variable(statement, names, stack[-1])
                 case Prototype():
@@ -159,6 +163,14 @@ class _Flattener:
                     names.labels[statement.name] = key
                 case Scope():
                     self._statements(statement.statements, names.inner(), stack)
+
+    def _registers(self, registers: Registers, names: Names) -> None:
+        if registers.type != WIDE:
+            names.meanings.update((name, self.code.new_register(registers.type)) for name in registers.names)
+            return
+        check_wide(self.table.module, None, registers.line)
+        for name in registers.names:
+            names.meanings[name] = Group((self.code.new_register("b64"), self.code.new_register("b64")))
 
     def _variable(self, variable: Variable, names: Names, function: str) -> None:
         if variable.space == "shared":
@@ -184,6 +196,8 @@ class _Flattener:
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAXIMUM_OPERATIONS:
             raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
+        if instruction.name in ("vote", "shfl") and "sync" not in instruction.modifiers:
+            self._check_without_sync(instruction)
         apart = instruction.name in _NOT_PREDICABLE or (instruction.name == "ret" and names.frame is not None)
         if instruction.guard is not None and (apart or "sync" in instruction.modifiers):
             self._skip_unless(instruction, names, stack)
@@ -201,14 +215,27 @@ class _Flattener:
                 return
             self._emit(instruction, operands, names)
 
+    def _check_without_sync(self, instruction: Instruction) -> None:
+        """Refuse a vote or a shuffle without .sync where PTX has none (PTX ISA, vote and shfl, deprecated)."""
+        version, target = self.table.module.version, self.table.module.target
+        if version >= _WITHOUT_SYNC_UNTIL and target.architecture >= 70:
+            raise InvalidPtx(
+                f"{instruction.opcode} without .sync: PTX {version[0]}.{version[1]} has it for targets below sm_70 "
+                f"only, not for {target}; add .sync and a membermask",
+                instruction.line,
+            )
+
     def _emit(self, instruction: Instruction, operands: tuple[Argument, ...], names: Names) -> None:
         guard = None if instruction.guard is None else self.resolver.guard(instruction.guard, names, instruction.line)
         modifiers = tuple("param" if m == "param::func" else m for m in instruction.modifiers)
         if names.frame is not None and "param" in modifiers and _bases(operands) & names.frame.addresses:
             modifiers = tuple("local" if m == "param" else m for m in modifiers)
-        self.code.operations.append(
-            Operation(instruction.name, modifiers, instruction.types, operands, guard, instruction.line)
-        )
+        operation = Operation(instruction.name, modifiers, instruction.types, operands, guard, instruction.line)
+        if WIDE in operation.types:
+            check_wide(self.table.module, operation, operation.line)
+            self.code.operations += lower_wide(operation)
+        else:
+            self.code.operations.append(operation)
 
     def _skip_unless(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         """A guarded instruction that threads must not run masked: branch around it."""

@@ -60,11 +60,28 @@ class Not:
 
 
 @frozen
+class Part:
+    """`r.b0`: a part of a register, or of what an instruction of several lanes takes (`r.h10`)."""
+
+    register: Register
+    selector: str
+
+
+@frozen
+class Negative:
+    """`-r`: an operand that the instruction negates."""
+
+    argument: Register | Part
+
+
+@frozen
 class Target:
     label: str
 
 
-Argument: TypeAlias = Register | Sink | Special | Symbol | Memory | Group | Both | Not | Target | Immediate
+Argument: TypeAlias = (
+    Register | Sink | Special | Symbol | Memory | Group | Both | Not | Part | Negative | Target | Immediate
+)
 
 
 @frozen
@@ -158,8 +175,10 @@ def registers_in(argument: Argument) -> list[Register]:
             return [argument]
         case Memory(base=Register() as base):
             return [base]
-        case Not(register=register):
+        case Not(register=register) | Part(register=register):
             return [register]
+        case Negative(argument=inner):
+            return registers_in(inner)
         case Group(items=items):
             return [r for item in items for r in registers_in(item)]
         case Both(first=first, second=second):

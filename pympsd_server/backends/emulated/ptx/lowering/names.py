@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from attrs import define, evolve, field
 
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
@@ -12,7 +14,9 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Code,
     Group,
     Memory,
+    Negative,
     Not,
+    Part,
     Predicate,
     Register,
     Sink,
@@ -22,6 +26,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 )
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame
 from pympsd_server.backends.emulated.ptx.runtime.special_registers import is_special
+from pympsd_server.backends.emulated.ptx.syntax import tree
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,
     Arguments,
@@ -37,6 +42,8 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Variable,
     Vector,
 )
+
+_SELECTOR = re.compile(r"[bh][0-7]+")
 
 
 @define
@@ -85,6 +92,10 @@ class Resolver:
                 register = self.argument(inner, names, line)
                 if isinstance(register, Register):
                     return Not(register)
+            case tree.Negative(inner):
+                register = self.argument(inner, names, line)
+                if isinstance(register, Register | Part):
+                    return Negative(register)
             case Sum(base, offset):
                 symbol = self._name(base.text, names, line)
                 if isinstance(symbol, Symbol):
@@ -118,6 +129,10 @@ class Resolver:
             return Immediate(self.table.addresses[text])
         if text in self.module.functions:
             raise InvalidPtx(f"unsupported: address of function {text}", line)
+        base, _, selector = text.rpartition(".")
+        register = names.meanings.get(base)
+        if isinstance(register, Register) and _SELECTOR.fullmatch(selector):
+            return Part(register, selector)
         kind = "special register" if text.startswith("%") else "name"
         raise InvalidPtx(f"unknown or unsupported {kind} {text}", line)
 

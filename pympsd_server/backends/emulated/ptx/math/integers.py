@@ -110,15 +110,6 @@ def _part(value: Value, low: int, width: int, signed: bool) -> Value:
     return up >> np.uint32(32 - width)
 
 
-def byte_differences(a: Value, b: Value, c: Value | None) -> Value:
-    """vabsdiff4 of unsigned bytes: packed, or (given c) summed to it."""
-    result = np.uint32(0) if c is None else c
-    for byte in range(4):
-        part = absolute_difference(_byte(a, byte, False), _byte(b, byte, False))
-        result = result + (part << np.uint32(8 * byte) if c is None else part)
-    return result
-
-
 def shift_left(a: Value, amount: Value) -> Value:
     """shl: amounts of the width or more give 0 (`amount` is uint32)."""
     bits = a.dtype.itemsize * 8

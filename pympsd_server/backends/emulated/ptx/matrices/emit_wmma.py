@@ -7,7 +7,9 @@ from typing import Final
 from pympsd_server.backends.emulated.ptx.codegen.emission import emits
 from pympsd_server.backends.emulated.ptx.codegen.emit_matrices import (
     ACCUMULATED,
+    BITWISE,
     assign_all,
+    differ_of,
     items,
     place_of,
     registers,
@@ -27,6 +29,7 @@ WARP_PRODUCTS: Final = {
     ("s8", "s32"): _SHAPES,
     ("u8", "s32"): _SHAPES,
     ("f64", "f64"): ("m8n8k4",),
+    ("b1", "s32"): ("m8n8k128",),
 }
 """Shapes by the types of A and B, and of C or D."""
 _EVERY: Final = sorted({shape for shapes in WARP_PRODUCTS.values() for shape in shapes})
@@ -34,7 +37,7 @@ _TYPES: Final = sorted({kind for types in WARP_PRODUCTS for kind in types})
 _HALF_REGISTERS: Final = 8
 """The registers of a fragment of A or B of f16, whatever its shape: the first are repeated."""
 _MODIFIERS: Final = (
-    f"load store mma a b c d sync aligned row col rn satfinite global shared shared::cta {' '.join(_EVERY)}"
+    f"load store mma a b c d sync aligned row col rn satfinite global shared shared::cta {BITWISE} {' '.join(_EVERY)}"
 )
 
 
@@ -64,6 +67,8 @@ def _transfer(w: Writer, o: Operation, shape: str) -> None:
     kinds = {types[matrix in ("c", "d")] for types, shapes in WARP_PRODUCTS.items() if shape in shapes}
     if len(o.types) != 1 or o.type not in kinds:
         raise w.refuse("this shape of this type")
+    if o.type == "b1" and (matrix, layout) not in (("a", "row"), ("b", "col")):
+        raise w.refuse("of bits, A is loaded by rows and B by columns")
     size, by_columns = size_of(shape), layout == "col"
     fragment, memory = o.operands[:2][::-1] if stored else o.operands[:2]
     space, address = place_of(w, o, memory)
@@ -93,7 +98,8 @@ def _multiply(w: Writer, o: Operation, shape: str) -> None:
         raise w.refuse()
     d, a, b, c = o.types if len(o.types) == 4 else (o.types[0], "f16", "f16", o.types[1])
     known = all(shape in WARP_PRODUCTS.get((a, sums), ()) for sums in (c, d))
-    if a != b or not known or len([m for m in o.modifiers if m in ("row", "col")]) != 2:
+    layouts = [m for m in o.modifiers if m in ("row", "col")]
+    if a != b or not known or len(layouts) != 2 or (a == "b1" and layouts != ["row", "col"]):
         raise w.refuse("this shape of these types")
     if (len(o.types) == 2) != (a == "f16") or (o.has("satfinite") and d != "s32"):
         raise w.refuse()
@@ -105,8 +111,8 @@ def _multiply(w: Writer, o: Operation, shape: str) -> None:
         registers(w, o.operands[3], "c", size, c),
     )
     name = w.name()
-    kinds = (a, b, c, d)
-    w.lines.append(f"{name} = multiply_matrices(B, T, {size}, {kinds}, {o.has('satfinite')}, {', '.join(given)})")
+    options = f"{size}, {(a, b, c, d)}, {o.has('satfinite')}, {', '.join(given)}, {differ_of(w, o, a)}"
+    w.lines.append(f"{name} = multiply_matrices(B, T, {options})")
     assign_all(w, items(w, o.operands[0], fragment_of("d", size, d).registers), name, ACCUMULATED[d])
 
 

@@ -16,7 +16,7 @@ from pympsd_server.backends.emulated.ptx.datatypes import Array
 
 _LANES = np.arange(32)
 _GROUP, _IN_GROUP = _LANES >> 2, _LANES & 3
-_BITS: Final = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64}
+_BITS: Final = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "f64": 64, "b1": 1}
 """Bits of an element of A or B."""
 
 Shape = tuple[int, int, int]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STORED: Final = {
     kind: np.dtype(name)
     for name, kinds in {
-        "u1": "e4m3 e5m2 s8 u8",
+        "u1": "e4m3 e5m2 s8 u8 b1",
         "u2": "f16 bf16",
         "u4": "tf32",
         "f4": "f32",
@@ -28,7 +28,7 @@ STORED: Final = {
     }.items()
     for kind in kinds.split()
 }
-"""An element in memory and in registers, by its type."""
+"""An element in memory and in registers, by its type; of bits it is eight of them."""
 _TF32_MASK: Final = np.uint32(0xFFFFE000)
 _LEAST, _MOST = -(2.0**31), 2.0**31 - 1
 
@@ -42,11 +42,13 @@ def multiply_matrices(
     a: tuple[Value, ...],
     b: tuple[Value, ...],
     c: tuple[Value, ...],
+    differ: bool = False,
 ) -> list[Value]:
     """Return the registers of D = A * B + C, for warps all of whose lanes are in the group.
 
     `kinds` are the types of the elements of A, B, C and D. Doubles are added one product after another, each step
-    rounded.
+    rounded. Products of bits count the positions in which both are 1 (.and.popc), or with `differ` those in which
+    they differ (.xor.popc).
     """
     m, n, k = shape
     left = gathered(state, lanes, fragment_of("a", shape, kinds[0]), a, kinds[0], (m, k))
@@ -56,7 +58,10 @@ def multiply_matrices(
         for step in range(k):
             total = fma64(*np.broadcast_arrays(left[:, :, step, None], right[:, None, step, :], total))
     else:
-        total = rounded(left @ right + total, kinds[3], saturate)
+        products = left @ right
+        if differ:
+            products = left.sum(axis=2, keepdims=True) + right.sum(axis=1, keepdims=True) - 2 * products
+        total = rounded(products + total, kinds[3], saturate)
     return scattered(state, lanes, fragment_of("d", shape, kinds[3]), total)
 
 
@@ -91,6 +96,8 @@ def gathered(
 
 def numbers(bits: Array, kind: str) -> Array:
     """Return the values of elements that are stored as STORED says."""
+    if kind == "b1":
+        return np.unpackbits(bits, axis=-1, bitorder="little")
     if kind in ("e4m3", "e5m2"):
         return half_from_small(bits, kind)  # type: ignore[no-any-return]
     if kind == "f16":

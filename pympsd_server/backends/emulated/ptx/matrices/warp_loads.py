@@ -15,6 +15,8 @@ from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
+_WORD_BITS = 32
+
 
 def load_fragment(
     state: BatchState,
@@ -30,6 +32,12 @@ def load_fragment(
 ) -> list[Value]:
     """wmma.load: return the registers of a, b or c, whose rows, or columns, are `stride` elements apart."""
     fragment = fragment_of(matrix, shape, kind)
+    if kind == "b1":
+        # A register is 32 bits that follow each other in memory, along rows of A and columns of B: an element.
+        rows, columns = fragment.rows[:, ::_WORD_BITS], fragment.columns[:, ::_WORD_BITS]
+        rows, columns = (rows // _WORD_BITS, columns) if by_columns else (rows, columns // _WORD_BITS)
+        fragment, kind = Fragment(rows, columns, 1), "tf32"
+        stride = stride // np.uint32(_WORD_BITS)
     dtype = STORED[kind]
     places = _addresses(state, lanes, fragment, address, stride, dtype.itemsize, by_columns)
     found = [spread(load(state, lanes, space, at, dtype, dtype.itemsize, guard), lanes.count) for at in places.T]

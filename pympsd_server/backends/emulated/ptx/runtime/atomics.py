@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.asynchronous.mbarrier import advanced
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
 from pympsd_server.backends.emulated.ptx.math.rounding import flush
@@ -27,6 +27,7 @@ _UFUNCS: dict[str, np.ufunc] = {
     "xor": np.bitwise_xor,
 }
 _CAS_ROUNDS = 48
+_PAIR = BITS_OF_TYPES["b128"]
 
 
 def atomic(
@@ -62,7 +63,7 @@ def atomic(
         raise fault if chosen is None else among(chosen, fault) from None
     for kind, index, part in resolved:
         values = given if part is None else [v.take(part) for v in given]
-        result = _apply(state.view(kind, dtype), spread(index, len(values[0])), function, values, used)
+        result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
         if used:
             old[part if part is not None else slice(None)] = result
     if chosen is None or not used:
@@ -70,6 +71,29 @@ def atomic(
     full = np.zeros(count, dtype)
     full[chosen] = old
     return full
+
+
+def atomic_pairs(
+    state: BatchState,
+    lanes: Lanes,
+    space: str,
+    function: str,
+    address: Value,
+    operands: tuple[tuple[Value, Value], ...],
+    guard: Value | None,
+) -> Array:
+    """Run atom.exch.b128 or atom.cas.b128, whose operands are lower and upper halves. Returns the old values."""
+    values = []
+    for low, high in operands:
+        values.append(np.empty(lanes.count, _PAIR))
+        values[-1]["low"], values[-1]["high"] = low, high
+    if guard is not None and not guard.any():
+        return np.zeros(lanes.count, _PAIR)
+    return atomic(state, lanes, space, function, address, _PAIR, 16, tuple(values), True, guard)  # type: ignore[no-any-return]
+
+
+def _memory(state: BatchState, space: str, dtype: DType) -> Array:
+    return state.view(space, U64).view(_PAIR) if dtype == _PAIR else state.view(space, dtype)
 
 
 def _apply(memory: Array, index: Array, function: str, values: list[Array], used: bool) -> Array:

@@ -24,7 +24,9 @@ def parse_registers(tokens: TokenStream) -> Registers:
     tokens.expect(".reg")
     if tokens.current.text in _VECTORS:
         raise InvalidPtx("unsupported: vector registers", line)
-    type_name = check_type(tokens.take().text.lstrip("."), line)
+    type_name = tokens.take().text.lstrip(".")
+    if type_name != "b128":
+        check_type(type_name, line)
     names: list[str] = []
     while True:
         name = tokens.word("a register name")
@@ -47,7 +49,7 @@ def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
         return _register_parameter(tokens, line)
     if space not in SPACES:
         raise InvalidPtx(f"unsupported state space or directive .{space}", line)
-    alignment, elements, type_name = 0, 1, ""
+    alignment, elements, type_name, is_wide = 0, 1, "", False
     while tokens.current.kind == "directive":
         text = tokens.take().text
         if text == ".align":
@@ -59,6 +61,8 @@ def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
                 raise InvalidPtx("unsupported: .attribute (managed memory)", line)
             if text == ".ptr":
                 _skip_pointer_attributes(tokens)
+        elif text == ".b128":
+            type_name, elements, is_wide = "b64", 2, True
         else:
             type_name = check_type(text[1:], line)
     if not type_name:
@@ -66,6 +70,8 @@ def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
     name = tokens.word("a variable name")
     size = DTYPES[type_name].itemsize * elements
     count = _dimensions(tokens)
+    if is_wide and tokens.is_at("="):
+        raise InvalidPtx("unsupported: initial values of type .b128", line)
     initial = _initialisers(tokens) if tokens.accept("=") else ()
     if count is None and initial:
         count = len(initial) // elements

@@ -15,6 +15,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Label,
     Name,
     Negated,
+    Negative,
     Operand,
     Pair,
     Prototype,
@@ -106,8 +107,9 @@ def _instruction(tokens: TokenStream) -> Instruction:
     name, *suffixes = tokens.word("an instruction").split(".")
     types = tuple(s for s in suffixes if s in DTYPES or s in BITS_OF_TYPES or s in UNSUPPORTED_TYPES)
     modifiers = tuple(s for s in suffixes if s not in types)
-    for unsupported in UNSUPPORTED_TYPES.intersection(types):
-        raise InvalidPtx(f"unsupported: {'.'.join((name, *suffixes))} (type .{unsupported})", line)
+    for unsupported in [kind for kind in types if kind in UNSUPPORTED_TYPES]:
+        why = f"type .{unsupported}: {UNSUPPORTED_TYPES[unsupported]}"
+        raise InvalidPtx(f"unsupported: {'.'.join((name, *suffixes))} ({why})", line)
     operands: list[Operand] = []
     while not tokens.accept(";"):
         operands.append(_operand(tokens))
@@ -125,6 +127,9 @@ def _operand(tokens: TokenStream) -> Operand:
         return Arguments(_list(tokens, ")"))
     if tokens.accept("!"):
         return Negated(Name(tokens.word("a predicate")))
+    if tokens.is_at("-") and tokens.following.kind == "word":
+        tokens.take()
+        return Negative(Name(tokens.take().text))
     if tokens.current.kind != "word":
         return tokens.literal()
     name = Name(tokens.take().text)

@@ -53,6 +53,13 @@ class Negated:
 
 
 @frozen
+class Negative:
+    """`-r`: a negated register, where an instruction has such operands."""
+
+    operand: Name
+
+
+@frozen
 class Sum:
     """`symbol+4` outside of brackets."""
 
@@ -67,7 +74,7 @@ class Arguments:
     items: tuple[Operand, ...]
 
 
-Operand: TypeAlias = Name | Immediate | Address | Vector | Pair | Negated | Sum | Arguments
+Operand: TypeAlias = Name | Immediate | Address | Vector | Pair | Negated | Negative | Sum | Arguments
 
 
 @frozen
