@@ -267,7 +267,7 @@ def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
 
 
 def _cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
-    """Return what a server costs its user; one's own server is for nothing, but what it has besides is not."""
+    """Return what a server costs its user; of the user's own server only further namespaces and partitions cost."""
     return _additional_cost(named, resource) + (0 if is_own(named) else _base_cost(daemon, named, resource))
 
 
