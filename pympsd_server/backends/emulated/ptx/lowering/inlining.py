@@ -23,7 +23,12 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 )
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
-from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS, system_call
+from pympsd_server.backends.emulated.ptx.lowering.system_calls import (
+    SYSTEM_FUNCTIONS,
+    fetched,
+    stored,
+    system_call,
+)
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
     Function,
@@ -42,17 +47,19 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 
 MAXIMUM_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
+_OF_ADDRESSES = frozenset({"mov", "cvta"})
 _NOT_PREDICABLE = frozenset({"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", *_STACK})
 
 
 def flatten(table: FunctionTable, kernel: Function) -> Code:
     """Return the kernel as one list of operations. Raises InvalidPtx for what cannot be resolved."""
-    code = Code(kernel.name)
+    module = table.module
+    code = Code(kernel.name, wide_accesses=module.version >= (8, 8) and module.target.architecture >= 100)
     code.carry = code.new_register("u32")
     names = Names({}, "", None)
     for parameter, offset in parameter_layout(kernel.parameters):
-        names.meanings[parameter.name] = Symbol("param", parameter.name, offset)
-    flattener = _Flattener(table, code, Resolver(table.module, table, code))
+        names.declare(parameter, Symbol("param", parameter.name, offset))
+    flattener = _Flattener(table, code, Resolver(module, table, code))
     flattener.function(kernel, names, (kernel.name,))
     code.operations.append(plain("exit", (), (), kernel.line))
     flattener.all_procedures()
@@ -100,6 +107,7 @@ class _Flattener:
             if formal.space == "param":
                 register = self._address(frame, offset, formal.line)
                 frame.addresses.add(register.number)
+                names.declare(formal, register)
             else:
                 register = self.code.new_register(formal.type)
                 if index < len(function.returns):
@@ -108,7 +116,7 @@ class _Flattener:
                     memory = Memory(frame.base, offset)
                     load = Operation("ld", ("local",), (formal.type,), (register, memory), None, formal.line)
                     self.code.operations.append(load)
-            names.meanings[formal.name] = register
+                names.declare_registers(formal.name, (register,))
 
     def _address(self, frame: Frame, offset: int, line: int) -> Register:
         register = self.code.new_register("u64")
@@ -148,9 +156,10 @@ class _Flattener:
                     self.code.operations.append(label(names.labels[statement.name], statement.line))
                 case Registers():
                     for name in statement.names:
-                        names.meanings[name] = self.code.new_register(statement.type)
+                        new = tuple(self.code.new_register(statement.type) for _ in range(statement.length))
+                        names.declare_registers(name, new)
                 case Variable():
-                    self._variable(statement, names, stack[-1])
+                    self._variable(statement, names)
                 case Prototype():
                     names.prototypes[statement.name] = statement
                 case Targets():
@@ -160,26 +169,30 @@ class _Flattener:
                 case Scope():
                     self._statements(statement.statements, names.inner(), stack)
 
-    def _variable(self, variable: Variable, names: Names, function: str) -> None:
-        if variable.space == "shared":
-            # One for all instances of its function, as a static variable is.
-            key = f"{function}:{variable.name}"
-            self.code.shared[key] = variable
-            names.meanings[variable.name] = Symbol("shared", key)
+    def _variable(self, variable: Variable, names: Names) -> None:
+        key = f"{names.prefix}{variable.name}#{len(self.code.local)}"
+        if variable.space in ("global", "const"):
+            names.declare(variable, Symbol(variable.space, variable.key))
+        elif variable.space == "shared":
+            self.code.shared[variable.key] = variable
+            names.declare(variable, Symbol("shared", variable.key))
         elif variable.space == "local" and names.frame is not None:
             offset = names.frame.place(variable)
-            names.meanings[variable.name] = self._address(names.frame, offset, variable.line)
+            names.declare(variable, self._address(names.frame, offset, variable.line))
         elif variable.space == "local":
-            key = f"{names.prefix}{variable.name}#{len(self.code.local)}"
             self.code.local[key] = variable
-            names.meanings[variable.name] = Symbol("local", key)
+            names.declare(variable, Symbol("local", key))
         elif variable.space == "param":
-            self.skips += 1
-            key = f"{names.prefix}{variable.name}#{self.skips}"
-            self.code.local[key] = variable
-            names.meanings[variable.name] = Symbol("call", key)
+            names.declare(variable, self._call_parameter(variable, names))
         else:
             raise InvalidPtx(f"unsupported: .{variable.space} variable in a function", variable.line)
+
+    def _call_parameter(self, variable: Variable, names: Names) -> Symbol:
+        """Return a new .param variable, of a call."""
+        self.skips += 1
+        key = f"{names.prefix}{variable.name}#{self.skips}"
+        self.code.local[key] = variable
+        return Symbol("call", key)
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAXIMUM_OPERATIONS:
@@ -195,7 +208,8 @@ class _Flattener:
         elif instruction.name == "ret":
             self._return(instruction, names)
         else:
-            operands = tuple(self.resolver.argument(o, names, instruction.line) for o in instruction.operands)
+            resolve = self.resolver.address if instruction.name in _OF_ADDRESSES else self.resolver.argument
+            operands = tuple(resolve(o, names, instruction.line) for o in instruction.operands)
             if instruction.name in _STACK:
                 self.code.operations.append(stack_instruction(self.code, instruction, operands))
                 return
@@ -309,30 +323,32 @@ class _Flattener:
         prefix = f"{self.instances}:"
         inside = Names({}, prefix, prefix + "$end", names.frame)
         for formal, actual in zip(function.parameters, inputs, strict=True):
-            inside.meanings[formal.name] = self._bind(formal, self.resolver.argument(actual, names, line), line)
+            given = self.resolver.argument(actual, names, line)
+            if formal.space != "param":
+                inside.declare_registers(formal.name, (fetched(self.code, given, formal.type, line),))
+            elif isinstance(given, Symbol) and given.space == "call":
+                inside.declare(formal, given)  # its value is only read inside
+            else:
+                new = self._call_parameter(formal, inside)
+                inside.declare(formal, new)
+                value = fetched(self.code, given, formal.type, line)
+                self.code.operations.append(stored(new, value, formal.type, line))
         back: list[tuple[Argument, Argument, str]] = []
         for formal, actual in zip(function.returns, results, strict=True):
-            wanted = self.resolver.argument(actual, names, line)
+            result = self.resolver.argument(actual, names, line)
+            if formal.space == "param" and isinstance(result, Symbol):
+                inside.declare(formal, result)
+                continue
             if formal.space == "param":
-                inside.meanings[formal.name] = wanted
+                inside.declare(formal, self._call_parameter(formal, inside))
             else:
-                register = self.code.new_register(formal.type)
-                inside.meanings[formal.name] = register
-                back.append((wanted, register, formal.type))
+                inside.declare_registers(formal.name, (self.code.new_register(formal.type),))
+            back.append((result, inside.meanings[formal.name], formal.type))
         self.function(function, inside, (*stack, function.name))
         self.code.operations.append(label(prefix + "$end", line))
-        for wanted, inner, type_name in back:
-            self.code.operations.append(plain("mov", (type_name,), (wanted, inner), line))
-
-    def _bind(self, formal: Variable, given: Argument, line: int) -> Argument:
-        """Alias a call's .param (its value is only read inside), or copy a register."""
-        if formal.space == "param":
-            if not (isinstance(given, Symbol) and given.space == "call"):
-                raise InvalidPtx("unsupported: register passed for a .param argument", line)
-            return given
-        register = self.code.new_register(formal.type)
-        self.code.operations.append(plain("mov", (formal.type,), (register, given), line))
-        return register
+        for result, inner, type_name in back:
+            value = inner if isinstance(inner, Register) else fetched(self.code, inner, type_name, line)
+            self.code.operations.append(stored(result, value, type_name, line))
 
 
 def _bases(operands: tuple[Argument, ...]) -> set[int]:
