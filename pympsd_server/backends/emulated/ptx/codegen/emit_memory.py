@@ -100,8 +100,10 @@ def _load(w: Writer, o: Operation) -> None:
 
 def _load_parameter(w: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType) -> None:
     start = w.offset_of(base) + base.offset + memory.offset
-    if start < 0 or start % dtype.itemsize:
+    if start % dtype.itemsize:
         raise w.refuse("misaligned parameter")
+    if not 0 <= start <= w.code.parameter_bytes - dtype.itemsize * len(targets):
+        raise w.refuse(f"outside of the {w.code.parameter_bytes} bytes of parameters")
     for index, target in enumerate(targets):
         at = start // dtype.itemsize + index
         w.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
@@ -139,7 +141,8 @@ def _plus(w: Writer, base: str, offset: int) -> str:
 def _store(w: Writer, o: Operation) -> None:
     without_hint(w, o, 2)
     dtype = dtype_of(w, o)
-    values = [w.keep(w.value(v, dtype)) for v in _vector(w, o, o.operands[1])]
+    items = _vector(w, o, o.operands[1])
+    values = [_stored_value(w, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
     space = _space(o)
     if space == "param" or o.has("const"):
         raise w.refuse()
@@ -149,11 +152,17 @@ def _store(w: Writer, o: Operation) -> None:
         index = w.span(space, base, offset, size, total)
         view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
         for i, value in enumerate(values):
-            w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
+            if value != "None":
+                w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
         return
     address = _plus(w, base, offset)
     given = f"({', '.join(values)},)"
     w.lines.append(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {total}, {given}, {w.guard})")
+
+
+def _stored_value(w: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
+    """Return an element's value; "None" for one that vectors of 32 bytes leave out by `_`."""
+    return "None" if is_wide and isinstance(item, Sink) else w.keep(w.value(item, dtype))
 
 
 _FUNCTIONS = "add min max and or xor exch cas inc dec"

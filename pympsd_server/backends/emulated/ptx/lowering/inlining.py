@@ -58,6 +58,7 @@ def flatten(table: FunctionTable, kernel: Function) -> Code:
     code.carry = code.new_register("u32")
     names = Names({}, "", None)
     for parameter, offset in parameter_layout(kernel.parameters):
+        code.parameter_bytes = offset + parameter.size
         names.declare(parameter, Symbol("param", parameter.name, offset))
     flattener = _Flattener(table, code, Resolver(module, table, code))
     flattener.function(kernel, names, (kernel.name,))
@@ -73,6 +74,7 @@ class _Flattener:
     resolver: Resolver
     instances: int = 0
     skips: int = 0
+    scopes: int = 0
     procedures: dict[str, Function] = field(factory=dict)
     """Those that are called, in the order in which they are appended."""
 
@@ -137,15 +139,15 @@ class _Flattener:
     def function(self, function: Function, names: Names, stack: tuple[str, ...]) -> None:
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
-        self._collect_labels(function.body, names)
-        self._statements(function.body, names, stack)
+        self._scope(function.body, names, stack)
 
-    def _collect_labels(self, statements: tuple[Statement, ...], names: Names) -> None:
+    def _scope(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
+        """Flatten a scope. Its labels are known in it alone: inline assembly repeats their names."""
+        self.scopes += 1
         for statement in statements:
             if isinstance(statement, Label):
-                names.labels[statement.name] = names.prefix + statement.name
-            elif isinstance(statement, Scope):
-                self._collect_labels(statement.statements, names)
+                names.labels[statement.name] = f"{names.prefix}{statement.name}#{self.scopes}"
+        self._statements(statements, names, stack)
 
     def _statements(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
         for statement in statements:
@@ -163,14 +165,13 @@ class _Flattener:
                 case Prototype():
                     names.prototypes[statement.name] = statement
                 case Targets():
-                    key = names.prefix + statement.name
+                    key = f"{names.prefix}{statement.name}#{self.scopes}"
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
                     names.labels[statement.name] = key
                 case Scope():
-                    self._statements(statement.statements, names.inner(), stack)
+                    self._scope(statement.statements, names.inner(), stack)
 
     def _variable(self, variable: Variable, names: Names) -> None:
-        key = f"{names.prefix}{variable.name}#{len(self.code.local)}"
         if variable.space in ("global", "const"):
             names.declare(variable, Symbol(variable.space, variable.key))
         elif variable.space == "shared":
@@ -180,19 +181,18 @@ class _Flattener:
             offset = names.frame.place(variable)
             names.declare(variable, self._address(names.frame, offset, variable.line))
         elif variable.space == "local":
-            self.code.local[key] = variable
-            names.declare(variable, Symbol("local", key))
+            names.declare(variable, Symbol("local", self._local(variable, names)))
         elif variable.space == "param":
-            names.declare(variable, self._call_parameter(variable, names))
+            names.declare(variable, Symbol("call", self._local(variable, names)))
         else:
             raise InvalidPtx(f"unsupported: .{variable.space} variable in a function", variable.line)
 
-    def _call_parameter(self, variable: Variable, names: Names) -> Symbol:
-        """Return a new .param variable, of a call."""
+    def _local(self, variable: Variable, names: Names) -> str:
+        """Return the key of a new .local variable, or .param variable of a call."""
         self.skips += 1
         key = f"{names.prefix}{variable.name}#{self.skips}"
         self.code.local[key] = variable
-        return Symbol("call", key)
+        return key
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAXIMUM_OPERATIONS:
@@ -329,7 +329,7 @@ class _Flattener:
             elif isinstance(given, Symbol) and given.space == "call":
                 inside.declare(formal, given)  # its value is only read inside
             else:
-                new = self._call_parameter(formal, inside)
+                new = Symbol("call", self._local(formal, inside))
                 inside.declare(formal, new)
                 value = fetched(self.code, given, formal.type, line)
                 self.code.operations.append(stored(new, value, formal.type, line))
@@ -340,7 +340,7 @@ class _Flattener:
                 inside.declare(formal, result)
                 continue
             if formal.space == "param":
-                inside.declare(formal, self._call_parameter(formal, inside))
+                inside.declare(formal, Symbol("call", self._local(formal, inside)))
             else:
                 inside.declare_registers(formal.name, (self.code.new_register(formal.type),))
             back.append((result, inside.meanings[formal.name], formal.type))

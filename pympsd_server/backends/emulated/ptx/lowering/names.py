@@ -45,7 +45,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 
 @define
 class Names:
-    """The meaning of names in a scope; `labels` is shared by all scopes of one function instance."""
+    """The meaning of names in a scope."""
 
     meanings: dict[str, Argument]
     prefix: str
@@ -58,7 +58,13 @@ class Names:
     """The variables among the names; the meaning of one is its address."""
 
     def inner(self) -> Names:
-        return evolve(self, meanings=dict(self.meanings), variables=dict(self.variables))
+        return evolve(
+            self,
+            meanings=dict(self.meanings),
+            labels=dict(self.labels),
+            prototypes=dict(self.prototypes),
+            variables=dict(self.variables),
+        )
 
     def declare(self, variable: Variable, meaning: Argument) -> None:
         self.meanings[variable.name] = meaning

@@ -240,15 +240,18 @@ def store(
     address: Value,
     dtype: DType,
     align: int,
-    values: tuple[Value, ...],
+    values: tuple[Value | None, ...],
     guard: Value | None,
 ) -> None:
-    """Store one or more consecutive elements per thread. Nothing is written when any thread faults."""
+    """Store one or more consecutive elements per thread, less those that are None.
+
+    Nothing is written when any thread faults.
+    """
     if guard is not None and guard.ndim:
         held: Array = np.flatnonzero(guard)
         if len(held):
             inner = _subset(lanes, held)
-            picked = tuple(_pick(v, held) for v in values)
+            picked = tuple(None if v is None else _pick(v, held) for v in values)
             try:
                 store(state, inner, space, _pick(address, held), dtype, align, picked, None)
             except DeviceFault as fault:
@@ -259,7 +262,8 @@ def store(
     for kind, index, chosen in elements(state, lanes, space, address, dtype.itemsize, align):
         view = state.view(kind, dtype)
         for position, value in enumerate(values):
-            put(view[position:], index, value if chosen is None else _pick(value, chosen))
+            if value is not None:
+                put(view[position:], index, value if chosen is None else _pick(value, chosen))
 
 
 def put(view: Array, index: Value, value: Value) -> None:
