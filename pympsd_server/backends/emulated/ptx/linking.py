@@ -82,8 +82,9 @@ class LoadedModule:
         return self._addresses[name]
 
     @property
-    def addresses(self) -> Mapping[str, int]:
-        return self._addresses
+    def allocations(self) -> Sequence[int]:
+        """The addresses of its memory, less managed variables that were placed elsewhere."""
+        return self._allocations
 
     def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
         """Return the kernel's block functions, bound to this module's addresses."""
