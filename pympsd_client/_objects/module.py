@@ -40,8 +40,6 @@ _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
 _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
 
 
-when_loaded: Final[list[Callable[[Module], None]]] = []
-"""What is called with each new module, before the program knows of it; it may raise CudaError."""
 when_unloaded: Final[list[Callable[[Module], None]]] = []
 """What is called with each module once it is unloaded."""
 
@@ -173,22 +171,16 @@ def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 
-def load(image: bytes, context: Context | None = None) -> Module:
-    """Load an image into a context (None: the current one); raise CudaError, whose reason is the compiler's log."""
+def load_image(image: bytes, context: Context | None = None) -> Module:
+    """Load an image, for `code.loading.load`, which places managed variables, too; raise CudaError."""
     context = context or current()
     handle = context.mint()
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
     upload(context, operations.IMAGE_PART, handle, image)
-    module = Module(handle, context, decode_layout(context.call(operations.LOAD_MODULE, handle)))
-    try:
-        for place in when_loaded:
-            place(module)
-    except CudaError:
-        module.unload()
-        raise
+    layout = decode_layout(context.call(operations.LOAD_MODULE, handle))
     context.prints |= _PRINTING in image
-    return modules.add(module)
+    return modules.add(Module(handle, context, layout))
 
 
 def decode_layout(answer: bytes) -> ModuleLayout:

@@ -10,7 +10,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, when_closed
 from pympsd_client._objects.memory import Allocation, allocations
-from pympsd_client._objects.module import Module, decode_layout, when_loaded, when_unloaded
+from pympsd_client._objects.module import Module, decode_layout, when_unloaded
 from pympsd_client._objects.shared_pinned_memory import SharedPages, share
 
 
@@ -30,7 +30,7 @@ class ManagedVariable(Allocation):
 _pages: Final[dict[Module, SharedPages]] = {}
 
 
-def _place(module: Module) -> None:
+def place(module: Module) -> None:
     """Move a new module's managed variables to pages of this process, before the program knows of them."""
     size = module.layout.managed_bytes
     if not size:
@@ -68,6 +68,5 @@ def _drop(context: Context) -> None:
             _free(module)
 
 
-when_loaded.append(_place)
 when_unloaded.append(_free)
 when_closed.append(_drop)
