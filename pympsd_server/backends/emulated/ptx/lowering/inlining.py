@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.lowering.call_sites import procedure_call
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout, shape
@@ -111,14 +112,20 @@ class _Flattener:
                 frame.addresses.add(register.number)
                 names.declare(formal, register)
             else:
-                register = self.code.new_register(formal.type)
-                if index < len(function.returns):
-                    frame.results.append((register, formal.type, offset))
-                else:
-                    memory = Memory(frame.base, offset)
-                    load = Operation("ld", ("local",), (formal.type,), (register, memory), None, formal.line)
-                    self.code.operations.append(load)
-                names.declare_registers(formal.name, (register,))
+                self._place_registers(formal, offset, names, frame, is_result=index < len(function.returns))
+
+    def _place_registers(self, formal: Variable, offset: int, names: Names, frame: Frame, *, is_result: bool) -> None:
+        registers = self._new_registers(formal)
+        for start, register in zip(_parts(formal), registers, strict=True):
+            if is_result:
+                frame.results.append((register, formal.type, offset + start))
+                continue
+            operands = (register, Memory(frame.base, offset + start))
+            self.code.operations.append(Operation("ld", ("local",), (formal.type,), operands, None, formal.line))
+        names.declare_registers(formal.name, registers)
+
+    def _new_registers(self, formal: Variable) -> tuple[Register, ...]:
+        return tuple(self.code.new_register(formal.type) for _ in _parts(formal))
 
     def _address(self, frame: Frame, offset: int, line: int) -> Register:
         register = self.code.new_register("u64")
@@ -325,30 +332,41 @@ class _Flattener:
         for formal, actual in zip(function.parameters, inputs, strict=True):
             given = self.resolver.argument(actual, names, line)
             if formal.space != "param":
-                inside.declare_registers(formal.name, (fetched(self.code, given, formal.type, line),))
+                values = [fetched(self.code, given, formal.type, line, start) for start in _parts(formal)]
+                inside.declare_registers(formal.name, tuple(values))
             elif isinstance(given, Symbol) and given.space == "call":
                 inside.declare(formal, given)  # its value is only read inside
+            elif formal.size != DTYPES[formal.type].itemsize:
+                raise InvalidPtx(f"the argument for the array {formal.name} is not a .param variable", line)
             else:
                 new = Symbol("call", self._local(formal, inside))
                 inside.declare(formal, new)
                 value = fetched(self.code, given, formal.type, line)
                 self.code.operations.append(stored(new, value, formal.type, line))
-        back: list[tuple[Argument, Argument, str]] = []
+        back: list[tuple[Argument, Argument, Variable]] = []
         for formal, actual in zip(function.returns, results, strict=True):
             result = self.resolver.argument(actual, names, line)
             if formal.space == "param" and isinstance(result, Symbol):
                 inside.declare(formal, result)
                 continue
+            if formal.space == "param" and formal.size != DTYPES[formal.type].itemsize:
+                raise InvalidPtx(f"what takes the array {formal.name} is not a .param variable", line)
             if formal.space == "param":
                 inside.declare(formal, Symbol("call", self._local(formal, inside)))
             else:
-                inside.declare_registers(formal.name, (self.code.new_register(formal.type),))
-            back.append((result, inside.meanings[formal.name], formal.type))
+                inside.declare_registers(formal.name, self._new_registers(formal))
+            back.append((result, inside.meanings[formal.name], formal))
         self.function(function, inside, (*stack, function.name))
         self.code.operations.append(label(prefix + "$end", line))
-        for result, inner, type_name in back:
-            value = inner if isinstance(inner, Register) else fetched(self.code, inner, type_name, line)
-            self.code.operations.append(stored(result, value, type_name, line))
+        for result, inner, formal in back:
+            for start in _parts(formal):
+                value = fetched(self.code, inner, formal.type, line, start)
+                self.code.operations.append(stored(result, value, formal.type, line, start))
+
+
+def _parts(formal: Variable) -> range:
+    """Return where the parts of a parameter begin, of which a vector has several."""
+    return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 
 def _bases(operands: tuple[Argument, ...]) -> set[int]:

@@ -27,11 +27,7 @@ def check_type(name: str, line: int) -> str:
 def parse_registers(tokens: TokenStream) -> Registers:
     line = tokens.line
     tokens.expect(".reg")
-    length = _VECTORS[tokens.take().text] if tokens.current.text in _VECTORS else 1
-    type_name = check_type(tokens.take().text.lstrip("."), line)
-    if length > 1 and (type_name == "pred" or length * DTYPES[type_name].itemsize > _MAX_VECTOR_BYTES):
-        why = f"vectors have at most {_MAX_VECTOR_BYTES} bytes, and no predicates"
-        raise InvalidPtx(f"unsupported registers .v{length} .{type_name}: {why}", line)
+    length, type_name = _register_type(tokens, line)
     names: list[str] = []
     while True:
         name = tokens.word("a register name")
@@ -44,6 +40,16 @@ def parse_registers(tokens: TokenStream) -> Registers:
             break
     tokens.expect(";")
     return Registers(type_name, tuple(names), line, length)
+
+
+def _register_type(tokens: TokenStream, line: int) -> tuple[int, str]:
+    """Read `.b32` or `.v4 .b32`; return the number of parts and their type. Raises InvalidPtx."""
+    length = _VECTORS[tokens.take().text] if tokens.current.text in _VECTORS else 1
+    type_name = check_type(tokens.take().text.lstrip("."), line)
+    if length > 1 and (type_name == "pred" or length * DTYPES[type_name].itemsize > _MAX_VECTOR_BYTES):
+        why = f"vectors have at most {_MAX_VECTOR_BYTES} bytes, and no predicates"
+        raise InvalidPtx(f"unsupported registers .v{length} .{type_name}: {why}", line)
+    return length, type_name
 
 
 def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
@@ -95,9 +101,9 @@ def _is_managed(tokens: TokenStream, space: str) -> bool:
 
 
 def _register_parameter(tokens: TokenStream, line: int) -> Variable:
-    type_name = check_type(tokens.take().text[1:], line)
+    length, type_name = _register_type(tokens, line)
     size = DTYPES[type_name].itemsize
-    return Variable(tokens.word("a register"), "reg", type_name, size, size, 1, False, (), line)
+    return Variable(tokens.word("a register"), "reg", type_name, size, length * size, 1, False, (), line)
 
 
 def _skip_pointer_attributes(tokens: TokenStream) -> None:

@@ -15,8 +15,8 @@ _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
 _IGNORED_WITH_BRACES = frozenset({".section"})
 _FUNCTION_DIRECTIVES = frozenset(
     {".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm", ".reqnctapercluster", ".maxclusterrank"}
+    | {".abi_preserve", ".abi_preserve_control"}
 )
-
 _NEXT_ITEM = frozenset({".entry", ".func", ".alias", ".file", ".loc", *_LINKAGE, *_IGNORED_WITH_BRACES})
 _NEXT_ITEM |= {f".{space}" for space in SPACES}
 """What begins an item of a module, so that a declaration of a function before it has ended."""

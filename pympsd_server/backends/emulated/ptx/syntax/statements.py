@@ -94,8 +94,12 @@ def _prototype(tokens: TokenStream, name: str) -> Prototype:
     returns = parse_parameters(tokens) if tokens.is_at("(") else ()
     tokens.word("_")
     parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
-    tokens.accept(".noreturn")
-    tokens.expect(";")
+    while not tokens.accept(";"):
+        if tokens.is_at(".abi_preserve", ".abi_preserve_control"):  # how many registers it keeps
+            tokens.take()
+            tokens.integer()
+        else:
+            tokens.expect(".noreturn")
     return Prototype(name, returns, parameters)
 
 
