@@ -151,9 +151,10 @@ class _Flattener:
     def _scope(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
         """Flatten a scope. Its labels are known in it alone: inline assembly repeats their names."""
         self.scopes += 1
+        names.suffix = f"#{self.scopes}"
         for statement in statements:
             if isinstance(statement, Label):
-                names.labels[statement.name] = f"{names.prefix}{statement.name}#{self.scopes}"
+                names.labels[statement.name] = names.prefix + statement.name + names.suffix
         self._statements(statements, names, stack)
 
     def _statements(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
@@ -172,7 +173,7 @@ class _Flattener:
                 case Prototype():
                     names.prototypes[statement.name] = statement
                 case Targets():
-                    key = f"{names.prefix}{statement.name}#{self.scopes}"
+                    key = names.prefix + statement.name + names.suffix
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
                     names.labels[statement.name] = key
                 case Scope():

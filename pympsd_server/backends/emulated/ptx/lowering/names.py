@@ -56,6 +56,8 @@ class Names:
     prototypes: dict[str, Prototype] = field(factory=dict)
     variables: dict[str, Variable] = field(factory=dict)
     """The variables among the names; the meaning of one is its address."""
+    suffix: str = ""
+    """What distinguishes its labels from those of other scopes."""
 
     def inner(self) -> Names:
         return evolve(

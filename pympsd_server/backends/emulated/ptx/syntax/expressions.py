@@ -62,7 +62,7 @@ def is_constant(tokens: TokenStream) -> bool:
 def constant(tokens: TokenStream) -> Immediate:
     """Take a constant expression, of integers or floats. Raises InvalidPtx."""
     if tokens.current.kind == "integer" and tokens.following.text in (",", ";", "]", "}"):
-        return Immediate(parse_integer(tokens.take().text))
+        return Immediate(int(_literal(tokens).value))
     number = _conditional(tokens)
     if number.bits is not None:
         return Immediate(number.bits, number.kind)
