@@ -26,14 +26,18 @@ class GlobalLayout:
     name: str
     address: int
     size: int
+    managed: bool = False
+    """Whether it is one of the managed variables, which PLACE_MANAGED places."""
 
 
 @frozen
 class ModuleLayout:
-    """The tail of LOAD_MODULE's answer; a function's index in ``functions`` names it in LAUNCH."""
+    """The tail of the answers to LOAD_MODULE and PLACE_MANAGED; LAUNCH names a function by its index."""
 
     functions: tuple[FunctionLayout, ...]
     globals: tuple[GlobalLayout, ...]
+    managed_bytes: int = 0
+    """The memory that the managed variables need, which the client provides by PLACE_MANAGED; 0: there are none."""
 
     def encode(self) -> bytes:
         """Return it as JSON (a native worker writes it too)."""

@@ -197,6 +197,8 @@ _MODULES: Final = (
         may_be_slow=True,
     ),
     Operation(0x203, "UNLOAD_MODULE", (_handle(Kind.MODULE, Use.DESTROYED),), answered=True, may_be_slow=True),
+    # Before the first launch: managed variables move to page-locked memory that the client has mapped, too.
+    Operation(0x204, "PLACE_MANAGED", (_MODULE, *_u64("address")), answered=True, answer_tail="json"),
 )
 _EXECUTION: Final = (
     Operation(

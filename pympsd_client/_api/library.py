@@ -100,9 +100,11 @@ def variable(library: int, name: str) -> tuple[int, int]:
 
 
 def managed_variable(library: int, name: str) -> tuple[int, int]:
-    """Fail with NOT_FOUND: code that declares managed variables is refused when it is loaded."""
-    library_of(library)
-    raise CudaError(Result.ERROR_NOT_FOUND, f"the library has no managed variable {name!r}; try cuLibraryGetGlobal")
+    """Return the address in the current context and the size in bytes of a managed variable (bytes); NOT_FOUND."""
+    found = library_of(library).module_in(current()).variable(name)
+    if not found.managed:
+        raise CudaError(Result.ERROR_NOT_FOUND, f"{name!r} is not a managed variable; try cuLibraryGetGlobal")
+    return found.address, found.size
 
 
 def unified_function(library: int, symbol: str) -> int:

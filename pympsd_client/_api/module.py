@@ -9,6 +9,7 @@ from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects import module as core
+from pympsd_client._objects.code import loading
 from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.ptx_text import limited
 from pympsd_client._objects.context import current
@@ -25,7 +26,7 @@ def load(image: HostMemory) -> int:
     last_error.
     """
     current().usable()
-    return core.load(core.image_at(image)).handle
+    return loading.load(core.image_at(image)).handle
 
 
 def load_with_options(image: HostMemory, count: int, options: Any, values: Any) -> int:
@@ -36,13 +37,13 @@ def load_with_options(image: HostMemory, count: int, options: Any, values: Any) 
     current().usable()
     read = jit_options.read(count, options, values)
     with read.logging():
-        return core.load(limited(core.image_at(image), read.max_registers)).handle
+        return loading.load(limited(core.image_at(image), read.max_registers)).handle
 
 
 def load_file(name: str) -> int:
     """Load a file (its name as bytes); FILE_NOT_FOUND."""
     current().usable()
-    return core.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
+    return loading.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
 
 
 def unload(module: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
@@ -39,19 +40,27 @@ _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
 _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
 
 
+when_unloaded: Final[list[Callable[[Module], None]]] = []
+"""What is called with each module once it is unloaded."""
+
+
 class Module:
     """A loaded module; its functions get handles when they are first asked for."""
 
     def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:
         self.handle: Final = handle
         self.context: Final = context
-        self.layout: Final = layout
+        self.layout = layout
         self.library = 0
         """The handle of the library that it is loaded for; 0: none."""
         self._functions: Final[dict[str, Function]] = {
             one.name: Function(self, index, one) for index, one in enumerate(layout.functions)
         }
-        self._globals: Final = {one.name: one for one in layout.globals}
+        self._globals = {one.name: one for one in layout.globals}
+
+    def have_layout(self, layout: ModuleLayout) -> None:
+        """Change the addresses of its variables."""
+        self.layout, self._globals = layout, {one.name: one for one in layout.globals}
 
     def function(self, name: str) -> Function:
         """Return a kernel by name; raise NOT_FOUND."""
@@ -87,6 +96,8 @@ class Module:
             modules.destroy(self)
             for function in self._functions.values():
                 functions.remove(function.handle)
+            for free in when_unloaded:
+                free(self)
         finally:
             invalidate()
 
@@ -160,20 +171,24 @@ def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 
-def load(image: bytes, context: Context | None = None) -> Module:
-    """Load an image into a context (None: the current one); raise CudaError, whose reason is the compiler's log."""
+def load_image(image: bytes, context: Context | None = None) -> Module:
+    """Load an image, for `code.loading.load`, which places managed variables, too; raise CudaError."""
     context = context or current()
     handle = context.mint()
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
     upload(context, operations.IMAGE_PART, handle, image)
-    answer = context.call(operations.LOAD_MODULE, handle)
-    try:
-        layout = ModuleLayout.decode(answer)
-    except RemoteError as error:
-        raise lost(f"the executor sent {error}") from None
+    layout = decode_layout(context.call(operations.LOAD_MODULE, handle))
     context.prints |= _PRINTING in image
     return modules.add(Module(handle, context, layout))
+
+
+def decode_layout(answer: bytes) -> ModuleLayout:
+    """Return the layout of a module that the executor sent; raise CudaError."""
+    try:
+        return ModuleLayout.decode(answer)
+    except RemoteError as error:
+        raise lost(f"the executor sent {error}") from None
 
 
 def image_of(path: bytes) -> bytes:

@@ -26,19 +26,18 @@ from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 Resolved = tuple[Any, ...]
 """A function, the format of its parameters, and its core if it does no more than check and call that."""
-_OPTIONAL_OUTPUTS: Final = frozenset(
-    {
-        "cuCtxGetStreamPriorityRange",
-        "cuFuncGetParamInfo",
-        "cuKernelGetParamInfo",
-        "cuLibraryGetGlobal",
-        "cuLibraryGetManaged",
-        "cuMemGetAddressRange",
-        "cuModuleGetGlobal",
-        "cuOccupancyMaxPotentialBlockSize",
-    }
-)
-"""Functions some of whose output pointers may be NULL."""
+_OPTIONAL_OUTPUTS: Final = {
+    "cuCtxGetStreamPriorityRange": ("leastPriority", "greatestPriority"),
+    "cuCtxPopCurrent": ("pctx",),
+    "cuFuncGetParamInfo": ("paramSize",),
+    "cuKernelGetParamInfo": ("paramSize",),
+    "cuMemGetAddressRange": ("pbase", "psize"),
+    "cuMemGetInfo": ("free", "total"),
+    "cuStreamEndCapture": ("phGraph",),
+}
+"""The output pointers that may be NULL, by function, as recorded with an H100."""
+_ONE_OUTPUT: Final = frozenset({"cuLibraryGetGlobal", "cuLibraryGetManaged", "cuModuleGetGlobal"})
+"""Functions whose output pointers may be NULL, but not all of them."""
 _OPTIONAL_TEXTS: Final = frozenset({"cuLinkAddData"})
 """Functions whose texts may be NULL."""
 
@@ -99,7 +98,7 @@ def _format(row: Signature, parameter: Parameter, type: str) -> str:
             return "s"
         by_value = c_types.BY_VALUE.get(type)
         return c_types.code(type) if by_value is None else f"v{by_value}"
-    sign = "?" if row.name in _OPTIONAL_OUTPUTS else ">"
+    sign = "?" if parameter.name in _OPTIONAL_OUTPUTS.get(row.name, ()) else "|" if row.name in _ONE_OUTPUT else ">"
     pointee = type.removesuffix("*").strip()
     is_text = pointee == "char" and parameter.type == "char *"
     if pointee in c_types.STRUCTURES or is_text or parameter.type == "void":

@@ -66,15 +66,14 @@ def _info(core: Callable[[int], tuple[Any, ...]], lists: int) -> Callable[[], Re
 def _update() -> Resolved:
     def update(executable: int, graph: int, place: int) -> None:
         process.require()
-        if not place:
-            raise invalid_value("the place for the result is NULL")
         try:
             info = executable_functions.update(executable, graph)
         except CudaError as error:
-            for info in error.outputs:
+            for info in error.outputs if place else ():
                 memmove(place, info, len(info))
             raise
-        memmove(place, info, len(info))
+        if place:
+            memmove(place, info, len(info))
 
     return update, "QQQ"
 

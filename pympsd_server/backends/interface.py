@@ -209,6 +209,13 @@ class Module(Protocol):
     def globals(self) -> Sequence[GlobalLayout]:
         """Its variables with their addresses."""
 
+    @property
+    def managed_bytes(self) -> int:
+        """The memory that `place_managed` needs, in bytes; 0: there are no managed variables."""
+
+    def place_managed(self, address: int) -> None:
+        """Move the managed variables to so much zeroed memory, before the first launch. BackendError."""
+
     def unload(self) -> None:
         """Free it once its running kernels have ended."""
 

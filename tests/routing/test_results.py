@@ -79,11 +79,51 @@ print(pointer(b"cuMemAlloc", P, ctypes.c_size_t)(None, 16))
 print(pointer(b"cuDeviceGetCount", P)(None))
 size, module = ctypes.c_size_t(), ok(cuda.cuModuleLoadData(VECTOR_ADD))
 print(pointer(b"cuModuleGetGlobal", P, P, P, ctypes.c_char_p)(None, None, int(module), b"none"))
+print(pointer(b"cuModuleGetGlobal", P, P, P, ctypes.c_char_p)(ctypes.addressof(size), None, int(module), b"none"))
 print(pointer(b"cuModuleGetFunction", P, P, ctypes.c_char_p)(ctypes.addressof(size), int(module), None))
 least = ctypes.c_int(7)
 print(pointer(b"cuCtxGetStreamPriorityRange", P, P)(ctypes.addressof(least), None), least.value)
 """
-    assert run(program).stdout.split() == ["1", "1", "500", "1", "0", "0"]
+    assert run(program).stdout.split() == ["1", "1", "1", "500", "1", "0", "0"]
+
+
+def test_outputs_that_may_be_null(run: Run) -> None:
+    """What an H100 with driver 580 returned: the outputs whose places are given are written."""
+    program = """
+popped = context()
+def pointer(name, *types):
+    address = ok(cuda.cuGetProcAddress(name, 13000, 0))[0]
+    return ctypes.CFUNCTYPE(ctypes.c_int, *types)(address)
+P, N = ctypes.c_void_p, ctypes.c_size_t
+size = N()
+at = ctypes.addressof(size)
+info = pointer(b"cuMemGetInfo", P, P)
+print(info(None, at), size.value > 0, info(at, None), info(None, None))
+memory = int(ok(cuda.cuMemAlloc(256)))
+where = pointer(b"cuMemGetAddressRange", P, P, P)
+print(where(None, at, memory), size.value, where(at, None, memory), size.value == memory, where(None, None, memory))
+function = int(ok(cuda.cuModuleGetFunction(ok(cuda.cuModuleLoadData(VECTOR_ADD)), b"vector_add")))
+parameter = pointer(b"cuFuncGetParamInfo", P, N, P, P)
+print(parameter(function, 1, at, None), size.value, parameter(function, 1, None, at))
+stream, graph = ok(cuda.cuStreamCreate(1)), ok(cuda.cuGraphCreate(0))
+executable = ok(cuda.cuGraphInstantiate(graph, 0))
+print(pointer(b"cuGraphExecUpdate", P, P, P)(int(executable), int(graph), None))
+ok(cuda.cuStreamBeginCapture(stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
+print(pointer(b"cuStreamEndCapture", P, P)(int(stream), None))
+potential = pointer(b"cuOccupancyMaxPotentialBlockSize", P, P, P, P, N, ctypes.c_int)
+print(potential(None, at, function, None, 0, 0), potential(at, None, function, None, 0, 0))
+pop = pointer(b"cuCtxPopCurrent", P)
+print(pop(None), int(ok(cuda.cuCtxGetCurrent())), pop(None))
+"""
+    assert run(program).stdout.splitlines() == [
+        "0 True 0 0",
+        "0 256 0 True 0",
+        "0 8 1",
+        "0",
+        "0",
+        "1 1",
+        "0 0 201",
+    ]
 
 
 def test_addresses_of_functions(run: Run) -> None:

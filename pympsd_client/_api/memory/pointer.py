@@ -15,6 +15,7 @@ from pympsd_client._arguments.bindings import CUcontext, CUdeviceptr, CUmemoryPo
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import AttributeValue, given_numbers, given_value
 from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.managed.variables import ManagedVariable
 from pympsd_client._objects.memory import Allocation, allocations, is_shareable
 from pympsd_client._objects.module import modules
 from pympsd_client._objects.pinned_memory import pinned
@@ -179,8 +180,10 @@ def _pool(memory: Memory, address: int) -> AttributeValue:
 
 
 def _context(memory: Memory, address: int) -> AttributeValue:
-    """Return the context; NULL for memory of a pool and for mapped memory, which are the device's."""
-    handle = 0 if memory.context is None or _is_of_no_context(memory) else memory.context.handle
+    """Return the context; NULL for memory of a pool, mapped memory and managed variables, which are the device's."""
+    is_managed_variable = isinstance(memory.allocation, ManagedVariable)
+    has_none = memory.context is None or is_managed_variable or _is_of_no_context(memory)
+    handle = 0 if memory.context is None or has_none else memory.context.handle
     return AttributeValue(handle, "Q", CUcontext)
 
 

@@ -13,6 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle
 from pympsd_client._connect.connection import Device
+from pympsd_client._objects.code.loading import load
 from pympsd_client._objects.context import Context, contexts, current, new_handle
 from pympsd_client._objects.module import (
     Function,
@@ -20,7 +21,6 @@ from pympsd_client._objects.module import (
     attribute_name,
     check_attribute,
     functions,
-    load,
     modules,
 )
 from pympsd_client._objects.process import process

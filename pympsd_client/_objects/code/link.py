@@ -13,7 +13,7 @@ from pympsd_client._arguments.jit_options import Options, ptxas_message
 from pympsd_client._objects.code.ptx_link import LinkError, check_defined, declares_others, is_ptx, join
 from pympsd_client._objects.code.ptx_text import limited
 from pympsd_client._objects.context import Context, new_handle
-from pympsd_client._objects.module import load
+from pympsd_client._objects.module import load_image
 
 _PTX: Final = 1
 _NVVM: Final = 5
@@ -89,7 +89,7 @@ class Link:
     def _checked(self, image: bytes) -> ModuleLayout:
         """Return what an image holds: it is loaded to see, and unloaded."""
         try:
-            module = load(image, self._context)
+            module = load_image(image, self._context)
         except CudaError as error:
             raise self._logged(error) from None
         module.unload()

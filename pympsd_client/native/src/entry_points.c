@@ -21,9 +21,11 @@ enum { MAX_PARAMETERS = 16, STACK = 10, UNKNOWN = 999, DEINITIALIZED = 4, INVALI
  * `bytes`. An output (its pointer is what is passed): i, I, Q, f float, d double, b bytes as they are. */
 typedef struct {
     char code;
-    char is_output, may_be_null;
+    char is_output, may_be_null; /* 1, or ONE_IS_NEEDED */
     uint16_t bytes;
 } Parameter;
+
+enum { ONE_IS_NEEDED = 2 }; /* the outputs of a function may be NULL, but not all of them */
 
 /* At the interpreter's end all is freed. So functions that free succeed, and those by which destructors make a context
  * current before; what these return is NULL. */
@@ -133,7 +135,7 @@ static int output(const Parameter *parameter, uint64_t word, PyObject *value) {
 static int call(Slot *slot, const uint64_t *words) {
     PyObject *given[MAX_PARAMETERS + 1] = {NULL}, *answer = NULL;
     uint64_t places[MAX_PARAMETERS];
-    int inputs = 0, outputs = 0, in_registers = 0, on_stack = 0, result = -1;
+    int inputs = 0, outputs = 0, missing = 0, in_registers = 0, on_stack = 0, result = -1;
     for (int index = 0; index < slot->count; index++) {
         const Parameter *parameter = &slot->parameters[index];
         if (parameter->code == 'v') {
@@ -150,10 +152,15 @@ static int call(Slot *slot, const uint64_t *words) {
                 goto out;
             }
             places[outputs++] = given_word;
+            missing += given_word == 0 && parameter->may_be_null == ONE_IS_NEEDED;
         } else if ((given[inputs] = input(parameter, given_word)) == NULL)
             goto out;
         else
             inputs++;
+    }
+    if (missing && missing == outputs) {
+        result = INVALID_VALUE;
+        goto out;
     }
     PyObject **g = given, *function = is_checked && slot->core != NULL ? slot->core : slot->call;
     answer = inputs == 0 ? PyObject_CallNoArgs(function)
@@ -194,9 +201,10 @@ static int read_format(Slot *slot, const char *format) {
         }
         Parameter *parameter = &slot->parameters[slot->count++];
         *parameter = (Parameter){0};
-        if (*format == '>' || *format == '?') {
+        if (strchr(">?|", *format) != NULL) {
             parameter->is_output = 1;
-            parameter->may_be_null = *format++ == '?';
+            parameter->may_be_null = *format == '|' ? ONE_IS_NEEDED : *format == '?';
+            format++;
             slot->outputs++;
         }
         parameter->code = *format++;

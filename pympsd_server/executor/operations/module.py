@@ -22,12 +22,22 @@ def _image_part(request: Request, module: int, offset: int, count: int) -> None:
 def _load(request: Request, handle: int) -> Answer:
     context, image = request.context, request.context.images.take(handle)
     module = request.with_room(lambda: context.backend.load_module(image))
-    layout = ModuleLayout(tuple(module.functions), tuple(module.globals)).encode()
+    layout = _layout(module)
     if len(layout) > _LAYOUT_LIMIT:
         module.unload()
         reason = f"the description of the module's functions has {len(layout)} bytes, {_LAYOUT_LIMIT} fit an answer"
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
     return Answer(tail=layout, created=module)
+
+
+def _layout(module: Module) -> bytes:
+    return ModuleLayout(tuple(module.functions), tuple(module.globals), module.managed_bytes).encode()
+
+
+def _place_managed(request: Request, module: Module, address: int) -> Answer:
+    request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
+    module.place_managed(address)
+    return Answer(tail=_layout(module))
 
 
 def _unload(request: Request, module: Module) -> None:
@@ -38,4 +48,5 @@ FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "IMAGE_PART": _image_part,
     "LOAD_MODULE": _load,
     "UNLOAD_MODULE": _unload,
+    "PLACE_MANAGED": _place_managed,
 }

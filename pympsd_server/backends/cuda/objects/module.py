@@ -143,6 +143,15 @@ class CudaModule:
             raise BackendError(Result.ERROR_INVALID_HANDLE, reason)
         return self.kernels[index]
 
+    @property
+    def managed_bytes(self) -> int:
+        """None: the driver places managed variables, where the client does not reach them."""
+        return 0
+
+    def place_managed(self, address: int) -> None:
+        """Fail with NOT_SUPPORTED."""
+        raise BackendError(Result.ERROR_NOT_SUPPORTED, "the driver places managed variables itself")
+
     def unload(self) -> None:
         """Free it once the context's work so far is done."""
         self._unload(self)

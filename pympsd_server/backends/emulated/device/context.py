@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from threading import Event as Flag
 from typing import Final
@@ -155,6 +155,11 @@ class EmulatedContext:
         self._modules[module] = None
         self.trace.add("modules_loaded")
         return module
+
+    def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
+        """Move managed variables of a module to page-locked memory of the client's."""
+        self.check()
+        self.memory.place_managed(module.loaded, addresses)
 
     def unload(self, module: EmulatedModule) -> None:
         """Free a module's memory after the work so far; a poisoned context's is freed when it is destroyed."""

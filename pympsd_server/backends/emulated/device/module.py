@@ -9,10 +9,11 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import limit, shared_limit
-from pympsd_server.backends.emulated.device.programs import Kernel, LoadedModule, Program
+from pympsd_server.backends.emulated.device.programs import Global, Kernel, LoadedModule, Program
 from pympsd_server.backends.interface import BackendError
 
 _CARVEOUT_DEFAULT = -1
+_MANAGED_ALIGNMENT = 512
 _NO_CLUSTER = dict.fromkeys(
     (
         "CLUSTER_SIZE_MUST_BE_SET",
@@ -36,6 +37,9 @@ class ModuleOwner(Protocol):
     def unload(self, module: EmulatedModule) -> None:
         """Free a module's memory after the work so far."""
 
+    def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
+        """Move managed variables of a module."""
+
 
 class EmulatedModule:
     """One program, linked into a client's memory."""
@@ -47,9 +51,9 @@ class EmulatedModule:
         attributes = owner.facts.attributes
         capability = owner.facts.compute_capability
         self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
-        self._globals = tuple(
-            GlobalLayout(each.name, loaded.address_of(each.name), each.size) for each in program.globals.values()
-        )
+        self._variables = tuple(program.globals.values())
+        self._managed = _managed_offsets(self._variables)
+        self._is_placed = False
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
@@ -59,7 +63,21 @@ class EmulatedModule:
     @property
     def globals(self) -> Sequence[GlobalLayout]:
         """Its variables with their addresses."""
-        return self._globals
+        address_of = self.loaded.address_of
+        return [GlobalLayout(each.name, address_of(each.name), each.size, each.managed) for each in self._variables]
+
+    @property
+    def managed_bytes(self) -> int:
+        """The memory that managed variables need, in bytes."""
+        return self._managed[1]
+
+    def place_managed(self, address: int) -> None:
+        """Move the managed variables to shared memory. BackendError INVALID_VALUE a second time, and without any."""
+        offsets, size = self._managed
+        if self._is_placed or not size:
+            raise BackendError(Result.ERROR_INVALID_VALUE, "the module has no managed variables to place")
+        self._is_placed = True
+        self.owner.place_managed(self, {name: address + offset for name, offset in offsets.items()})
 
     def kernel(self, index: int) -> Kernel:
         """Return a kernel by its index; BackendError INVALID_HANDLE when there is none."""
@@ -71,6 +89,17 @@ class EmulatedModule:
     def unload(self) -> None:
         """Free its memory once all work of the context so far is done."""
         self.owner.unload(self)
+
+
+def _managed_offsets(variables: Sequence[Global]) -> tuple[dict[str, int], int]:
+    """Return where each managed variable is in the memory for all of them, and how many bytes that has."""
+    offsets, end = {}, 0
+    for variable in variables:
+        if variable.managed:
+            alignment = max(variable.alignment, _MANAGED_ALIGNMENT)
+            offsets[variable.name] = -(-end // alignment) * alignment
+            end = offsets[variable.name] + max(variable.size, 1)
+    return offsets, end
 
 
 def _function(kernel: Kernel, attributes: Mapping[str, int], capability: tuple[int, int]) -> FunctionLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from pympsd.vocabulary.results import Result
@@ -162,13 +163,25 @@ class ContextMemory:
             except BackendError:
                 loaded.unload()
                 raise
-            for address in loaded.addresses.values():
+            for address in loaded.allocations:
                 self._client.own(address)
             self._linked[id(loaded)] = loaded
         return loaded
 
+    def place_managed(self, loaded: LoadedModule, addresses: Mapping[str, int]) -> None:
+        """Move managed variables of a program to the client's page-locked memory, and free where they were."""
+        with self._client.lock:
+            self._check_open()
+            self._budget.give(self._charged(loaded))
+            for address in loaded.allocations:
+                self._client.disown(address)
+            loaded.place_managed(addresses)
+            self._budget.take(self._charged(loaded), "a module")
+            for address in loaded.allocations:
+                self._client.own(address)
+
     def _charged(self, loaded: LoadedModule) -> int:
-        return sum(charged(self.space.size_of(address)) for address in loaded.addresses.values())
+        return sum(charged(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
         """Free a program's variables, unless the context was closed meanwhile, which freed everything."""
@@ -178,7 +191,7 @@ class ContextMemory:
 
     def _unlink(self, loaded: LoadedModule) -> None:
         self._budget.give(self._charged(loaded))
-        for address in loaded.addresses.values():
+        for address in loaded.allocations:
             self._client.disown(address)
         loaded.unload()
 

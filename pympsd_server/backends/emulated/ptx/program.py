@@ -15,6 +15,7 @@ from pympsd_server.backends.emulated.ptx.lowering.call_parameters import resolve
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout
 from pympsd_server.backends.emulated.ptx.lowering.inlining import flatten
 from pympsd_server.backends.emulated.ptx.lowering.procedures import STACK_BYTES, expand_calls
+from pympsd_server.backends.emulated.ptx.lowering.static_variables import place_static_variables
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target, Variable
 
@@ -25,12 +26,14 @@ _ELF = b"\x7fELF"
 
 @frozen
 class Global:
-    """A .global or .const variable: size and alignment in bytes."""
+    """A .global or .const variable of the module, not of a function: size and alignment in bytes."""
 
     name: str
     size: int
     alignment: int
     constant: bool
+    managed: bool
+    """Whether it is in memory that the host reaches, too."""
 
 
 @frozen
@@ -82,13 +85,15 @@ def load_program(image: bytes) -> Program:
         raise NotPtx("the image is no PTX text: it contains NUL bytes")
     module = parse_module(text)
     link_device_library(module)
+    place_static_variables(module)
     table = FunctionTable(module)
     variables = _variables(module, table)
     constant = sum(v.size for v in variables.values() if v.space == "const")
     kernels = {
         f.name: _kernel(table, f, constant) for f in module.functions.values() if f.is_entry and f.body is not None
     }
-    listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const") for v in variables.values()}
+    named = [v for v in variables.values() if not v.key]
+    listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const", v.managed) for v in named}
     proxy = MappingProxyType
     return Program(proxy(kernels), proxy(listed), proxy(variables), proxy(dict(table.addresses)), module.target)
 

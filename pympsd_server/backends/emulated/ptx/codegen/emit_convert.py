@@ -26,15 +26,26 @@ _INTEGRAL = ("rni", "rzi", "rmi", "rpi")
 _PLAIN = tuple(t for t in ANY if t not in ("pred", "u16x2", "s16x2"))
 
 
-@emits("mov", 2, "", ANY)
+@emits("mov", 2, "v2 v4", ANY)
 def _move(w: Writer, o: Operation) -> None:
     target, source = o.operands
     dtype = DTYPES[o.type]
+    if length := o.one_of("v2", "v4"):
+        return _move_vector(w, target, source, dtype, int(length[1:]))
     if isinstance(source, Group):
         return _pack(w, target, source, unsigned(dtype))
     if isinstance(target, Group):
         return _unpack(w, target, source, unsigned(dtype))
     return w.assign(target, w.value(source, dtype), dtype)
+
+
+def _move_vector(w: Writer, target: Argument, source: Argument, dtype: DType, length: int) -> None:
+    """Move every part; one or both of the vectors may be in braces."""
+    if not all(isinstance(each, Group) and len(each.items) == length for each in (target, source)):
+        raise w.refuse(f"both operands are vectors of {length}")
+    values = [w.keep(w.value(item, dtype)) for item in source.items]  # type: ignore[union-attr]
+    for item, value in zip(target.items, values, strict=True):  # type: ignore[union-attr]
+        w.assign(item, value, dtype)
 
 
 def _element(w: Writer, dtype: DType, group: Group) -> DType:

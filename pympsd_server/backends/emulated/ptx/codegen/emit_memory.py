@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.codegen.emission import BITS, FLOATS, INTEGERS, dtype_of, emits
-from pympsd_server.backends.emulated.ptx.codegen.writer import Writer
+from pympsd_server.backends.emulated.ptx.codegen.writer import CONSTANTS, Writer
 from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, U32, U64, DType, dtype_name
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Memory, Operation, Sink, Symbol
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
+    Group,
+    Memory,
+    Operation,
+    Register,
+    Sink,
+    Symbol,
+)
 
 _SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
 _SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
@@ -16,8 +24,11 @@ _CACHE = (
     "L1::no_allocate L2::evict_first L2::evict_last L2::evict_normal L2::64B L2::128B L2::256B unified "
     "L2::cache_hint"
 )
+_MAX_FAST_OFFSET = 1 << 20
+"""Bytes. With greater offsets two accesses from one base may be in 32-bit spaces on both sides of a wrap."""
 _TYPES = ("b8", "u8", "s8", *BITS, *INTEGERS, *FLOATS)
-_MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4"])
+_MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4 v8"])
+_LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
 
 
 def _space(o: Operation) -> str:
@@ -25,11 +36,38 @@ def _space(o: Operation) -> str:
 
 
 def _vector(w: Writer, o: Operation, value: Argument) -> tuple[Argument, ...]:
-    wanted = {"v2": 2, "v4": 4}.get(o.one_of("v2", "v4"), 1)
+    length = _LENGTHS.get(o.one_of(*_LENGTHS), 1)
     items = value.items if isinstance(value, Group) else (value,)
-    if len(items) != wanted:
+    if len(items) != length:
         raise w.refuse("vector of the wrong length")
+    size = DTYPES[o.type].itemsize if o.types else 0
+    if length * size > 16 or length == 8:
+        _check_wide(w, o, length * size)
     return items
+
+
+def _check_wide(w: Writer, o: Operation, nbytes: int) -> None:
+    """Refuse vectors of more than 16 bytes that PTX does not have."""
+    if nbytes != 32 or o.name == "ldu" or not (o.has("global") or _space(o) == "generic"):
+        raise w.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
+    if not w.code.wide_accesses:
+        raise w.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
+
+
+def _place(w: Writer, o: Operation, memory: Argument, space: str) -> tuple[str, int]:
+    """Return (base value, constant offset) of a memory operand, whose base has the width that the space needs.
+
+    A register of 32 bits is extended by zeros, as PTX says; in .const memory it counts from the module's constants.
+    """
+    base, offset = w.address(memory)
+    register = memory.base if isinstance(memory, Memory) else None
+    if space not in ("global", "generic") or not isinstance(register, Register):
+        return base, offset
+    if w.register_dtype(register.number).itemsize == 8:
+        return base, offset
+    if not o.has("const"):
+        return w.keep(f"{base}.astype(d_u8)"), offset
+    return w.keep(f"constant_address({_plus(w, base, offset)}, {w.constants.address(CONSTANTS, 0)})"), 0
 
 
 def without_hint(w: Writer, o: Operation, count: int) -> tuple[Argument, ...]:
@@ -48,9 +86,9 @@ def _load(w: Writer, o: Operation) -> None:
     space = _space(o)
     if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
         return _load_parameter(w, targets, memory, memory.base, dtype)
-    base, offset = w.address(memory)
+    base, offset = _place(w, o, memory, space)
     total = dtype.itemsize * len(targets)
-    if w.guard is None and space != "generic" and offset % total == 0:
+    if _is_fast(w, space, offset, total):
         names = _fast_loads(w, space, base, offset, dtype, len(targets))
     else:
         names = _checked_loads(w, space, base, offset, dtype, len(targets))
@@ -62,11 +100,18 @@ def _load(w: Writer, o: Operation) -> None:
 
 def _load_parameter(w: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType) -> None:
     start = w.offset_of(base) + base.offset + memory.offset
-    if start < 0 or start % dtype.itemsize:
+    if start % dtype.itemsize:
         raise w.refuse("misaligned parameter")
+    if not 0 <= start <= w.code.parameter_bytes - dtype.itemsize * len(targets):
+        raise w.refuse(f"outside of the {w.code.parameter_bytes} bytes of parameters")
     for index, target in enumerate(targets):
         at = start // dtype.itemsize + index
         w.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
+
+
+def _is_fast(w: Writer, space: str, offset: int, total: int) -> bool:
+    """Return whether one check and one index serve this access and others from the same base."""
+    return w.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
 
 
 def _fast_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
@@ -96,21 +141,28 @@ def _plus(w: Writer, base: str, offset: int) -> str:
 def _store(w: Writer, o: Operation) -> None:
     without_hint(w, o, 2)
     dtype = dtype_of(w, o)
-    values = [w.keep(w.value(v, dtype)) for v in _vector(w, o, o.operands[1])]
+    items = _vector(w, o, o.operands[1])
+    values = [_stored_value(w, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
     space = _space(o)
     if space == "param" or o.has("const"):
         raise w.refuse()
-    base, offset = w.address(o.operands[0])
+    base, offset = _place(w, o, o.operands[0], space)
     size, total = dtype.itemsize, dtype.itemsize * len(values)
-    if w.guard is None and space != "generic" and offset % total == 0:
+    if _is_fast(w, space, offset, total):
         index = w.span(space, base, offset, size, total)
         view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
         for i, value in enumerate(values):
-            w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
+            if value != "None":
+                w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
         return
     address = _plus(w, base, offset)
     given = f"({', '.join(values)},)"
     w.lines.append(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {total}, {given}, {w.guard})")
+
+
+def _stored_value(w: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
+    """Return an element's value; "None" for one that vectors of 32 bytes leave out by `_`."""
+    return "None" if is_wide and isinstance(item, Sink) else w.keep(w.value(item, dtype))
 
 
 _FUNCTIONS = "add min max and or xor exch cas inc dec"
@@ -149,7 +201,7 @@ def _atomic(w: Writer, o: Operation) -> None:
     dtype, count = DTYPES[o.type], int(length[1:]) if length else 1
     if count * dtype.itemsize > 16:
         raise w.refuse("vector of the wrong length")
-    base, offset = w.address(rest[0])
+    base, offset = _place(w, o, rest[0], _space(o))
     columns = [_elements(w, value, count) for value in rest[1:]]
     targets = (Sink(),) * count if isinstance(target, Sink) else _elements(w, target, count)
     if o.type in ("f16x2", "bf16", "bf16x2"):

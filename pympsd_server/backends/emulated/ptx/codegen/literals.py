@@ -50,8 +50,14 @@ def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
 def _initial_value(
     initial: Initialiser, dtype: np.dtype[Any], addresses: Mapping[str, int], variable: Variable
 ) -> bytes:
-    if initial.symbol is None:
+    if initial.symbol is None and initial.shift is None:
         return immediate_value(initial.value, dtype).tobytes()  # type: ignore[no-any-return]
-    if initial.symbol not in addresses or dtype.itemsize != 8:
-        raise InvalidPtx(f"unsupported initialiser {initial.symbol} of {variable.name}", variable.line)
-    return int(addresses[initial.symbol] + initial.value.value).to_bytes(8, "little")
+    value = initial.value.value
+    if initial.symbol is not None:
+        is_allowed = dtype.kind in "iu" and (dtype.itemsize >= 4 or initial.shift is not None)
+        if initial.symbol not in addresses or initial.value.form != "int" or not is_allowed:
+            raise InvalidPtx(f"unsupported initialiser {initial.symbol} of {variable.name}", variable.line)
+        value += addresses[initial.symbol]
+    if initial.shift is not None:
+        value = value >> initial.shift & 0xFF
+    return immediate_value(Immediate(value), dtype).tobytes()  # type: ignore[no-any-return]

@@ -29,6 +29,8 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 )
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
+CONSTANTS = "$constants"
+"""In place of a variable's name: where the constants of the linked module begin."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 
@@ -186,13 +188,14 @@ class Writer:
 
     def _symbol(self, symbol: Symbol, dtype: DType) -> str:
         if symbol.space in ("global", "const"):
-            if dtype.itemsize != 8:
+            if dtype.itemsize != 8 and not (symbol.space == "const" and dtype.itemsize == 4):
                 raise self.refuse("address of a global in less than 64 bits")
-            return self._view(self.constants.address(symbol.name, symbol.offset), dtype)
+            whole = self.constants.address(symbol.name, symbol.offset)
+            return self._view(whole if dtype.itemsize == 8 else self.keep(f"{whole}.astype(d_u4)"), dtype)
         if symbol.space == "shared" and self.offset_of(symbol) < 0:
-            base = f"{dtype_name(dtype)}(B.dynamic_offset + {symbol.offset})"
-            return self.keep(base)
-        return self.scalar(self.offset_of(symbol) + symbol.offset, dtype)
+            base = f"d_u8(B.dynamic_offset + {symbol.offset} & {2**64 - 1}).astype(d_u{dtype.itemsize})"
+            return self._view(self.keep(base), dtype)
+        return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
         """Set a register to an expression of `dtype`, where the guard holds; extend it to the register's width."""

@@ -48,8 +48,11 @@ class FunctionTable:
     @cached_property
     def addresses(self) -> Mapping[str, int]:
         """The address of each function that is no kernel and has a body."""
-        callable_ = [f.name for f in self.module.functions.values() if not f.is_entry and f.body is not None]
-        return {name: FUNCTION_BASE + FUNCTION_BYTES * index for index, name in enumerate(callable_, 1)}
+        aliases = self.module.aliases
+        named = [(name, f) for name, f in self.module.functions.items() if name not in aliases]
+        callable_ = [name for name, f in named if not f.is_entry and f.body is not None]
+        found = {name: FUNCTION_BASE + FUNCTION_BYTES * index for index, name in enumerate(callable_, 1)}
+        return found | {alias: found[name] for alias, name in aliases.items()}
 
     @cached_property
     def addressed(self) -> tuple[Function, ...]:

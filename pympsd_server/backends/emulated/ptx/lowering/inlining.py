@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.lowering.call_sites import procedure_call
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout, shape
@@ -23,7 +24,12 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 )
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
-from pympsd_server.backends.emulated.ptx.lowering.system_calls import SYSTEM_FUNCTIONS, system_call
+from pympsd_server.backends.emulated.ptx.lowering.system_calls import (
+    SYSTEM_FUNCTIONS,
+    fetched,
+    stored,
+    system_call,
+)
 from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
@@ -43,6 +49,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
 
 MAXIMUM_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
+_OF_ADDRESSES = frozenset({"mov", "cvta"})
 _NOT_PREDICABLE = frozenset(
     {"bar", "barrier", "trap", "call", "system:assertfail", "brx", "activemask", "vote", "shfl", *_STACK}
 )
@@ -52,12 +59,14 @@ _WITHOUT_SYNC_UNTIL = (6, 4)
 
 def flatten(table: FunctionTable, kernel: Function) -> Code:
     """Return the kernel as one list of operations. Raises InvalidPtx for what cannot be resolved."""
-    code = Code(kernel.name)
+    module = table.module
+    code = Code(kernel.name, wide_accesses=module.version >= (8, 8) and module.target.architecture >= 100)
     code.carry = code.new_register("u32")
     names = Names({}, "", None)
     for parameter, offset in parameter_layout(kernel.parameters):
-        names.meanings[parameter.name] = Symbol("param", parameter.name, offset)
-    flattener = _Flattener(table, code, Resolver(table.module, table, code))
+        code.parameter_bytes = offset + parameter.size
+        names.declare(parameter, Symbol("param", parameter.name, offset))
+    flattener = _Flattener(table, code, Resolver(module, table, code))
     flattener.function(kernel, names, (kernel.name,))
     code.operations.append(plain("exit", (), (), kernel.line))
     flattener.all_procedures()
@@ -71,6 +80,7 @@ class _Flattener:
     resolver: Resolver
     instances: int = 0
     skips: int = 0
+    scopes: int = 0
     procedures: dict[str, Function] = field(factory=dict)
     """Those that are called, in the order in which they are appended."""
 
@@ -105,15 +115,22 @@ class _Flattener:
             if formal.space == "param":
                 register = self._address(frame, offset, formal.line)
                 frame.addresses.add(register.number)
+                names.declare(formal, register)
             else:
-                register = self.code.new_register(formal.type)
-                if index < len(function.returns):
-                    frame.results.append((register, formal.type, offset))
-                else:
-                    memory = Memory(frame.base, offset)
-                    load = Operation("ld", ("local",), (formal.type,), (register, memory), None, formal.line)
-                    self.code.operations.append(load)
-            names.meanings[formal.name] = register
+                self._place_registers(formal, offset, names, frame, is_result=index < len(function.returns))
+
+    def _place_registers(self, formal: Variable, offset: int, names: Names, frame: Frame, *, is_result: bool) -> None:
+        registers = self._new_registers(formal)
+        for start, register in zip(_parts(formal), registers, strict=True):
+            if is_result:
+                frame.results.append((register, formal.type, offset + start))
+                continue
+            operands = (register, Memory(frame.base, offset + start))
+            self.code.operations.append(Operation("ld", ("local",), (formal.type,), operands, None, formal.line))
+        names.declare_registers(formal.name, registers)
+
+    def _new_registers(self, formal: Variable) -> tuple[Register, ...]:
+        return tuple(self.code.new_register(formal.type) for _ in _parts(formal))
 
     def _address(self, frame: Frame, offset: int, line: int) -> Register:
         register = self.code.new_register("u64")
@@ -134,15 +151,16 @@ class _Flattener:
     def function(self, function: Function, names: Names, stack: tuple[str, ...]) -> None:
         if function.body is None:
             raise InvalidPtx(f"unsupported: call of {function.name}, which has no body", function.line)
-        self._collect_labels(function.body, names)
-        self._statements(function.body, names, stack)
+        self._scope(function.body, names, stack)
 
-    def _collect_labels(self, statements: tuple[Statement, ...], names: Names) -> None:
+    def _scope(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
+        """Flatten a scope. Its labels are known in it alone: inline assembly repeats their names."""
+        self.scopes += 1
+        names.suffix = f"#{self.scopes}"
         for statement in statements:
             if isinstance(statement, Label):
-                names.labels[statement.name] = names.prefix + statement.name
-            elif isinstance(statement, Scope):
-                self._collect_labels(statement.statements, names)
+                names.labels[statement.name] = names.prefix + statement.name + names.suffix
+        self._statements(statements, names, stack)
 
     def _statements(self, statements: tuple[Statement, ...], names: Names, stack: tuple[str, ...]) -> None:
         for statement in statements:
@@ -154,44 +172,48 @@ class _Flattener:
                 case Registers():
                     self._registers(statement, names)
                 case Variable():
-                    self._variable(statement, names, stack[-1])
+                    self._variable(statement, names)
                 case Prototype():
                     names.prototypes[statement.name] = statement
                 case Targets():
-                    key = names.prefix + statement.name
+                    key = names.prefix + statement.name + names.suffix
                     self.code.branch_targets[key] = tuple(names.labels[n] for n in statement.labels)
                     names.labels[statement.name] = key
                 case Scope():
-                    self._statements(statement.statements, names.inner(), stack)
+                    self._scope(statement.statements, names.inner(), stack)
 
     def _registers(self, registers: Registers, names: Names) -> None:
         if registers.type != WIDE:
-            names.meanings.update((name, self.code.new_register(registers.type)) for name in registers.names)
+            for name in registers.names:
+                new = tuple(self.code.new_register(registers.type) for _ in range(registers.length))
+                names.declare_registers(name, new)
             return
         check_wide(self.table.module, None, registers.line)
         for name in registers.names:
-            names.meanings[name] = Group((self.code.new_register("b64"), self.code.new_register("b64")))
+            names.declare_wide(name, (self.code.new_register("b64"), self.code.new_register("b64")))
 
-    def _variable(self, variable: Variable, names: Names, function: str) -> None:
-        if variable.space == "shared":
-            # One for all instances of its function, as a static variable is.
-            key = f"{function}:{variable.name}"
-            self.code.shared[key] = variable
-            names.meanings[variable.name] = Symbol("shared", key)
+    def _variable(self, variable: Variable, names: Names) -> None:
+        if variable.space in ("global", "const"):
+            names.declare(variable, Symbol(variable.space, variable.key))
+        elif variable.space == "shared":
+            self.code.shared[variable.key] = variable
+            names.declare(variable, Symbol("shared", variable.key))
         elif variable.space == "local" and names.frame is not None:
             offset = names.frame.place(variable)
-            names.meanings[variable.name] = self._address(names.frame, offset, variable.line)
+            names.declare(variable, self._address(names.frame, offset, variable.line))
         elif variable.space == "local":
-            key = f"{names.prefix}{variable.name}#{len(self.code.local)}"
-            self.code.local[key] = variable
-            names.meanings[variable.name] = Symbol("local", key)
+            names.declare(variable, Symbol("local", self._local(variable, names)))
         elif variable.space == "param":
-            self.skips += 1
-            key = f"{names.prefix}{variable.name}#{self.skips}"
-            self.code.local[key] = variable
-            names.meanings[variable.name] = Symbol("call", key)
+            names.declare(variable, Symbol("call", self._local(variable, names)))
         else:
             raise InvalidPtx(f"unsupported: .{variable.space} variable in a function", variable.line)
+
+    def _local(self, variable: Variable, names: Names) -> str:
+        """Return the key of a new .local variable, or .param variable of a call."""
+        self.skips += 1
+        key = f"{names.prefix}{variable.name}#{self.skips}"
+        self.code.local[key] = variable
+        return key
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
         if len(self.code.operations) > MAXIMUM_OPERATIONS:
@@ -209,7 +231,8 @@ class _Flattener:
         elif instruction.name == "ret":
             self._return(instruction, names)
         else:
-            operands = tuple(self.resolver.argument(o, names, instruction.line) for o in instruction.operands)
+            resolve = self.resolver.address if instruction.name in _OF_ADDRESSES else self.resolver.argument
+            operands = tuple(resolve(o, names, instruction.line) for o in instruction.operands)
             if instruction.name in _STACK:
                 self.code.operations.append(stack_instruction(self.code, instruction, operands))
                 return
@@ -336,30 +359,43 @@ class _Flattener:
         prefix = f"{self.instances}:"
         inside = Names({}, prefix, prefix + "$end", names.frame)
         for formal, actual in zip(function.parameters, inputs, strict=True):
-            inside.meanings[formal.name] = self._bind(formal, self.resolver.argument(actual, names, line), line)
-        back: list[tuple[Argument, Argument, str]] = []
-        for formal, actual in zip(function.returns, results, strict=True):
-            wanted = self.resolver.argument(actual, names, line)
-            if formal.space == "param":
-                inside.meanings[formal.name] = wanted
+            given = self.resolver.argument(actual, names, line)
+            if formal.space != "param":
+                values = [fetched(self.code, given, formal.type, line, start) for start in _parts(formal)]
+                inside.declare_registers(formal.name, tuple(values))
+            elif isinstance(given, Symbol) and given.space == "call":
+                inside.declare(formal, given)  # its value is only read inside
+            elif formal.size != DTYPES[formal.type].itemsize:
+                raise InvalidPtx(f"the argument for the array {formal.name} is not a .param variable", line)
             else:
-                register = self.code.new_register(formal.type)
-                inside.meanings[formal.name] = register
-                back.append((wanted, register, formal.type))
+                new = Symbol("call", self._local(formal, inside))
+                inside.declare(formal, new)
+                value = fetched(self.code, given, formal.type, line)
+                self.code.operations.append(stored(new, value, formal.type, line))
+        back: list[tuple[Argument, Argument, Variable]] = []
+        for formal, actual in zip(function.returns, results, strict=True):
+            result = self.resolver.argument(actual, names, line)
+            if formal.space == "param" and isinstance(result, Symbol):
+                inside.declare(formal, result)
+                continue
+            if formal.space == "param" and formal.size != DTYPES[formal.type].itemsize:
+                raise InvalidPtx(f"what takes the array {formal.name} is not a .param variable", line)
+            if formal.space == "param":
+                inside.declare(formal, Symbol("call", self._local(formal, inside)))
+            else:
+                inside.declare_registers(formal.name, self._new_registers(formal))
+            back.append((result, inside.meanings[formal.name], formal))
         self.function(function, inside, (*stack, function.name))
         self.code.operations.append(label(prefix + "$end", line))
-        for wanted, inner, type_name in back:
-            self.code.operations.append(plain("mov", (type_name,), (wanted, inner), line))
+        for result, inner, formal in back:
+            for start in _parts(formal):
+                value = fetched(self.code, inner, formal.type, line, start)
+                self.code.operations.append(stored(result, value, formal.type, line, start))
 
-    def _bind(self, formal: Variable, given: Argument, line: int) -> Argument:
-        """Alias a call's .param (its value is only read inside), or copy a register."""
-        if formal.space == "param":
-            if not (isinstance(given, Symbol) and given.space == "call"):
-                raise InvalidPtx("unsupported: register passed for a .param argument", line)
-            return given
-        register = self.code.new_register(formal.type)
-        self.code.operations.append(plain("mov", (formal.type,), (register, given), line))
-        return register
+
+def _parts(formal: Variable) -> range:
+    """Return where the parts of a parameter begin, of which a vector has several."""
+    return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 
 def _bases(operands: tuple[Argument, ...]) -> set[int]:

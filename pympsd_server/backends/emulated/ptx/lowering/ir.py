@@ -138,6 +138,10 @@ class Code:
     carry: Register = Register(0)
     # The stack pointer, an offset in local memory, if the kernel needs one.
     stack: Register | None = None
+    # The size of the kernel's parameters.
+    parameter_bytes: int = 0
+    # Whether .target and .version allow loads and stores of 32 bytes.
+    wide_accesses: bool = False
 
     def new_register(self, type_name: str) -> Register:
         self.register_types.append(type_name)

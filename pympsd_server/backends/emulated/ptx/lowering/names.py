@@ -6,6 +6,7 @@ import re
 
 from attrs import define, evolve, field
 
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
@@ -16,6 +17,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Memory,
     Negative,
     Not,
+    Operation,
     Part,
     Predicate,
     Register,
@@ -23,13 +25,15 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Special,
     Symbol,
     Target,
+    plain,
 )
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame
-from pympsd_server.backends.emulated.ptx.runtime.special_registers import is_special
+from pympsd_server.backends.emulated.ptx.runtime.special_registers import is_special, vector_axes
 from pympsd_server.backends.emulated.ptx.syntax import tree
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,
     Arguments,
+    Element,
     Guard,
     Immediate,
     Module,
@@ -48,7 +52,7 @@ _SELECTOR = re.compile(r"[bh][0-7]+")
 
 @define
 class Names:
-    """The meaning of names in a scope; `labels` is shared by all scopes of one function instance."""
+    """The meaning of names in a scope."""
 
     meanings: dict[str, Argument]
     prefix: str
@@ -57,9 +61,36 @@ class Names:
     """The frame of the procedure that the code is part of, None in a kernel."""
     labels: dict[str, str] = field(factory=dict)
     prototypes: dict[str, Prototype] = field(factory=dict)
+    variables: dict[str, Variable] = field(factory=dict)
+    """The variables among the names; the meaning of one is its address."""
+    suffix: str = ""
+    """What distinguishes its labels from those of other scopes."""
 
     def inner(self) -> Names:
-        return evolve(self, meanings=dict(self.meanings))
+        return evolve(
+            self,
+            meanings=dict(self.meanings),
+            labels=dict(self.labels),
+            prototypes=dict(self.prototypes),
+            variables=dict(self.variables),
+        )
+
+    def declare(self, variable: Variable, meaning: Argument) -> None:
+        self.meanings[variable.name] = meaning
+        self.variables[variable.name] = variable
+
+    def declare_registers(self, name: str, registers: tuple[Register, ...]) -> None:
+        """Declare a register, or a vector of several and its parts: `%v`, `%v.x` or `%v.r`, ..."""
+        self.meanings[name] = registers[0] if len(registers) == 1 else Group(registers)
+        self.variables.pop(name, None)
+        if len(registers) > 1:
+            for letters in ("xyzw", "rgba"):
+                self.meanings |= {f"{name}.{letter}": r for letter, r in zip(letters, registers, strict=False)}
+
+    def declare_wide(self, name: str, halves: tuple[Register, Register]) -> None:
+        """Declare a register of 128 bits, which has no parts of its own."""
+        self.meanings[name] = Group(halves)
+        self.variables.pop(name, None)
 
 
 @define
@@ -97,10 +128,48 @@ class Resolver:
                 if isinstance(register, Register | Part):
                     return Negative(register)
             case Sum(base, offset):
-                symbol = self._name(base.text, names, line)
-                if isinstance(symbol, Symbol):
-                    return Symbol(symbol.space, symbol.name, symbol.offset + offset)
+                return self._address(self._memory(base, offset, names, line), line)
+            case Element():
+                return self._element(operand, names, line)
         raise InvalidPtx("unsupported operand", line)
+
+    def address(self, operand: Operand, names: Names, line: int) -> Argument:
+        """Return an operand of an instruction for which an element of an array is its address."""
+        found = self.argument(operand, names, line)
+        return self._address(found, line) if isinstance(operand, Element) and isinstance(found, Memory) else found
+
+    def _element(self, element: Element, names: Names, line: int) -> Memory:
+        """Return where an element of an array is; an index in a register is multiplied by the size of elements."""
+        name = element.base.text
+        variable = names.variables.get(name) if name in names.meanings else self.module.variables.get(name)
+        if variable is None:
+            raise InvalidPtx(f"{name} is not an array", line)
+        size = DTYPES[variable.type].itemsize
+        memory = self._memory(element.base, element.offset * size, names, line)
+        if element.index is None:
+            return memory
+        index = self._name(element.index.text, names, line)
+        kind = self.code.register_types[index.number] if isinstance(index, Register) else ""
+        if kind not in ("u16", "s16", "u32", "s32", "u64", "s64", "b16", "b32", "b64"):
+            raise InvalidPtx(f"the index {element.index.text} is not a register with an integer", line)
+        wide, at = self.code.new_register("u64"), self.code.new_register("u64")
+        base = self._address(Memory(memory.base, 0), line)
+        self.code.operations += [
+            plain("cvt", ("s64" if kind[0] == "s" else "u64", kind.replace("b", "u")), (wide, index), line),
+            Operation("mad", ("lo",), ("u64",), (at, wide, Immediate(size), base), None, line),
+        ]
+        return Memory(at, memory.offset)
+
+    def _address(self, memory: Memory, line: int) -> Argument:
+        """Return the address of memory as a value."""
+        base, offset = memory.base, memory.offset
+        if isinstance(base, Symbol):
+            return Symbol(base.space, base.name, base.offset + offset)
+        if not offset or not isinstance(base, Register):
+            return base
+        register = self.code.new_register("u64")
+        self.code.operations.append(plain("add", ("u64",), (register, base, Immediate(offset)), line))
+        return register
 
     def _memory(self, base: Name | Immediate, offset: int, names: Names, line: int) -> Memory:
         if isinstance(base, Immediate):
@@ -125,6 +194,10 @@ class Resolver:
             return self._module_variable(variable, line)
         if is_special(text):
             return Special(text)
+        if axes := vector_axes(text):
+            return Group((*map(Special, axes), Immediate(0)))
+        if text.endswith(".w") and vector_axes(text[:-2]):
+            return Immediate(0)
         if text in self.table.addresses:
             return Immediate(self.table.addresses[text])
         if text in self.module.functions:

@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from pympsd.vocabulary.device_runtime import SET_CONDITIONAL
+from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Code, Memory, Operation, Register, Symbol, plain
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
+    Code,
+    Group,
+    Memory,
+    Operation,
+    Register,
+    Symbol,
+    plain,
+)
 
 
 @frozen
@@ -40,8 +50,12 @@ def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequ
 
 
 def fetched(code: Code, value: Argument, type_name: str, line: int, offset: int = 0) -> Register:
-    """Append a load of a call's .param, or a move of a register; return the register it comes to."""
+    """Append a load of a call's .param, or a move of a register; return the register it comes to.
+
+    With an `offset` (in bytes) it is that part of a vector.
+    """
     register = code.new_register(type_name)
+    value = _part(value, type_name, offset)
     if isinstance(value, Symbol) and value.space == "call":
         load = Operation("ld", ("param",), (type_name,), (register, Memory(value, offset)), None, line)
         code.operations.append(load)
@@ -51,7 +65,12 @@ def fetched(code: Code, value: Argument, type_name: str, line: int, offset: int 
 
 
 def stored(target: Argument, value: Register, type_name: str, line: int, offset: int = 0) -> Operation:
-    """Return a store to a call's .param, or a move to a register."""
+    """Return a store to a call's .param, or a move to a register; with an `offset` that part of a vector."""
+    target = _part(target, type_name, offset)
     if isinstance(target, Symbol) and target.space == "call":
         return Operation("st", ("param",), (type_name,), (Memory(target, offset), value), None, line)
     return plain("mov", (type_name,), (target, value), line)
+
+
+def _part(value: Argument, type_name: str, offset: int) -> Argument:
+    return value.items[offset // DTYPES[type_name].itemsize] if isinstance(value, Group) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+_HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
+"""Half of the shared addresses that belong to one block of a cluster."""
 
 
 def function_index(address: Value, known: tuple[int, ...]) -> Value:
@@ -66,13 +69,19 @@ def set_conditional(state: BatchState, lanes: Lanes, handle: Value, value: Value
 
 
 def address_in_block(address: Value, rank: Value) -> Value:
-    """mapa: a shared address of the own block as that of another one of the cluster."""
+    """mapa: a shared address of the own block as that of another one of the cluster.
+
+    Compilers write addresses below a variable, too, so that half of a block's range lies below its memory.
+    """
     kind = address.dtype.type
-    own = address & kind(~(255 << RANK_SHIFT) & ((1 << 8 * address.dtype.itemsize) - 1))
-    return own | ((rank + np.uint32(1)).astype(kind) << kind(RANK_SHIFT))
+    above = address + kind(_HALF_RANGE)
+    window = above & kind(0xFFFFFFFF << 32 & ((1 << 8 * address.dtype.itemsize) - 1))
+    offset = (above & kind((1 << RANK_SHIFT) - 1)) - kind(_HALF_RANGE)
+    return window + ((rank + np.uint32(1)).astype(kind) << kind(RANK_SHIFT)) + offset
 
 
 def rank_of_address(address: Value, own: Value) -> Value:
     """getctarank: the rank of the block that a shared address is in."""
-    rank = ((address >> address.dtype.type(RANK_SHIFT)) & address.dtype.type(255)).astype(np.uint32)
+    kind = address.dtype.type
+    rank = ((address + kind(_HALF_RANGE)) >> kind(RANK_SHIFT) & kind(255)).astype(np.uint32)
     return np.where(rank > 0, rank - np.uint32(1), own).astype(np.uint32)

@@ -92,36 +92,47 @@ def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
 def frame_elements(
     state: BatchState, lanes: Lanes, space: str, address: Value, shift: int, align: int, accesses: Accesses
 ) -> Value:
-    """Return the elements of shared, local and parameter memory, whose addresses begin at 0 in each frame."""
+    """Return the elements of shared, local and parameter memory, whose addresses begin at 0 in each frame.
+
+    Addresses of these spaces have 32 bits: wider ones are cut off, and the sum of an address and an offset wraps.
+    """
     if address.dtype.kind == "u" and address.dtype.itemsize == 8:
         address = address.view(S64)
     low, high, bits = _bounds(address)
     first, last = accesses[0], accesses[-1]
     size = state.frame_size(space)
-    if space == "shared" and low >= 0 and 1 << RANK_SHIFT <= high < (1 << RANK_SHIFT) * 256:
-        return _cluster_elements(state, lanes, address, shift, accesses)
     if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
-        for delta, nbytes in accesses:
-            _check_frame(space, size, address.astype(S64) + delta, nbytes)
+        # Compilers write an address below a variable, and an offset that leads into it.
+        address = address.astype(np.int32)
+        low, high, bits = _bounds(address)
+        if space == "shared" and high + last[0] >= 1 << RANK_SHIFT:
+            return _cluster_elements(state, lanes, address, shift, accesses)
+        if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
+            for delta, nbytes in accesses:
+                _check_frame(space, size, address.astype(S64) + delta, nbytes)
     index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
     return _marked(index if space == "param" else index + state.frame_bases(lanes, space, shift), low)
 
 
-def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: int, accesses: Accesses) -> Array:
+def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: int, accesses: Accesses) -> Value:
     """Return the elements of shared memory, some of it other blocks' of the thread's cluster."""
     each = np.broadcast_to(address, lanes.count).astype(S64)
-    rank, offset = each >> RANK_SHIFT, each & ((1 << RANK_SHIFT) - 1)
-    wrong = rank > state.cluster_blocks
-    if wrong.any():
-        at = int(np.argmax(wrong))
-        why = f"shared address {int(each[at]):#x}: a cluster has {state.cluster_blocks} blocks"
-        raise IllegalAddress(why, position=at)
-    for delta, nbytes in accesses:
-        _check_frame("shared", state.frame_size("shared"), offset + delta, nbytes)
     own = lanes.pick(state.cta)
-    block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
-    index: Array = (offset >> shift) + block * (state.shared_frame >> shift)
-    return index
+    found = None
+    for delta, nbytes in accesses:
+        at = each + delta
+        rank, offset = at >> RANK_SHIFT, at & ((1 << RANK_SHIFT) - 1)
+        wrong = (rank < 0) | (rank > state.cluster_blocks)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            why = f"shared address {int(at[place]) % (1 << 32):#x}: a cluster has {state.cluster_blocks} blocks"
+            raise IllegalAddress(why, position=place)
+        _check_frame("shared", state.frame_size("shared"), offset, nbytes)
+        if found is None:
+            block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
+            found = ((offset - delta) >> shift) + block * (state.shared_frame >> shift)
+    assert found is not None
+    return _marked(found, int(found.min()))
 
 
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
@@ -129,7 +140,7 @@ def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
     outside = (each < 0) | (each > size - nbytes)  # the sum may overflow
     if outside.any():
         at = int(np.argmax(outside))
-        why = f"{space} address {int(each[at]):#x}, {nbytes} bytes: outside of the {size} bytes there are"
+        why = f"{space} address {int(each[at]) % (1 << 32):#x}, {nbytes} bytes: outside of the {size} bytes there are"
         raise IllegalAddress(why, position=at)
     misaligned = (each & (nbytes - 1)) != 0
     if misaligned.any():
@@ -161,6 +172,8 @@ def elements(
     if space != "generic":
         return [(space, _one_space(state, lanes, space, address, nbytes, align), None)]
     # Device windows begin at 0x6000_0000_0000: everything outside windows 1 to 3 is global.
+    if address.dtype.itemsize < 8:
+        address = address.astype(np.uint64)
     windows = address.view(S64) >> np.int64(WINDOW_BITS)
     low, high, _ = _bounds(windows)
     if low == high or low > 3:
@@ -227,15 +240,18 @@ def store(
     address: Value,
     dtype: DType,
     align: int,
-    values: tuple[Value, ...],
+    values: tuple[Value | None, ...],
     guard: Value | None,
 ) -> None:
-    """Store one or more consecutive elements per thread. Nothing is written when any thread faults."""
+    """Store one or more consecutive elements per thread, less those that are None.
+
+    Nothing is written when any thread faults.
+    """
     if guard is not None and guard.ndim:
         held: Array = np.flatnonzero(guard)
         if len(held):
             inner = _subset(lanes, held)
-            picked = tuple(_pick(v, held) for v in values)
+            picked = tuple(None if v is None else _pick(v, held) for v in values)
             try:
                 store(state, inner, space, _pick(address, held), dtype, align, picked, None)
             except DeviceFault as fault:
@@ -246,7 +262,8 @@ def store(
     for kind, index, chosen in elements(state, lanes, space, address, dtype.itemsize, align):
         view = state.view(kind, dtype)
         for position, value in enumerate(values):
-            put(view[position:], index, value if chosen is None else _pick(value, chosen))
+            if value is not None:
+                put(view[position:], index, value if chosen is None else _pick(value, chosen))
 
 
 def put(view: Array, index: Value, value: Value) -> None:
@@ -287,3 +304,8 @@ def displaced(address: Value, offset: int) -> Value:
     """Return the address plus a constant, wrapping in its own width."""
     bits = 8 * address.dtype.itemsize
     return address + address.dtype.type(offset & ((1 << bits) - 1))
+
+
+def constant_address(address: Value, constants: np.uint64) -> Value:
+    """Return the generic address of 32-bit addresses of constants, which lie behind `constants`."""
+    return (address - constants.astype(np.uint32)).astype(np.uint64) + constants

@@ -34,6 +34,11 @@ def is_special(text: str) -> bool:
     return (name in _VECTORS and axis in _AXES) or (not axis and name in _SCALARS)
 
 
+def vector_axes(text: str) -> list[str]:
+    """Return the three parts of a special register that is a vector, such as %tid; its fourth part is 0."""
+    return [f"{text}.{axis}" for axis in _AXES] if text[:1] == "%" and text[1:] in _VECTORS else []
+
+
 def special_names() -> list[str]:
     """Return the names of all special registers."""
     return sorted([f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS])

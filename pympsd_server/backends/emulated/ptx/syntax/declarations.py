@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.expressions import constant
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Registers, Variable
 
 SPACES = frozenset({"global", "shared", "const", "local", "param"})
 _VECTORS = {".v2": 2, ".v4": 4}
+_MAX_VECTOR_BYTES = 16
+_BYTE_MASKS = {0xFF << shift: shift for shift in range(0, 64, 8)}
 
 
 def check_type(name: str, line: int) -> str:
@@ -22,11 +27,7 @@ def check_type(name: str, line: int) -> str:
 def parse_registers(tokens: TokenStream) -> Registers:
     line = tokens.line
     tokens.expect(".reg")
-    if tokens.current.text in _VECTORS:
-        raise InvalidPtx("unsupported: vector registers", line)
-    type_name = tokens.take().text.lstrip(".")
-    if type_name != "b128":
-        check_type(type_name, line)
+    length, type_name = _register_type(tokens, line)
     names: list[str] = []
     while True:
         name = tokens.word("a register name")
@@ -38,7 +39,20 @@ def parse_registers(tokens: TokenStream) -> Registers:
         if not tokens.accept(","):
             break
     tokens.expect(";")
-    return Registers(type_name, tuple(names), line)
+    return Registers(type_name, tuple(names), line, length)
+
+
+def _register_type(tokens: TokenStream, line: int) -> tuple[int, str]:
+    """Read `.b32` or `.v4 .b32`; return the number of parts and their type. Raises InvalidPtx."""
+    length = _VECTORS[tokens.take().text] if tokens.current.text in _VECTORS else 1
+    type_name = tokens.take().text.lstrip(".")
+    if type_name == "b128" and length == 1:
+        return length, type_name
+    check_type(type_name, line)
+    if length > 1 and (type_name == "pred" or length * DTYPES[type_name].itemsize > _MAX_VECTOR_BYTES):
+        why = f"vectors have at most {_MAX_VECTOR_BYTES} bytes, and no predicates"
+        raise InvalidPtx(f"unsupported registers .v{length} .{type_name}: {why}", line)
+    return length, type_name
 
 
 def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
@@ -49,21 +63,20 @@ def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
         return _register_parameter(tokens, line)
     if space not in SPACES:
         raise InvalidPtx(f"unsupported state space or directive .{space}", line)
-    alignment, elements, type_name, is_wide = 0, 1, "", False
+    alignment, elements, type_name, is_wide, managed = 0, 1, "", False, False
     while tokens.current.kind == "directive":
         text = tokens.take().text
         if text == ".align":
             alignment = tokens.integer()
         elif text in _VECTORS:
             elements = _VECTORS[text]
-        elif text == ".ptr" or text[1:] in SPACES or text in (".attribute", ".managed"):
-            if text == ".attribute":
-                raise InvalidPtx("unsupported: .attribute (managed memory)", line)
-            if text == ".ptr":
-                _skip_pointer_attributes(tokens)
+        elif text == ".attribute":
+            managed |= _is_managed(tokens, space)
+        elif text == ".ptr":
+            _skip_pointer_attributes(tokens)
         elif text == ".b128":
             type_name, elements, is_wide = "b64", 2, True
-        else:
+        elif text[1:] not in SPACES:
             type_name = check_type(text[1:], line)
     if not type_name:
         raise tokens.error("a type")
@@ -75,13 +88,29 @@ def parse_variable(tokens: TokenStream, *, extern: bool = False) -> Variable:
     initial = _initialisers(tokens) if tokens.accept("=") else ()
     if count is None and initial:
         count = len(initial) // elements
-    return Variable(name, space, type_name, alignment or size, size, count, extern, initial, line)
+    return Variable(name, space, type_name, alignment or size, size, count, extern, initial, line, managed)
+
+
+def _is_managed(tokens: TokenStream, space: str) -> bool:
+    """Read `(.managed, .unified(...))`, after .attribute; return whether it has .managed. Raises InvalidPtx."""
+    line, managed = tokens.line, False
+    tokens.expect("(")
+    while not tokens.accept(")"):
+        if tokens.is_at(".managed") and space == "global":
+            managed = True
+        elif not tokens.is_at(".unified"):
+            raise InvalidPtx(f"unsupported attribute {tokens.current.text} of a .{space} variable", line)
+        if tokens.take().text == ".unified":
+            tokens.skip_past(")")
+        if not tokens.is_at(")"):
+            tokens.expect(",")
+    return managed
 
 
 def _register_parameter(tokens: TokenStream, line: int) -> Variable:
-    type_name = check_type(tokens.take().text[1:], line)
+    length, type_name = _register_type(tokens, line)
     size = DTYPES[type_name].itemsize
-    return Variable(tokens.word("a register"), "reg", type_name, size, size, 1, False, (), line)
+    return Variable(tokens.word("a register"), "reg", type_name, size, length * size, 1, False, (), line)
 
 
 def _skip_pointer_attributes(tokens: TokenStream) -> None:
@@ -114,20 +143,29 @@ def _initialisers(tokens: TokenStream) -> tuple[Initialiser, ...]:
 
 
 def _initialiser(tokens: TokenStream) -> Initialiser:
-    if tokens.current.kind != "word":
-        return Initialiser(tokens.literal())
-    line, symbol = tokens.line, tokens.take().text
+    if tokens.current.kind != "word" or tokens.current.text == "WARP_SZ":
+        if tokens.current.kind == "integer" and tokens.following.text == "(":
+            return _byte_of(tokens)
+        return Initialiser(constant(tokens))
+    symbol = tokens.take().text
     generic = symbol == "generic"
     if generic:
         tokens.expect("(")
         symbol = tokens.word("a variable name")
         tokens.expect(")")
-    elif tokens.is_at("("):
-        raise InvalidPtx(f"unsupported initialiser {symbol}()", line)
-    offset = Immediate(0)
-    if tokens.is_at("+", "-"):
-        offset = tokens.literal()
+    offset = constant(tokens) if tokens.is_at("+", "-") else Immediate(0)
     return Initialiser(offset, symbol, generic)
+
+
+def _byte_of(tokens: TokenStream) -> Initialiser:
+    """Read the operator mask(): `0xff00(symbol+4)` is one byte of an address or of an integer."""
+    line, mask = tokens.line, tokens.integer()
+    if mask not in _BYTE_MASKS:
+        raise InvalidPtx(f"the mask {mask:#x} of an initialiser is not one byte, such as 0xff or 0xff00", line)
+    tokens.expect("(")
+    whole = _initialiser(tokens)
+    tokens.expect(")")
+    return evolve(whole, shift=_BYTE_MASKS[mask])
 
 
 def parse_parameters(tokens: TokenStream) -> tuple[Variable, ...]:

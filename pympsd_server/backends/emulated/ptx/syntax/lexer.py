@@ -10,13 +10,15 @@ from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 
 _PATTERN = re.compile(
     r"""
-    (?P<space>[ \t\r\f\v]+) | (?P<newline>\n) | (?P<comment>//[^\n]*) | (?P<block>/\*.*?\*/)
+    (?P<space>[ \t\r\f\v]+) | (?P<newline>\n)
+  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/)
   | (?P<string>"(?:[^"\\\n]|\\.)*")
-  | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|\d+\.\d+(?:[eE][+-]?\d+)?)
+  | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
+      |(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
   | (?P<integer>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
   | (?P<directive>\.[A-Za-z_][\w$]*)
   | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
-  | (?P<mark>[\[\]{}()<>,;:=+\-@!|~])
+  | (?P<mark>&&|\|\||<<|>>|[<>=!]=|[\[\]{}()<>,;:=+\-*/%&^?@!|~])
     """,
     re.VERBOSE | re.DOTALL,
 )

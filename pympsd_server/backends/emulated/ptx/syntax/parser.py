@@ -6,7 +6,7 @@ import re
 
 from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_variable
+from pympsd_server.backends.emulated.ptx.syntax.declarations import SPACES, parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target
@@ -15,7 +15,11 @@ _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
 _IGNORED_WITH_BRACES = frozenset({".section"})
 _FUNCTION_DIRECTIVES = frozenset(
     {".maxntid", ".reqntid", ".minnctapersm", ".maxnreg", ".maxnctapersm", ".reqnctapercluster", ".maxclusterrank"}
+    | {".abi_preserve", ".abi_preserve_control"}
 )
+_NEXT_ITEM = frozenset({".entry", ".func", ".alias", ".file", ".loc", *_LINKAGE, *_IGNORED_WITH_BRACES})
+_NEXT_ITEM |= {f".{space}" for space in SPACES}
+"""What begins an item of a module, so that a declaration of a function before it has ended."""
 
 _TARGET = re.compile(r"sm_(\d{1,4})([af]?)")
 
@@ -84,13 +88,27 @@ def _definition(tokens: TokenStream, module: Module) -> None:
     if tokens.is_at(".entry", ".func"):
         _add_function(module, _function(tokens))
         return
-    if tokens.is_at(".alias", ".tex", ".surf", ".sampler"):
+    if tokens.accept(".alias"):
+        _alias(tokens, module)
+        return
+    if tokens.is_at(".tex", ".surf", ".sampler"):
         raise InvalidPtx(f"unsupported: {tokens.current.text}", tokens.line)
     variable = parse_variable(tokens, extern=extern)
     tokens.expect(";")
     known = module.variables.get(variable.name)
     if known is None or known.extern:
         module.variables[variable.name] = variable
+
+
+def _alias(tokens: TokenStream, module: Module) -> None:
+    line = tokens.line
+    name = tokens.word("the name of an alias")
+    tokens.expect(",")
+    function = module.functions.get(tokens.word("a function"))
+    tokens.expect(";")
+    if function is None or function.is_entry or function.body is None:
+        raise InvalidPtx(f".alias {name}: the second name is not that of a function that is defined before", line)
+    module.aliases[name] = function.name
 
 
 def _add_function(module: Module, function: Function) -> None:
@@ -110,11 +128,11 @@ def _function(tokens: TokenStream) -> Function:
     name = tokens.word("a function name")
     parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
     function = Function(name, is_entry, returns, parameters, line)
-    while tokens.current.kind == "directive":
+    while tokens.current.kind == "directive" and tokens.current.text not in _NEXT_ITEM:
         _function_directive(tokens, function)
     if tokens.is_at("{"):
         function.body = parse_body(tokens)
-    else:
+    elif tokens.current.kind != "end" and tokens.current.text not in _NEXT_ITEM:  # nvopencc wrote no semicolon
         tokens.expect(";")
     return function
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_registers, parse_variable
+from pympsd_server.backends.emulated.ptx.syntax.expressions import constant, integer_constant, is_constant
 from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,
     Arguments,
+    Element,
     Guard,
     Immediate,
     Instruction,
@@ -93,8 +95,12 @@ def _prototype(tokens: TokenStream, name: str) -> Prototype:
     returns = parse_parameters(tokens) if tokens.is_at("(") else ()
     tokens.word("_")
     parameters = parse_parameters(tokens) if tokens.is_at("(") else ()
-    tokens.accept(".noreturn")
-    tokens.expect(";")
+    while not tokens.accept(";"):
+        if tokens.is_at(".abi_preserve", ".abi_preserve_control"):  # how many registers it keeps
+            tokens.take()
+            tokens.integer()
+        else:
+            tokens.expect(".noreturn")
     return Prototype(name, returns, parameters)
 
 
@@ -112,10 +118,15 @@ def _instruction(tokens: TokenStream) -> Instruction:
         raise InvalidPtx(f"unsupported: {'.'.join((name, *suffixes))} ({why})", line)
     operands: list[Operand] = []
     while not tokens.accept(";"):
-        operands.append(_operand(tokens))
+        operands.append(_arguments(tokens) if name == "call" and tokens.is_at("(") else _operand(tokens))
         if not tokens.is_at(";"):
             tokens.expect(",")
     return Instruction(name, modifiers, types, tuple(operands), guard, line)
+
+
+def _arguments(tokens: TokenStream) -> Arguments:
+    tokens.expect("(")
+    return Arguments(_list(tokens, ")"))
 
 
 def _operand(tokens: TokenStream) -> Operand:
@@ -123,21 +134,27 @@ def _operand(tokens: TokenStream) -> Operand:
         return _address(tokens)
     if tokens.accept("{"):
         return Vector(_list(tokens, "}"))
-    if tokens.accept("("):
-        return Arguments(_list(tokens, ")"))
-    if tokens.accept("!"):
-        return Negated(Name(tokens.word("a predicate")))
-    if tokens.is_at("-") and tokens.following.kind == "word":
+    if tokens.is_at("-") and tokens.following.kind == "word" and tokens.following.text != "WARP_SZ":
         tokens.take()
         return Negative(Name(tokens.take().text))
-    if tokens.current.kind != "word":
-        return tokens.literal()
-    name = Name(tokens.take().text)
+    if is_constant(tokens):
+        return constant(tokens)
+    if tokens.accept("!"):
+        return Negated(Name(tokens.word("a predicate")))
+    name = Name(tokens.word("an operand"))
     if tokens.accept("|"):
         return Pair(name, Name(tokens.word("a predicate")))
     if tokens.is_at("+", "-"):
-        return Sum(name, _offset(tokens))
-    return name
+        return Sum(name, integer_constant(tokens))
+    return _element(tokens, name) if tokens.accept("[") else name
+
+
+def _element(tokens: TokenStream, base: Name) -> Element:
+    """Return `base[2]`, `base[%r]` or `base[%r+1]`, after its `[`."""
+    index = None if is_constant(tokens) else Name(tokens.word("an index"))
+    offset = integer_constant(tokens) if index is None or tokens.is_at("+", "-") else 0
+    tokens.expect("]")
+    return Element(base, index, offset)
 
 
 def _list(tokens: TokenStream, end: str) -> tuple[Operand, ...]:
@@ -149,24 +166,15 @@ def _list(tokens: TokenStream, end: str) -> tuple[Operand, ...]:
     return tuple(items)
 
 
-def _offset(tokens: TokenStream) -> int:
-    if tokens.accept("+"):
-        return tokens.integer()
-    tokens.expect("-")
-    return -tokens.integer()
-
-
 def _address(tokens: TokenStream) -> Address | Vector:
     """Return `[address]`, or `[object, {coordinates}]` as a vector of all of them."""
     tokens.expect("[")
     base: Name | Immediate
-    if tokens.current.kind == "word":
-        base = Name(tokens.take().text)
-    elif tokens.is_at("["):
-        raise tokens.error("a register or a variable")
+    if is_constant(tokens):
+        base, offset = constant(tokens), 0
     else:
-        base = tokens.literal()
-    offset = _offset(tokens) if tokens.is_at("+", "-") else 0
+        base = Name(tokens.word("a register or a variable"))
+        offset = integer_constant(tokens) if tokens.is_at("+", "-") else 0
     if tokens.accept(","):
         if not isinstance(base, Name) or offset:
             raise tokens.error("a texture, surface or tensor is a register")

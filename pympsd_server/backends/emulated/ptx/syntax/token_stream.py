@@ -1,12 +1,9 @@
-"""A cursor over tokens, and the literals of PTX."""
+"""A cursor over tokens."""
 
 from __future__ import annotations
 
-import struct
-
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.lexer import Token, tokenize
-from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 
 class TokenStream:
@@ -63,21 +60,6 @@ class TokenStream:
         value = parse_integer(self.take().text)
         return -value if negative else value
 
-    def literal(self) -> Immediate:
-        """Return an integer or float literal with an optional sign."""
-        negative = self.accept("-")
-        if not negative:
-            self.accept("+")
-        token = self.current
-        if token.kind == "integer":
-            self.take()
-            value = parse_integer(token.text)
-            return Immediate(-value if negative else value)
-        if token.kind != "float":
-            raise self.error("a number")
-        self.take()
-        return _float_literal(token.text, negative)
-
     def skip_line(self) -> None:
         """Skip the rest of the line, as .loc and .file end there."""
         line = self.line
@@ -101,16 +83,3 @@ def parse_integer(text: str) -> int:
     if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
         return int(digits, 8)
     return int(digits, 0)
-
-
-def _float_literal(text: str, negative: bool) -> Immediate:
-    if text[:2] in ("0f", "0F"):
-        bits = int(text[2:], 16)
-        return Immediate(bits ^ (1 << 31 if negative else 0), "f32")
-    bits = int(text[2:], 16) if text[:2] in ("0d", "0D") else _double_bits(float(text))
-    return Immediate(bits ^ (1 << 63 if negative else 0), "f64")
-
-
-def _double_bits(value: float) -> int:
-    bits: int = struct.unpack("<Q", struct.pack("<d", value))[0]
-    return bits

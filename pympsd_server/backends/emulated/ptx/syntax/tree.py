@@ -68,13 +68,25 @@ class Sum:
 
 
 @frozen
+class Element:
+    """`symbol[2]` or `symbol[%r+1]` outside of brackets: the element of an array, or its address.
+
+    `offset` counts elements, too.
+    """
+
+    base: Name
+    index: Name | None
+    offset: int
+
+
+@frozen
 class Arguments:
     """`(a, b)` of a call."""
 
     items: tuple[Operand, ...]
 
 
-Operand: TypeAlias = Name | Immediate | Address | Vector | Pair | Negated | Negative | Sum | Arguments
+Operand: TypeAlias = Name | Immediate | Address | Vector | Pair | Negated | Negative | Sum | Element | Arguments
 
 
 @frozen
@@ -107,11 +119,12 @@ class Label:
 
 @frozen
 class Registers:
-    """`.reg .b32 %r<5>, %x;`"""
+    """`.reg .b32 %r<5>, %x;`, or with a `length` of more than 1 vectors: `.reg .v4 .b32 %v;`"""
 
     type: str
     names: tuple[str, ...]
     line: int
+    length: int = 1
 
 
 @frozen
@@ -134,11 +147,15 @@ class Prototype:
 
 @frozen
 class Initialiser:
-    """One initial value: a literal, or the address of a global (`symbol`, plus the literal)."""
+    """One initial value: a literal, or the address of a variable or a function (`symbol`, plus the literal).
+
+    `shift` is not None where one byte of that is meant, as in `0xff00(symbol+4)`: the bits below it.
+    """
 
     value: Immediate
     symbol: str | None = None
     generic: bool = False
+    shift: int | None = None
 
 
 @frozen
@@ -154,6 +171,10 @@ class Variable:
     extern: bool
     initial: tuple[Initialiser, ...]
     line: int
+    managed: bool = False
+    """Whether the host reaches it, too: .attribute(.managed)."""
+    key: str = ""
+    """Of a static variable of a function: its name among those of the module."""
 
     @property
     def size(self) -> int:
@@ -204,3 +225,5 @@ class Module:
     target: Target = Target()
     variables: dict[str, Variable] = field(factory=dict)
     functions: dict[str, Function] = field(factory=dict)
+    aliases: dict[str, str] = field(factory=dict)
+    """Other names of functions (.alias)."""

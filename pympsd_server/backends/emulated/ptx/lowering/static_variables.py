@@ -1,0 +1,58 @@
+"""Variables that functions declare and that live as long as the module: .global, .const and .shared ones."""
+
+from __future__ import annotations
+
+from attrs import define, evolve, field
+
+from pympsd_server.backends.emulated.ptx.syntax.tree import Initialiser, Module, Registers, Scope, Statement, Variable
+
+_STATIC = frozenset({"global", "const", "shared"})
+
+
+def place_static_variables(module: Module) -> None:
+    """Give each static variable of a function a key of its own, and enter .global and .const ones in the module.
+
+    A key is no name of PTX, so that nothing outside of the scope finds the variable. Two variables of one name, in
+    two scopes of a function, are two variables; a function that is inlined twice has each of them once.
+    """
+    for function in module.functions.values():
+        if function.body is not None:
+            function.body = _Function(module, function.name).statements(function.body, {})
+    for alias, name in module.aliases.items():
+        module.functions[alias] = evolve(module.functions[name], name=alias)
+
+
+@define
+class _Function:
+    module: Module
+    name: str
+    counts: dict[str, int] = field(factory=dict)
+
+    def statements(self, statements: tuple[Statement, ...], outer: dict[str, str]) -> tuple[Statement, ...]:
+        """Return the statements with their keys; `outer` are the keys of the names that are known so far."""
+        keys, placed = dict(outer), []
+        for statement in statements:
+            if isinstance(statement, Scope):
+                statement = Scope(self.statements(statement.statements, keys))
+            elif isinstance(statement, Variable) and statement.space in _STATIC:
+                statement = self._variable(statement, keys)
+            elif isinstance(statement, Variable):
+                keys.pop(statement.name, None)
+            elif isinstance(statement, Registers):
+                for name in statement.names:
+                    keys.pop(name, None)
+            placed.append(statement)
+        return tuple(placed)
+
+    def _variable(self, variable: Variable, keys: dict[str, str]) -> Variable:
+        number = self.counts[variable.name] = self.counts.get(variable.name, 0) + 1
+        key = f"{self.name}:{variable.name}" if number == 1 else f"{self.name}:{variable.name}#{number}"
+        initial = tuple(_with_key(value, keys) for value in variable.initial)
+        keys[variable.name] = key
+        if variable.space != "shared":
+            self.module.variables[key] = evolve(variable, name=key, key=key, initial=initial)
+        return evolve(variable, key=key)
+
+
+def _with_key(value: Initialiser, keys: dict[str, str]) -> Initialiser:
+    return value if value.symbol is None else evolve(value, symbol=keys.get(value.symbol, value.symbol))
