@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from attrs import frozen
+
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 LEAST_CAPABILITY: Final = (3, 5)
@@ -43,11 +45,35 @@ def is_exclusive(device: DeviceFacts) -> bool:
     return device.attributes.get("COMPUTE_MODE") == EXCLUSIVE_PROCESS
 
 
-def in_use(ordinal: int, device: DeviceFacts, pid: int) -> str:
+@frozen
+class DeviceHolder:
+    """A process that uses an exclusive device, as far as this one may look at it."""
+
+    pid: int
+    name: str = ""
+    """Its first word in ps; empty if it cannot be read."""
+    uid: int = 0
+    """Its user, if its name can be read."""
+    pipe_directory: str = ""
+    """Its daemon's; empty if it cannot be read."""
+    is_abandoned: bool = False
+    """Whether the pipe directory does not exist any more."""
+
+    @property
+    def description(self) -> str:
+        """What it is, in parentheses; empty if that cannot be read."""
+        if not self.name:
+            return ""
+        directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""
+        end = ", which was removed: it ends with its last client" if self.is_abandoned else ""
+        return f" ({self.name} of user {self.uid}{directory}{end})"
+
+
+def in_use(ordinal: int, device: DeviceFacts, holder: DeviceHolder) -> str:
     """Return the sentence for an exclusive device that another process uses."""
     return (
-        f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process {pid} "
-        "uses it. Start again when that has ended."
+        f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process "
+        f"{holder.pid} uses it{holder.description}. Start again when that has ended."
     )
 
 

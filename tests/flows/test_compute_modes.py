@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,25 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     first.say("quit -t 0")
     client = exclusive.client(second).connect()
     assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
+@pytest.mark.parametrize("has_client", [False, True])
+def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusive: Node, has_client: bool) -> None:
+    first, second = exclusive.daemon("a"), exclusive.daemon("b")
+    client = exclusive.client(first).connect()
+    (holder,) = first.servers()
+    if not has_client:
+        client.end()
+    first.hear_out()
+    first.kill()
+    shutil.rmtree(first.directory / "pipe")
+    if has_client:
+        refused(exclusive.client(second))
+        directory = f"CUDA_MPS_PIPE_DIRECTORY={first.directory}/pipe, which was removed: it ends with its last client"
+        assert f"process {holder} uses it (pympsd-server of user {os.getuid()}, {directory})" in failure(second)
+        client.end()
+    wait_until(lambda: not alive(holder), "the end of the server that no daemon can find")
+    exclusive.client(second).connect()
 
 
 @pytest.mark.long
