@@ -86,7 +86,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
     except BadMachine as error:
         raise CannotStart(str(error)) from None
     devices = RegisteredDevices(facts, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
-    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts)
+    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts, setup.used)
     if reasons:
         raise CannotStart(*reasons)
     try:

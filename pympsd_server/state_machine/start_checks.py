@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -18,20 +18,23 @@ SUPPORTED: Final = "MPS is only supported on 64-bit Linux platforms, with an SM 
 """The documents' own sentence (4.3)."""
 
 
-def refusals(system: str, pointer_bits: int, devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
+def refusals(
+    system: str, pointer_bits: int, devices: Sequence[DeviceFacts], used: Collection[int] | None = None
+) -> tuple[str, ...]:
     """Return the reasons why a server cannot start, as sentences; none if it can.
 
     ``system`` is uname's name of the system; ``devices`` are those that CUDA_VISIBLE_DEVICES leaves, without those
-    before Volta if any is newer.
+    before Volta if any is newer. ``used``: the ordinals that are checked, those that clients may use; None: all.
     """
+    checked = [(ordinal, device) for ordinal, device in enumerate(devices) if used is None or ordinal in used]
     if not platform_is_supported(system, pointer_bits):
         return SUPPORTED, f"This is {system} with pointers of {pointer_bits} bits."
     too_old = [
         f"{_subject(ordinal, device)} is SM {'.'.join(map(str, device.compute_capability))}."
-        for ordinal, device in enumerate(devices)
+        for ordinal, device in checked
         if device.compute_capability < LEAST_CAPABILITY
     ]
-    others = [reason for ordinal, device in enumerate(devices) for reason in _unfit(ordinal, device)]
+    others = [reason for ordinal, device in checked for reason in _unfit(ordinal, device)]
     return (*((SUPPORTED, *too_old) if too_old else ()), *others)
 
 

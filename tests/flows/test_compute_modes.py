@@ -143,6 +143,15 @@ def test_the_mode_counts_that_there_is_when_a_server_starts(make_node: MakeNode)
     node.client(daemon).connect()
 
 
+def test_a_device_that_a_named_servers_clients_may_not_use_does_not_concern_it(make_node: MakeNode) -> None:
+    node = make_node('[[device]]\ncompute_mode = "PROHIBITED"\n[[device]]\n')
+    daemon = node.daemon("a", CUDA_MPS_PROTOCOL_VERSION="3")
+    assert "compute mode PROHIBITED" in daemon.run(["server", "create", "zero", "--allowed-devices=0"]).stdout
+    assert daemon.run(["server", "create", "one", "--allowed-devices=1"]).returncode == 0
+    client = node.client(daemon, CUDA_MPS_PIPE_DIRECTORY=str(daemon.directory / "pipe" / "one"))
+    assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
+
+
 def test_the_modes_outlive_daemons_and_the_description_is_as_it_was(make_node: MakeNode) -> None:
     node = make_node(TWO)
     node.set_mode("2")

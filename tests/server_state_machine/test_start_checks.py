@@ -90,6 +90,13 @@ def test_an_old_device_beside_a_newer_one_is_not_checked() -> None:
     assert refusals(*LINUX, devices[1:]) != ()
 
 
+def test_only_the_devices_that_a_servers_clients_may_use_are_checked() -> None:
+    devices = (device(COMPUTE_MODE=start_checks.PROHIBITED), H200, device("3.0"))
+    assert refusals(*LINUX, devices, (1,)) == ()
+    assert "device 0" in refusals(*LINUX, devices, (0, 1))[0]
+    assert refusals(*LINUX, devices, (1, 2))[0] == SUPPORTED
+
+
 def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
     exclusive = device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS)
     assert start_checks.is_exclusive(exclusive)
