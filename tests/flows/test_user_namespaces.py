@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 from attrs import define
 from processes import BIN, CLIENT, PYMPSD, SECONDS, ClientProcess, DaemonProcess, killed_after, wait_until
+
+from pympsd.wire import frames
 
 USER, OTHER, NOBODY = 4711, 4712, 65534
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
@@ -239,3 +242,23 @@ def test_the_command_line_warns_of_a_daemon_that_proves_nothing(daemon_of: Calla
     assert done.returncode == 0
     assert "is run by a user without a number in this user namespace, and has not proved" in done.stderr
     assert "runs as a user without a number" in _run_inside(daemon, sys.executable, "-m", "pympsd_client").stdout
+
+
+@as_root
+def test_a_daemon_too_old_to_prove_anything_gets_the_commands_after_the_warning(directory: Path) -> None:
+    """It closes the connection on which it is asked; here the test is the daemon."""
+    command = [*AS_SELF, PYMPSD, "get_server_list"]
+    environment = {"PATH": os.environ["PATH"], "CUDA_MPS_PIPE_DIRECTORY": str(directory / "pipe")}
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{directory}/pipe/control")
+        os.chmod(f"{directory}/pipe/control", 0o666)
+        listener.listen()
+        listener.settimeout(SECONDS)
+        tool = subprocess.Popen(command, env=environment, user=USER, cwd="/", stderr=subprocess.PIPE, text=True)
+        with killed_after(tool):
+            with listener.accept()[0] as asked:
+                assert asked.recv(100) == frames.encode(frames.CREDENTIALS_REQUEST)
+            with listener.accept()[0] as given:
+                assert given.recv(100).startswith(frames.encode(frames.OPERATOR_HELLO))
+            assert tool.stderr is not None
+            assert "has not proved that it is root's or yours" in tool.stderr.readline()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import socket
 import struct
@@ -57,12 +58,11 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
 
     The credentials are the peer's own if this process may send them, which only root or the peer's user may.
     """
-    own = (os.getpid(), os.geteuid(), os.getegid())
-    data = frames.encode(frames.CREDENTIALS)
+    data, gid = frames.encode(frames.CREDENTIALS), os.getegid()
     plain = socket.socket(fileno=sock.fileno())
     try:
-        for pid, uid in ((peer.pid, peer.uid), (own[0], peer.uid), own[:2]):
-            control = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, UCRED.pack(pid, uid, own[2]))
+        for pid, uid in itertools.product((peer.pid, os.getpid()), (peer.uid, os.geteuid())):
+            control = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, UCRED.pack(pid, uid, gid))
             with contextlib.suppress(OSError):  # denied, or no such user or process here
                 plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return
