@@ -34,8 +34,10 @@ OTHER_KIND = "Protocol wrong type for socket"
 """The daemon's socket is one for packets: it runs the driver's server, or is the vendor's own."""
 SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
 OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
-UNMAPPED_UID = 65534
-"""What the kernel reports, in a container, for a user outside it: the daemon's user is then unknown."""
+UNPROVEN_WARNING = (
+    b"The MPS control daemon at %s is run by a user without a number in this user namespace, and has not proved that "
+    b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you know that it is\n"
+)
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
@@ -69,7 +71,7 @@ def give_commands(
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
-        if owner_warning := daemon.owner_warning(path):
+        if owner_warning := daemon.owner_warning(path, timeout):
             _complain(owner_warning)
         typed = not words and posix.isatty(0) and posix.isatty(1)
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
@@ -197,9 +199,12 @@ class Daemon:
     """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
 
     def __init__(self) -> None:
+        self._open()
+        self._unread = b""
+
+    def _open(self) -> None:
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self.close = self.socket.close
-        self._unread = b""
 
     def connect(self, path: bytes, timeout: float) -> str:
         """Connect; return why that failed, or "". Raise TimeoutError if the daemon has stopped accepting."""
@@ -222,10 +227,30 @@ class Daemon:
         """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
         return int.from_bytes(_credentials(self.socket)[:4], "little")
 
-    def owner_warning(self, path: bytes) -> bytes:
-        """Return a line that says whose daemon is at the path; nothing if it is root's or this user's."""
+    def owner_warning(self, path: bytes, timeout: float) -> bytes:
+        """Return a line that says whose daemon is at the path; nothing if it is root's or this user's.
+
+        A daemon whose user has no number here is asked to prove that, and connected to again if it is too old for it.
+        Raise TimeoutError if it is silent.
+        """
         owner = int.from_bytes(_credentials(self.socket)[4:8], "little")
-        return b"" if owner in (0, posix.geteuid(), UNMAPPED_UID) else OWNER_WARNING % (path, owner)
+        if owner == 0:
+            return b""
+        from pympsd.channel import daemon_owner
+
+        is_trusted = daemon_owner.is_trusted(self.socket)
+        if is_trusted is not None or posix.environ.get(daemon_owner.TRUST_VARIABLE.encode()) == b"trust":
+            return OWNER_WARNING % (path, owner) if is_trusted is False else b""
+        try:
+            with daemon_owner.Proof(self.socket) as proof:
+                is_proven = proof.receive()
+        except BlockingIOError:
+            raise TimeoutError from None
+        if is_proven is None:
+            self.socket.close()
+            self._open()
+            self.connect(path, timeout)
+        return b"" if is_proven else UNPROVEN_WARNING % path
 
     def protocol(self) -> bytes:
         """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # signal itself imports enum, which takes longer than all of this
 import _socket
 import errno
+import fcntl
 import os
 import resource
 import select
@@ -32,11 +33,11 @@ COMM = "pympsd-keeper"
 SERVER_PREFIX = "server "
 """Entries with such names are connections to servers: while one lives the keeper waits for a daemon.
 
-The note asks the server to end if it has no clients."""
+The note asks the server to end with its last client."""
 CLIENT_PREFIX = "client "
 """Entries with such names are the processes (pidfds) of clients whose servers cannot be asked often."""
 LONG_WAITS = 10
-"""The number of waits for a daemon after each of which servers without clients are asked to end."""
+"""The number of waits for a daemon after each of which servers are asked to end with their last clients."""
 BACKLOG = 16
 FD_BYTES = 4
 SPARE_FDS = 16
@@ -86,18 +87,34 @@ class Keeper:
         return True
 
     def _await_daemon(self) -> bool:
-        """Wait for the next daemon and return True; return False if the time is over and no server is left."""
-        give_up, waits = time.monotonic() + self._waiting_seconds, 0
+        """Wait for the next daemon and return True; return False if none is to be expected any more.
+
+        That is so when the time is over and no server is left, or if no daemon can find this keeper.
+        """
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
+        with _Changes(os.path.dirname(self._path)) as changes:
+            if changes.fileno() >= 0:
+                poll.register(changes, select.POLLIN)
+            return self._await_daemon_by(poll, changes)
+
+    def _await_daemon_by(self, poll: select.poll, changes: _Changes) -> bool:
+        give_up, waits = time.monotonic() + self._waiting_seconds, 0
         watched = {fd: name for name, (_, fd) in self._held.items()}
         for fd in watched:
             # The end of a peer is always reported, of a process (pidfd) as input.
             poll.register(fd, select.POLLIN if watched[fd].startswith(CLIENT_PREFIX) else 0)
         while self._link is None:
+            is_reachable = self._is_reachable()
+            has_servers = any(name.startswith(SERVER_PREFIX) for name in watched.values())
+            if not is_reachable:
+                if not has_servers:
+                    return False
+                self._end_idle_servers()
+                self._drop_what_waits_for_a_daemon(poll, watched)
             left = give_up - time.monotonic()
             if left <= 0:
-                if not any(name.startswith(SERVER_PREFIX) for name in watched.values()) or not self._is_reachable():
+                if not has_servers or not (is_reachable or self._can_ask_servers()):
                     return False
                 left, waits = self._waiting_seconds, waits + 1
                 give_up = time.monotonic() + left
@@ -106,6 +123,8 @@ class Keeper:
             for fd, events in poll.poll(left * 1000 + 1):
                 if fd == self._listener.fileno():
                     self._accept()
+                elif fd == changes.fileno():
+                    changes.clear()
                 elif events:
                     poll.unregister(fd)
                     name = watched.pop(fd)
@@ -114,11 +133,23 @@ class Keeper:
         return True
 
     def _end_idle_servers(self) -> None:
-        """Ask the servers to end that have no clients: those that have some ignore or refuse it."""
+        """Ask the servers to end with their last clients, which the driver's, if it has clients, refuses."""
         if not any(name.startswith(CLIENT_PREFIX) for name in self._held):
             for name, (note, fd) in self._held.items():
                 if name.startswith(SERVER_PREFIX) and note:
                     _ask(fd, note)
+
+    def _can_ask_servers(self) -> bool:
+        """Return whether servers will end with their last clients, because they are asked to."""
+        return all(note for name, (note, _) in self._held.items() if name.startswith(SERVER_PREFIX))
+
+    def _drop_what_waits_for_a_daemon(self, poll: select.poll, watched: dict[int, str]) -> None:
+        """Close the listening sockets and the connections that no daemon will serve: clients then see an end."""
+        for fd, name in list(watched.items()):
+            if not name.startswith((SERVER_PREFIX, CLIENT_PREFIX)):
+                poll.unregister(fd)
+                del watched[fd]
+                self._drop(name)
 
     def _is_reachable(self) -> bool:
         """Return whether the next daemon would find this keeper: its socket was not removed or replaced."""
@@ -252,6 +283,44 @@ class Keeper:
                 time.sleep(CROWDED_SECONDS)
                 return
             self._to_send.pop()
+
+
+class _Changes:
+    """Becomes readable when a file is removed from a directory, or renamed there (F_NOTIFY, fcntl(2)).
+
+    fileno() is -1 if the directory cannot be watched.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._fds: list[int] = []
+        _signal.signal(_signal.SIGIO, self._report)
+        try:
+            self._fds.append(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+            self._fds.append(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            fcntl.fcntl(self._fds[1], fcntl.F_NOTIFY, fcntl.DN_DELETE | fcntl.DN_RENAME | fcntl.DN_MULTISHOT)
+        except OSError:
+            self._close()
+
+    def __enter__(self) -> _Changes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def fileno(self) -> int:
+        return self._fds[0] if self._fds else -1
+
+    def clear(self) -> None:
+        """Make it unreadable until the next change."""
+        os.eventfd_read(self._fds[0])
+
+    def _report(self, *_: object) -> None:
+        if self._fds:
+            os.eventfd_write(self._fds[0], 1)
+
+    def _close(self) -> None:
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def _descriptor(controls: list[tuple[int, int, bytes]]) -> int:

@@ -153,6 +153,10 @@ FILES: Final = (
 
 CLIENT_VARIABLES: Final = (
     (
+        "PYMPSD_UNMAPPED_DAEMON",
+        "refuse or trust: a daemon outside the user namespace that cannot prove whose it is; default refuse",
+    ),
+    (
         "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
         "1: each context of the client has the active thread percentage that its environment says when it is made",
     ),

@@ -51,7 +51,7 @@ class Control:
                 reason = "its daemon has ended"
             if reason:
                 raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
-            self.owner_warning = self._daemon.owner_warning(path).decode(errors="replace").rstrip()
+            self.owner_warning = self._daemon.owner_warning(path, timeout).decode(errors="replace").rstrip()
             """A sentence that names the daemon's user, if that is neither root nor this one."""
             if self.owner_warning:
                 warn(self.owner_warning)

@@ -298,4 +298,4 @@ class ServerDismissed:
 @message(57)
 @frozen
 class EndIfAlone:
-    """End if there is no client; from the keeper, after a long time without a daemon."""
+    """End with the last client unless a daemon comes before; from the keeper, when none has come for a long time."""

@@ -44,7 +44,7 @@ class Conversation:
         Raise Ended, TimeoutError, and OSError if this process has no room for the descriptors.
         """
         while not self._frames:
-            self._wait(timeout)
+            self.wait(timeout)
             self._read()
         frame = self._frames.popleft()
         if frame.fds_lost:
@@ -55,7 +55,8 @@ class Conversation:
             close_all(frame.fds)
             raise Ended(f"it sent {error}") from None
 
-    def _wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None) -> None:
+        """Wait until there is something to read; raise TimeoutError after ``timeout`` seconds."""
         # Wait separately from reading, so that Ctrl-C ends the wait and loses no byte or descriptor.
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)

@@ -8,6 +8,7 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.vocabulary import files
 from pympsd_client._arguments.errors import invalid_value
 
@@ -43,10 +44,12 @@ def control_socket(environment: Mapping[str, str]) -> str:
 
 
 def check_switches(environment: Mapping[str, str]) -> None:
-    """Raise INVALID_VALUE for a switch that is neither on nor off: ``true`` must not count as off."""
+    """Raise INVALID_VALUE for a switch with another value than it has: ``true`` must not count as off."""
     for name in _SWITCHES:
         if environment.get(name, "") not in ("", "0", "1"):
             raise invalid_value(f"{name} is {environment[name]!r}: 1 for yes, 0 or nothing for no are allowed")
+    if environment.get(TRUST_VARIABLE, "") not in ("", "refuse", "trust"):
+        raise invalid_value(f"{TRUST_VARIABLE} is {environment[TRUST_VARIABLE]!r}: refuse and trust are allowed")
 
 
 def without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:

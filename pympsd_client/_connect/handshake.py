@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import struct
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final
@@ -13,8 +12,9 @@ from typing import Any, Final
 from attrs import evolve
 
 from pympsd.build import build_id
+from pympsd.channel import daemon_owner
+from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.channel.descriptors import close_all
-from pympsd.vocabulary.identities import OVERFLOW_UID
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome
@@ -45,7 +45,6 @@ _FRAMES: Final = 7
 """_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
 HIDDEN: Final = (errno.EACCES, errno.EPERM)
 """Errors of a socket that may be a namespace's for all this process can see."""
-_PEER_CREDENTIALS: Final = struct.Struct("3i")
 
 
 class NotWelcomed(CudaError):
@@ -79,13 +78,13 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
     """
     daemon = Conversation(connection)
     try:
-        _check_owner(connection)
+        what = f"the MPS control daemon at {control_socket(environment)}"
+        _check_owner(daemon, environment, what)
         hello = _hello(environment)
         if hello.traced and environment.get(REQUIRE) == "1":
             # The daemon would answer the same after a wait.
             return NoDaemon("this process runs under a debugger, for which there is no MPS server")
         daemon.send(hello)
-        what = f"the MPS control daemon at {control_socket(environment)}"
         answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
@@ -130,26 +129,44 @@ def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, t
     try:
         return conversation.receive(SILENT_WAIT_S)
     except TimeoutError:
-        warnings.warn(f"cuInit waits since {SILENT_WAIT_S:g} s for {what}", RuntimeWarning, stacklevel=frames)
+        _warn(what, frames)
     return conversation.receive()
 
 
-def _check_owner(connection: socket.socket) -> None:
-    """Refuse the daemon of another user, which would see and run this work; trust only root's and the user's own."""
-    uid = _peer_uid(connection)
-    if uid in (0, os.getuid()):
-        return
-    who = f"uid {uid}" + (" (nobody, or a user of another user namespace)" if uid == OVERFLOW_UID else "")
-    raise _no_connection(
-        f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
-        "CUDA_MPS_PIPE_DIRECTORY"
-    )
+def _warn(what: str, frames: int) -> None:
+    message = f"cuInit waits since {SILENT_WAIT_S:g} s for {what}"
+    warnings.warn(message, RuntimeWarning, stacklevel=frames + 1)
 
 
-def _peer_uid(connection: socket.socket) -> int:
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
-    _, uid, _ = _PEER_CREDENTIALS.unpack(credentials)
-    return int(uid)
+def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str) -> None:
+    """Refuse the daemon of another user, which would see and run this work; trust only root's and the user's own.
+
+    ``what`` names the daemon. Raise Ended if it ends the conversation.
+    """
+    verdict = daemon_owner.is_trusted(daemon.socket)
+    who, remedy = f"uid {daemon_owner.uid_of(daemon.socket)}", ""
+    if verdict is None and environment.get(TRUST_VARIABLE) != "trust":
+        verdict = _has_proof(daemon, what)
+        who = "a user without a number in this user namespace (/proc/self/uid_map)"
+        remedy = f", or set {TRUST_VARIABLE}=trust if you know that the daemon is root's or yours"
+    if verdict is False:
+        raise _no_connection(
+            f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
+            f"CUDA_MPS_PIPE_DIRECTORY{remedy}"
+        )
+
+
+def _has_proof(daemon: Conversation, what: str) -> bool:
+    """Ask the daemon to prove whose it is, and wait as for all of its answers."""
+    try:
+        with daemon_owner.Proof(daemon.socket) as proof:
+            try:
+                daemon.wait(SILENT_WAIT_S)
+            except TimeoutError:
+                _warn(f"{what} to prove whose it is: it is stopped", _FRAMES + 1)
+            return proof.receive() is True
+    except OSError as error:
+        raise Ended(f"it is gone: {error.strerror}") from None
 
 
 def _hello(environment: Mapping[str, str]) -> ClientHello:

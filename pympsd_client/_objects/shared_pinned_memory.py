@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 _NO_CONTEXT: Final = 0
 """It belongs to the process: freeing it names no context."""
 _ADDRESS: Final = struct.Struct("=Q")
+_MAX_TRIES: Final = 16
+"""The number of pieces, some of them in pairs, that may be allocated in vain for one that this process can map."""
 _preparing: Final = Lock()
 _mapped_here: Final[dict[int, int]] = {}
 """Sizes by address."""
@@ -46,16 +50,60 @@ class SharedPages:
 
 
 def share(context: Context, size: int) -> SharedPages:
-    """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError."""
+    """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError.
+
+    The executor chooses the address, where this process may have its program, a library or its heap. Then it is asked
+    again. It chooses the next free addresses, so what it has given stays allocated meanwhile, and as much more as is
+    needed to get past what is mapped here.
+    """
     transport = context.usable().transport
+    in_the_way: list[int] = []
+    try:
+        while True:
+            address, fd = _allocate(context, size)
+            in_the_way.append(address)
+            try:
+                map_at(fd, address, size)
+                in_the_way.remove(address)
+                return SharedPages(address, size, transport)
+            except OSError as error:
+                if error.errno != errno.EEXIST or len(in_the_way) > _MAX_TRIES:
+                    raise _not_mapped(size, address, error) from None
+            occupied = free_address(_maps(), address, size) - address - size
+            if occupied > 0:
+                with suppress(CudaError):  # more than this process may have: try without
+                    address, fd = _allocate(context, occupied)
+                    os.close(fd)
+                    in_the_way.append(address)
+    finally:
+        for address in in_the_way:
+            _free(transport, address)
+
+
+def free_address(maps: str, address: int, size: int) -> int:
+    """Return the first address from ``address`` on where ``size`` bytes are free, by /proc/self/maps (proc(5))."""
+    for line in maps.splitlines():
+        start, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
+        if start >= address + size:
+            break
+        address = max(address, end)
+    return address
+
+
+def _maps() -> str:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _allocate(context: Context, size: int) -> tuple[int, int]:
+    """Return the address of new memory of the executor's, and a descriptor of it; raise CudaError."""
     answer, fd = call_for_descriptor(context, operations.ALLOCATE_PINNED, size)
     (address,) = _ADDRESS.unpack_from(answer)
     try:
-        _map(checked(fd), address, size)
+        return address, checked(fd)
     except CudaError:
-        _free(transport, address)
+        _free(context.usable().transport, address)
         raise
-    return SharedPages(address, size, transport)
 
 
 def exported(context: Context, handle: int) -> int:

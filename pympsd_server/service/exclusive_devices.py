@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import trio
@@ -85,7 +86,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
     except BadMachine as error:
         raise CannotStart(str(error)) from None
     devices = RegisteredDevices(facts, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
-    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts)
+    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts, setup.used)
     if reasons:
         raise CannotStart(*reasons)
     try:
@@ -111,9 +112,31 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
         patience = 0.0 if devices.unregistered else None
         devices.add(ordinal, register(folder, device.uuid, alone, patience))
     except InUse as error:
-        raise CannotStart(start_checks.in_use(ordinal, device, error.pid)) from None
+        raise CannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
         if alone:
             raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
             devices.unregistered[ordinal] = folder.explain(error)
+
+
+def _holder(pid: int) -> start_checks.DeviceHolder:
+    """Return what this process may know of another one that uses a device."""
+    process = Path(f"/proc/{pid}")
+    try:
+        name = (process / "comm").read_text().rstrip("\n")
+        words = (process / "cmdline").read_bytes().split(b"\0")
+        name = os.path.basename(words[0]).decode("utf-8", "replace") or name
+        uid = process.stat().st_uid
+    except OSError:
+        return start_checks.DeviceHolder(pid)
+    try:
+        variables = (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # another user's
+        return start_checks.DeviceHolder(pid, name, uid)
+    directories = [each.partition(b"=")[2] for each in variables if each.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")]
+    if not directories:
+        return start_checks.DeviceHolder(pid, name, uid)
+    return start_checks.DeviceHolder(
+        pid, name, uid, directories[0].decode("utf-8", "replace"), not os.path.exists(directories[0])
+    )

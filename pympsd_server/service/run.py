@@ -179,8 +179,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.ShutDown(forced, is_deletion), _:
                     server.leave(forced, is_deletion)
                 case link.EndIfAlone(), _:
-                    if not server.roster.clients:
-                        server.leave(forced=False)
+                    server.end_if_alone()
                 case link.LimitsChanged(thread_percentage, memory_limits), _:
                     server.change_limits(thread_percentage, memory_limits)
                 case link.MemoryElsewhere(device, count, groups), _:
@@ -192,6 +191,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
                 case link.StopTrace(), _:
                     nursery.start_soon(_stop_trace, tracing, server.link)
                 case link.ReportRequest(_, token), _:
+                    server.ends_if_alone = False  # there is a daemon again
                     server.link.report(token, server.leaving)
                 case link.ServerAdopted(), _:
                     nursery.start_soon(tracing.stop)  # it was the trace of the daemon before

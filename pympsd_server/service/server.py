@@ -62,6 +62,8 @@ class Server:
     done: trio.Event = field(factory=trio.Event)
     status: int = 0
     """The process's exit status."""
+    ends_if_alone: bool = False
+    """Whether the keeper has asked it to end with its last client, because no daemon has come for a long time."""
     opening: set[int] = field(factory=set, init=False)
     """Serials of contexts that their executors have not made yet."""
     observers: list[Observer] = field(factory=list, init=False)
@@ -235,7 +237,10 @@ class Server:
             self.log.info("client_disconnected", pid=client.pid)
         for observer in self.observers:
             observer.client_left(client)
-        self._leave_if_alone()
+        if self.ends_if_alone:
+            self.end_if_alone()
+        else:
+            self._leave_if_alone()
 
     def context_faulted(self, client: Client, context: Context, code: int, reason: str) -> None:
         """Log a context that its own work has poisoned."""
@@ -289,6 +294,12 @@ class Server:
             self._end()
         else:
             self._leave_if_alone()
+
+    def end_if_alone(self) -> None:
+        """End now, or with the last client unless a daemon comes before."""
+        self.ends_if_alone = True
+        if not self.roster.clients:
+            self.leave(forced=False)
 
     def end_without_daemon(self) -> None:
         """End at once, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""

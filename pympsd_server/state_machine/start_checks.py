@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
+
+from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 
@@ -16,20 +18,23 @@ SUPPORTED: Final = "MPS is only supported on 64-bit Linux platforms, with an SM 
 """The documents' own sentence (4.3)."""
 
 
-def refusals(system: str, pointer_bits: int, devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
+def refusals(
+    system: str, pointer_bits: int, devices: Sequence[DeviceFacts], used: Collection[int] | None = None
+) -> tuple[str, ...]:
     """Return the reasons why a server cannot start, as sentences; none if it can.
 
     ``system`` is uname's name of the system; ``devices`` are those that CUDA_VISIBLE_DEVICES leaves, without those
-    before Volta if any is newer.
+    before Volta if any is newer. ``used``: the ordinals that are checked, those that clients may use; None: all.
     """
+    checked = [(ordinal, device) for ordinal, device in enumerate(devices) if used is None or ordinal in used]
     if not platform_is_supported(system, pointer_bits):
         return SUPPORTED, f"This is {system} with pointers of {pointer_bits} bits."
     too_old = [
         f"{_subject(ordinal, device)} is SM {'.'.join(map(str, device.compute_capability))}."
-        for ordinal, device in enumerate(devices)
+        for ordinal, device in checked
         if device.compute_capability < LEAST_CAPABILITY
     ]
-    others = [reason for ordinal, device in enumerate(devices) for reason in _unfit(ordinal, device)]
+    others = [reason for ordinal, device in checked for reason in _unfit(ordinal, device)]
     return (*((SUPPORTED, *too_old) if too_old else ()), *others)
 
 
@@ -43,11 +48,35 @@ def is_exclusive(device: DeviceFacts) -> bool:
     return device.attributes.get("COMPUTE_MODE") == EXCLUSIVE_PROCESS
 
 
-def in_use(ordinal: int, device: DeviceFacts, pid: int) -> str:
+@frozen
+class DeviceHolder:
+    """A process that uses an exclusive device, as far as this one may look at it."""
+
+    pid: int
+    name: str = ""
+    """Its first word in ps; empty if it cannot be read."""
+    uid: int = 0
+    """Its user, if its name can be read."""
+    pipe_directory: str = ""
+    """Its daemon's; empty if it cannot be read."""
+    is_abandoned: bool = False
+    """Whether the pipe directory does not exist any more."""
+
+    @property
+    def description(self) -> str:
+        """What it is, in parentheses; empty if that cannot be read."""
+        if not self.name:
+            return ""
+        directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""
+        end = ", which was removed: it ends with its last client" if self.is_abandoned else ""
+        return f" ({self.name} of user {self.uid}{directory}{end})"
+
+
+def in_use(ordinal: int, device: DeviceFacts, holder: DeviceHolder) -> str:
     """Return the sentence for an exclusive device that another process uses."""
     return (
-        f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process {pid} "
-        "uses it. Start again when that has ended."
+        f"MPS cannot use {_object(ordinal, device)}: it is in compute mode EXCLUSIVE_PROCESS and process "
+        f"{holder.pid} uses it{holder.description}. Start again when that has ended."
     )
 
 

@@ -223,7 +223,7 @@ def test_the_client_imports_neither_trio_nor_structlog(modules: tuple[Module, ..
 def test_the_keeper_imports_only_what_is_built_in(modules: tuple[Module, ...]) -> None:
     (keeper,) = [module for module in modules if module.name == "pympsd.keeper"]
     (its_packets,) = [module for module in modules if module.name == "pympsd.wire.keeper_packets"]
-    built_in = {"__future__", "_signal", "_socket", "errno", "os", "resource", "select", "sys", "time"}
+    built_in = {"__future__", "_signal", "_socket", "errno", "fcntl", "os", "resource", "select", "sys", "time"}
     assert keeper.imported_roots() == built_in | {"pympsd"}
     assert {name for name in keeper.imports() if _is_in(name, ("pympsd",))} == {"pympsd.wire.keeper_packets"}
     assert its_packets.imported_roots() == {"__future__"}

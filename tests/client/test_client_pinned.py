@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.channel.mapping import map_nothing, unmap
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
@@ -64,6 +65,20 @@ def test_unified_addressing_copies_either_way(host: int) -> None:
     assert cuda.cuMemcpy(data, host + 1, COUNT) == (INVALID,)
     assert "not all within page-locked memory" in last_error()
     assert cuda.cuMemFreeHost(other) == (cuda.CUresult.CUDA_SUCCESS,)
+
+
+@pytest.mark.parametrize(("size", "number"), [(PAGE, 20), (16 << 20, 3)])
+def test_it_lies_elsewhere_than_the_programs_own_memory(host: int, size: int, number: int) -> None:
+    """Its program image, for example: here pages where the executor would have given the next addresses."""
+    start, own = host + (1 << 20), 8 << 20
+    assert map_nothing(own, start) == start
+    try:
+        for _ in range(number):
+            address = ok(cuda.cuMemAllocHost(size))
+            assert address + size <= start or address >= start + own
+            at(address)[:PAGE] = 5
+    finally:
+        unmap(start, own)
 
 
 def test_sizes_flags_and_addresses_are_checked(host: int) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
+from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, window_of
 from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
@@ -28,7 +29,7 @@ from pympsd_client._command_stream import callback_threads, host_callbacks, oper
 from pympsd_client._objects import shared_pinned_memory
 from pympsd_client._objects.context import Context, contexts
 from pympsd_client._objects.pinned_memory import pinned
-from pympsd_client._objects.shared_pinned_memory import share
+from pympsd_client._objects.shared_pinned_memory import free_address, share
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, FakeExecutor
 
@@ -103,9 +104,43 @@ def test_a_taken_address_is_refused_and_freed_again(executor: FakeExecutor) -> N
     with pytest.raises(CudaError, match="both need it at the same address") as caught:
         share(context, COUNT)
     assert caught.value.code == MEMORY
-    assert giver.freed == [first.address + PAGE]
+    assert giver.freed == giver.given[1:]
+    assert len(giver.freed) > 1, "it has asked again"
     at(first.address)[:] = 1
     first.close()
+
+
+def test_free_addresses_are_found_beyond_what_is_mapped() -> None:
+    maps = "1000-3000 r-xp 00000000 08:01 1 /bin/program\n3000-4000 rw-p 0 00:00 0 [heap]\n8000-9000 r--p 0 00:00 0\n"
+    places = [
+        (0x1000, 0x1000, 0x4000),
+        (0x2000, 0x4000, 0x4000),
+        (0x3800, 0x4001, 0x9000),
+        (0x9000, 8, 0x9000),
+        (0, 8, 0),
+    ]
+    for address, size, place in places:
+        assert free_address(maps, address, size) == place
+
+
+def test_an_address_that_the_program_uses_is_passed_by(executor: FakeExecutor) -> None:
+    """An executor gives the next free addresses, as a real one does, and 4 MiB of the program are there."""
+    giver, context = Giver(executor), executor.context()
+    start = _PLACE()
+    end = map_nothing(4 << 20, start) + (4 << 20)
+    sizes = iter((COUNT, (4 << 20) - COUNT, COUNT))
+    places = [start, start + COUNT, end]
+    giver.place = lambda: places[len(giver.given)]
+    executor.reply = lambda record: (
+        record.opcode == OPCODES["ALLOCATE_PINNED"] and asked.extend(executor.operands(record)),
+        giver.reply(record),
+    )[1]
+    asked: list[int] = []
+    pages = share(context, COUNT)
+    assert (pages.address, asked) == (end, list(sizes))
+    assert giver.freed == places[:2]
+    pages.close()
+    unmap(start, 4 << 20)
 
 
 def test_memory_that_breaks_the_protocol_is_refused_and_freed(executor: FakeExecutor) -> None:

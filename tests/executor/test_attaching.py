@@ -163,8 +163,7 @@ def test_an_interrupt_from_the_terminal_is_not_meant_for_it(executor: ExecutorOw
 
 
 def test_it_does_not_show_itself_as_a_server(executor: ExecutorOwner) -> None:
-    words = Path(f"/proc/{executor.process.pid}/cmdline").read_bytes().rstrip(b"\0")
-    assert words == b"pympsd-executor"
+    assert Path(f"/proc/{executor.process.pid}/cmdline").read_bytes() == b"pympsd-executor\0"
 
 
 def test_it_volunteers_to_the_out_of_memory_killer(executor: ExecutorOwner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,6 +70,25 @@ def test_an_exclusive_device_refuses_a_second_daemons_server_until_it_is_free(ex
     assert client.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
+@pytest.mark.parametrize("has_client", [False, True])
+def test_a_server_without_daemon_and_directory_ends_with_its_last_client(exclusive: Node, has_client: bool) -> None:
+    first, second = exclusive.daemon("a"), exclusive.daemon("b")
+    client = exclusive.client(first).connect()
+    (holder,) = first.servers()
+    if not has_client:
+        client.end()
+    first.hear_out()
+    first.kill()
+    shutil.rmtree(first.directory / "pipe")
+    if has_client:
+        refused(exclusive.client(second))
+        directory = f"CUDA_MPS_PIPE_DIRECTORY={first.directory}/pipe, which was removed: it ends with its last client"
+        assert f"process {holder} uses it (pympsd-server of user {os.getuid()}, {directory})" in failure(second)
+        client.end()
+    wait_until(lambda: not alive(holder), "the end of the server that no daemon can find")
+    exclusive.client(second).connect()
+
+
 @pytest.mark.long
 def test_servers_of_different_users_keep_one_another_out(exclusive: Node) -> None:
     first, second = exclusive.daemon("a"), exclusive.daemon("b")
@@ -121,6 +141,15 @@ def test_the_mode_counts_that_there_is_when_a_server_starts(make_node: MakeNode)
     assert "compute mode PROHIBITED" in failure(daemon)
     node.set_mode("DEFAULT")
     node.client(daemon).connect()
+
+
+def test_a_device_that_a_named_servers_clients_may_not_use_does_not_concern_it(make_node: MakeNode) -> None:
+    node = make_node('[[device]]\ncompute_mode = "PROHIBITED"\n[[device]]\n')
+    daemon = node.daemon("a", CUDA_MPS_PROTOCOL_VERSION="3")
+    assert "compute mode PROHIBITED" in daemon.run(["server", "create", "zero", "--allowed-devices=0"]).stdout
+    assert daemon.run(["server", "create", "one", "--allowed-devices=1"]).returncode == 0
+    client = node.client(daemon, CUDA_MPS_PIPE_DIRECTORY=str(daemon.directory / "pipe" / "one"))
+    assert client.connect().do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 
 
 def test_the_modes_outlive_daemons_and_the_description_is_as_it_was(make_node: MakeNode) -> None:

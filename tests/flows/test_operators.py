@@ -168,6 +168,8 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
         assert daemon.run([], "get_server_list\n").stderr == "", "it is that user's own"
         daemon.say(f"start_server -uid {OTHER}\n")
         assert uid_of(ready(daemon)) == OTHER
+        # No privilege is needed for the exact words.
+        assert (shown(daemon.pid)[1], shown(ready(daemon))[1]) == ([b"pympsd", b"-d"], [b"pympsd-server"])
         assert daemon.say("quit", uid=OTHER) == ""
         assert not alive(daemon.pid)
     finally:
@@ -203,7 +205,7 @@ def test_a_server_that_is_killed_is_noticed(daemon: DaemonProcess) -> None:
 
 
 def shown(pid: int) -> tuple[str, list[bytes]]:
-    words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
     return Path(f"/proc/{pid}/comm").read_text().rstrip("\n"), words
 
 

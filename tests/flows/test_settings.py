@@ -269,7 +269,7 @@ def test_multiuser_clients_of_two_users_on_one_server_of_root(multiuser: DaemonP
         (server,) = multiuser.servers()
         assert os.stat(f"/proc/{server}").st_uid == 0
         assert multiuser.say(f"get_client_list {server}").split() == [str(client.pid) for client in clients]
-        words = Path(f"/proc/{server}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        words = Path(f"/proc/{server}/cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
         assert words == [b"pympsd-server", b"-multiuser-server"]
         shown = subprocess.run(["ps", "-o", "args=", "-p", str(server)], capture_output=True, text=True, check=True)
         assert shown.stdout.split() == ["pympsd-server", "-multiuser-server"]

@@ -286,7 +286,7 @@ def test_a_client_of_nobodys_daemon_is_told_who_that_may_be(own: DaemonProcess) 
     client = ClientProcess.start({**own.environment, "PYMPSD_REQUIRE_MPS": "1"}, OTHER)
     try:
         assert client.do("init") == REFUSED
-        assert f"runs as uid {NOBODY} (nobody, or a user of another user namespace)" in client.do("error")
+        assert f"runs as uid {NOBODY}; only root's and your own" in client.do("error")
     finally:
         _end(client)
 

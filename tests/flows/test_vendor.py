@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -242,6 +243,18 @@ def test_a_server_that_is_asked_to_end_without_a_daemon_does_so_when_it_has_no_c
     wait_until(lambda: not alive(server))
     assert daemon.start().returncode == 0
     assert daemon.servers() == []
+
+
+def test_a_server_without_daemon_and_directory_ends_when_it_has_no_clients(
+    daemon: DaemonProcess, client: VendorClient
+) -> None:
+    (server,) = daemon.servers()
+    daemon.kill()
+    shutil.rmtree(pipe(daemon))
+    assert client.ask("sync") == "sync CUDA_SUCCESS"
+    assert alive(server)
+    client.exit()
+    wait_until(lambda: not alive(server), "the end of the server that no daemon can find")
 
 
 def test_a_server_that_was_asked_to_end_does_so_under_the_next_daemon(

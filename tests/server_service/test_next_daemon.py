@@ -258,6 +258,21 @@ def test_a_dismissed_server_without_clients_ends_at_once(server: Played) -> None
     assert server.end() == 0
 
 
+def test_a_server_that_is_to_end_if_it_is_alone_ends_with_its_last_client(server: Played) -> None:
+    client = server.serve().admit(5)
+    server.daemon.send(link.EndIfAlone())
+    server.ask(1)
+    # There is a daemon again.
+    client.socket.close()
+    assert server.daemon.expect(link.ClientGone).client == 5
+    assert server.ask(2)[0].clients == 0
+    client = server.admit(6)
+    server.daemon.send(link.EndIfAlone())
+    assert server.process.poll() is None
+    client.socket.close()
+    assert server.end() == 0
+
+
 def test_a_dismissal_is_heard_though_the_daemon_left_something_unread(server: Played) -> None:
     client = server.serve().admit(5)
     assert server.ask(1)[1] == [of(5, 1)]

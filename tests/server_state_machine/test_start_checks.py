@@ -90,11 +90,33 @@ def test_an_old_device_beside_a_newer_one_is_not_checked() -> None:
     assert refusals(*LINUX, devices[1:]) != ()
 
 
+def test_only_the_devices_that_a_servers_clients_may_use_are_checked() -> None:
+    devices = (device(COMPUTE_MODE=start_checks.PROHIBITED), H200, device("3.0"))
+    assert refusals(*LINUX, devices, (1,)) == ()
+    assert "device 0" in refusals(*LINUX, devices, (0, 1))[0]
+    assert refusals(*LINUX, devices, (1, 2))[0] == SUPPORTED
+
+
 def test_an_exclusive_device_in_use_is_named_with_its_process() -> None:
     exclusive = device(COMPUTE_MODE=start_checks.EXCLUSIVE_PROCESS)
     assert start_checks.is_exclusive(exclusive)
     assert not start_checks.is_exclusive(H200)
-    sentence = start_checks.in_use(2, exclusive, 4711)
+    sentence = start_checks.in_use(2, exclusive, start_checks.DeviceHolder(4711))
     assert f"device 2 (NVIDIA H200, {exclusive.uuid})" in sentence
-    assert "process 4711" in sentence
+    assert "process 4711 uses it. Start" in sentence
     assert "folder /x" in start_checks.cannot_be_held(2, exclusive, "the folder /x")
+
+
+@pytest.mark.parametrize(
+    ("known", "text"),
+    [
+        (("pympsd-server", 7), " (pympsd-server of user 7)"),
+        (("x", 7, "/p"), " (x of user 7, CUDA_MPS_PIPE_DIRECTORY=/p)"),
+        (
+            ("x", 7, "/p", True),
+            " (x of user 7, CUDA_MPS_PIPE_DIRECTORY=/p, which was removed: it ends with its last client)",
+        ),
+    ],
+)
+def test_a_process_that_holds_a_device_is_described(known: tuple[str, int, str, bool], text: str) -> None:
+    assert start_checks.DeviceHolder(5, *known).description == text

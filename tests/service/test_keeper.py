@@ -33,6 +33,8 @@ SHORT = 0.05
 """A waiting time that tests wait out."""
 OWN_DESCRIPTORS = 5
 """A keeper's own: standard streams, the listening socket, and the link if there is a daemon."""
+WATCHING_DESCRIPTORS = 2
+"""Those by which it sees that files are removed, while there is no daemon."""
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 
@@ -470,6 +472,24 @@ def test_the_socket_of_a_keeper_without_a_daemon_is_removed_and_it_ends(daemons:
         assert server.recv(1) == b""
 
 
+def test_when_its_socket_is_removed_idle_servers_end_and_waiting_connections_are_closed(daemons: Daemons) -> None:
+    """At that moment: the waiting time is a minute. The server that has been asked stays as long as it needs."""
+    server, ours = _pair()
+    connection, theirs = _pair()
+    with server, connection:
+        daemon = daemons.start(server_1=ours, connection_1_control=theirs)
+        daemon.do("note", "server 1", "end with your last client")
+        keeper = daemon.keeper()
+        daemon.kill()
+        wait_until(lambda: _descriptors(keeper) == OWN_DESCRIPTORS - 1 + 2 + WATCHING_DESCRIPTORS, "the watch")
+        (daemons.folder / files.KEEPER).unlink()
+        assert server.recv(100) == b"end with your last client"
+        assert connection.recv(1) == b""
+        assert alive(keeper)
+        server.close()
+        wait_until(lambda: not alive(keeper), "the end of the keeper")
+
+
 async def test_closed_peers_are_dropped_while_no_daemon_runs_unless_they_left_words(daemons: Daemons) -> None:
     left, ours = _pair()
     wordy, theirs = _pair()
@@ -482,7 +502,10 @@ async def test_closed_peers_are_dropped_while_no_daemon_runs_unless_they_left_wo
         wordy.send(b"last words")
         wordy.close()
         left.close()
-        wait_until(lambda: _descriptors(keeper) == OWN_DESCRIPTORS - 1 + 2, "the closing of what has ended")
+        wait_until(
+            lambda: _descriptors(keeper) == OWN_DESCRIPTORS - 1 + 2 + WATCHING_DESCRIPTORS,
+            "the closing of what has ended",
+        )
         async with daemons.fetched() as (held, _):
             assert list(held) == ["server 1", "client 2"]
             assert os.read(held["server 1"].fd, 100) == b"last words"

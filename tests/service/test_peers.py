@@ -79,7 +79,7 @@ def test_a_pidfd_shows_the_peers_end(listener: socket.socket) -> None:
 
 
 def test_before_linux_6_5_a_peer_without_a_visible_pid_has_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_SO_PEERPIDFD", 9999)  # no option
+    monkeypatch.setattr(peers, "SO_PEERPIDFD", 9999)  # no option
     one, other = socket.socketpair()
     known = with_pidfd(one, Peer(0, 1, 1))
     assert known.pidfd == -1

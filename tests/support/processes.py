@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import AnyStr
 
@@ -288,10 +288,12 @@ class ClientProcess:
     process: subprocess.Popen[str]
 
     @classmethod
-    def start(cls, environment: dict[str, str], uid: int, program: str = CLIENT) -> ClientProcess:
-        """Start it with only this environment."""
+    def start(
+        cls, environment: dict[str, str], uid: int, program: str = CLIENT, under: Sequence[str] = ()
+    ) -> ClientProcess:
+        """Start it with only this environment; ``under``: a command that executes it."""
         process = subprocess.Popen(
-            [sys.executable, program],
+            [*under, sys.executable, program],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -6,6 +6,7 @@ It belongs to the server's user, who can put anything there: nothing is reached 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -104,11 +105,22 @@ def _entered(parent: int, name: str, path: str, uid: int) -> int:
             raise Foreign(f"{path} belongs to user {owner}: remove it")
         _check_no_daemon(fd, path)
         if owner != uid:
-            os.fchown(fd, uid, -1)
+            _give(fd, uid)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _give(folder: int, uid: int) -> None:
+    """Make a directory a user's; raise OSError, which names the call, if the kernel denies that."""
+    try:
+        os.fchown(folder, uid, -1)
+    except OSError as error:
+        reason = f"chown to user {uid} is denied ({error.strerror})"
+        if error.errno == errno.EINVAL:
+            reason = f"{reason}: that user does not exist in the daemon's user namespace (/proc/self/uid_map)"
+        raise OSError(error.errno, reason) from None
 
 
 def _check_no_daemon(folder: int, path: str) -> None:

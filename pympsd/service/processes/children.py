@@ -22,6 +22,7 @@ from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import link_name
 from pympsd.service.processes.file_access import unreachable_folder
+from pympsd.service.processes.identity import Denied, OwnIdentity, change_of_identity
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
@@ -121,20 +122,26 @@ def _server_main() -> str:
 
 
 def as_user(instruction: SpawnServer, needed: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that start a process as a server's user; raise CannotSpawn if it cannot reach a file.
+    """Return the options that start a process as a server's user.
+
+    Raise CannotSpawn if the kernel denies that, or the user cannot reach a file.
 
     ``needed``: the files that it needs, each with what to do if it cannot be reached.
     """
     if os.geteuid() != 0:
         return {}
     gid, groups = _groups(instruction.uid, instruction.peer)
+    try:
+        options = change_of_identity(OwnIdentity.read(), instruction.uid, gid, groups)
+    except Denied as error:
+        raise CannotSpawn(str(error)) from None
     for path, remedy in needed.items():
         folder = unreachable_folder(path, instruction.uid, frozenset((gid, *groups)))
         if folder is not None:
             raise CannotSpawn(
                 f"user {instruction.uid} cannot pass the folder {folder} on the way to {path}; {remedy}"
             )
-    return {"user": instruction.uid, "group": gid, "extra_groups": groups}
+    return options
 
 
 def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:

@@ -13,7 +13,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import OperatorSession, RefusedOperator
-from pympsd.service.sessions.peers import operator_uid, with_pidfd
+from pympsd.service.sessions.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
@@ -55,9 +55,10 @@ class Conversation:
             first = next(FrameReader().feed(noted), None)
             if first is None:
                 with trio.fail_after(HELLO_SECONDS):
-                    await trio.lowlevel.wait_readable(sock)
-                    noted = self._note_hello(entry.name, sock)
-                    first = await channel.receive()
+                    noted, first = await self._receive_hello(entry.name, channel, sock)
+                    if first is not None and first.kind == frames.CREDENTIALS_REQUEST:
+                        send_credentials(sock, peer)
+                        noted, first = await self._receive_hello(entry.name, channel, sock)
             else:
                 _discard(sock, noted)
             if first is None:
@@ -69,6 +70,13 @@ class Conversation:
         except (ProtocolError, trio.TooSlowError):
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_type_unreadable")
+
+    async def _receive_hello(
+        self, name: str, channel: MessageChannel, sock: trio.socket.SocketType
+    ) -> tuple[bytes, Frame | None]:
+        """Return what the keeper was told of the first frame, and the frame; None if there is none."""
+        await trio.lowlevel.wait_readable(sock)
+        return self._note_hello(name, sock), await channel.receive()
 
     def _log_foreign_user(self, peer: Peer) -> None:
         """Log a program of another user that left as soon as it saw whose daemon this is."""
@@ -88,7 +96,7 @@ class Conversation:
             frame = next(FrameReader().feed(_received(sock, NOTE_BYTES, socket.MSG_PEEK)), None)
         except RemoteError:
             return b""  # the receive that follows takes it from the socket, and says what is wrong
-        if frame is None or frame.kind == frames.OPERATOR_HELLO:
+        if frame is None or frame.kind < frames.FIRST_MESSAGE_KIND:
             return b""
         hello = frames.encode(frame.kind, frame.body)
         self.dispatcher.hold(name, sock.fileno(), hello)

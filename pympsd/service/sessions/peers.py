@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import socket
 import struct
@@ -12,14 +14,15 @@ from pathlib import Path
 import trio
 from attrs import define
 
+from pympsd.channel.daemon_owner import SO_PEERPIDFD, is_one_user
 from pympsd.channel.descriptors import UCRED
 from pympsd.journal.line_format import sanitised
 from pympsd.service.processes.status import has_ended, status_numbers
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.vocabulary.identities import NO_USER, OVERFLOW_UID, Peer
+from pympsd.vocabulary.identities import NO_USER, Peer
+from pympsd.wire import frames
 
 _SO_PEERGROUPS = 59
-_SO_PEERPIDFD = 77
 _GET_CGROUP_NAMESPACE, _GET_PID_NAMESPACE, _GET_USER_NAMESPACE = 0xFF01, 0xFF05, 0xFF09
 """ioctls of a pidfd, which open the namespace (linux/pidfd.h, Linux 6.11)."""
 _GROUPS_ROOM = 1024
@@ -46,7 +49,25 @@ class KnownPeer:
 def credentials(sock: AnySocket) -> Peer:
     """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
     pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
-    return Peer(pid, uid, gid, _groups(sock, pid), uid == OVERFLOW_UID and not _in_our_user_namespace(sock, pid))
+    is_foreign = not is_one_user(uid) and not _in_our_user_namespace(sock, pid)
+    return Peer(pid, uid, gid, _groups(sock, pid), is_foreign)
+
+
+def send_credentials(sock: AnySocket, peer: Peer) -> None:
+    """Show a peer whose daemon this is, as far as the kernel lets it (``pympsd/channel/daemon_owner.py``).
+
+    The credentials are the peer's own if this process may send them, which only root or the peer's user may.
+    """
+    data, gid = frames.encode(frames.CREDENTIALS), os.getegid()
+    plain = socket.socket(fileno=sock.fileno())
+    try:
+        for pid, uid in itertools.product((peer.pid, os.getpid()), (peer.uid, os.geteuid())):
+            control = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, UCRED.pack(pid, uid, gid))
+            with contextlib.suppress(OSError):  # denied, or no such user or process here
+                plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                return
+    finally:
+        plain.detach()
 
 
 def user_of(sock: AnySocket) -> int | None:
@@ -64,7 +85,7 @@ def _in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
         ours = os.stat("/proc/self/ns/user").st_ino
         if pid > 0:
             return os.stat(f"/proc/{pid}/ns/user").st_ino == ours
-        pidfd = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
+        pidfd = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
     except OSError:
         return False
     try:
@@ -104,7 +125,7 @@ def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
     The kernel's also works for a process in another PID namespace, which has no PID here.
     """
     try:
-        return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
+        return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
     except OSError:
         pass
     if peer.pid <= 0:
