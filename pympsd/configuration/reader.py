@@ -115,7 +115,7 @@ class _Reading(Tables):
     def _shares(self, given: Mapping[str, Any]) -> dict[str, int]:
         self.check_keys((TABLE,), given, tuple(BY_NAME), "users' shares")
         shares = {}
-        for name in BY_NAME.keys() & given.keys():
+        for name in (each for each in BY_NAME if each in given):
             if BY_NAME[name].is_named and self.surroundings.protocol == 2:
                 said = f"{TABLE}.{name}: protocol 2 has no named servers; start the daemon with -p 3"
                 self.wrong((TABLE, name), said)

@@ -8,12 +8,13 @@ from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import structlog
-from attrs import evolve, field, frozen
+from attrs import Factory, evolve, field, frozen
 
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
 from pympsd.journal.line_format import LogEntry, render
+from pympsd.journal.log_folders import LogFolders
 from pympsd.journal.recognition import Recognised, Recogniser
 from pympsd.vocabulary.files import SERVER_LOG
 
@@ -29,6 +30,8 @@ class Journal:
     dialect: Dialect = Dialect.DOCUMENTED
     folder: str = ""
     """The log directory; named servers have theirs there."""
+    folders: LogFolders = field(default=Factory(lambda self: LogFolders(self.folder), takes_self=True), init=False)
+    """The folders that were made there."""
     _recogniser: Recogniser = field(factory=Recogniser, init=False)
     _named: dict[str, LogFile] = field(factory=dict, init=False)
     """The logs of named servers, by name."""
@@ -71,7 +74,10 @@ class Journal:
         """
         if name not in self._named and self.server is not None:
             try:
+                self.folders.check_room(name, uid)
+                is_new = self.folders.is_missing(name)
                 file = LogFile(os.path.join(self.folder, name, SERVER_LOG), uid, self._given.get(name))
+                self.folders.opened(name, uid, is_new)
                 self._named[name], self._given[name] = file, uid
             except OSError as error:
                 self.write_control("server_log_not_opened", {"name": name, "reason": error.strerror})
@@ -83,9 +89,15 @@ class Journal:
         return evolve(self, server=self._named.get(name, self.server))
 
     def close_server_log(self, name: str) -> None:
-        """Close the log of a named server that is deleted."""
+        """Close the log of a named server that is deleted; its folder is removed or kept as `LogFolders` says."""
         if (file := self._named.pop(name, None)) is not None:
             file.close()
+            self.folders.closed(name)
+        for pid in [pid for pid, known in self._names.items() if known == name]:
+            del self._names[pid]
+        # Users can make up any number of names.
+        for known in [each for each in self._given if each not in self._named and self.folders.is_missing(each)]:
+            del self._given[known]
 
     def _write(self, file: LogFile | None, entry: LogEntry, lines: dict[str, Line]) -> None:
         data = render(entry, lines[entry.event], self.dialect)

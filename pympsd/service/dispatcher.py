@@ -6,6 +6,7 @@ The protocols describe the sessions, which import this module.
 from __future__ import annotations
 
 import contextlib
+import errno
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,6 +19,7 @@ from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
 from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
 from pympsd.journal.setup import Journal
+from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.ports import ConnectedOperator, Sockets
@@ -37,6 +39,7 @@ from pympsd.state_machine.events import (
     TimerEnded,
 )
 from pympsd.state_machine.server_lifecycle import IllegalMove
+from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
@@ -58,6 +61,10 @@ class RunningServer(Protocol):
     pid: int
     kill: Callable[[], None]
 
+    @property
+    def queued_descriptors(self) -> int: ...
+    @property
+    def watched_clients(self) -> int: ...
     def shut_down(self, forced: bool, is_deletion: bool) -> None: ...
     def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None: ...
     def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None: ...
@@ -323,9 +330,16 @@ class Dispatcher:
         if client is None or server is None:
             return
         try:
+            if not may_queue(server, self.servers.values(), exempt_users(self.state)):
+                stuck = f"the server of user {server.uid} takes no clients: it is stopped or stuck"
+                raise OSError(errno.EBUSY, stuck)
             client.grant(server, instruction.priority, instruction.limits)
         except OSError as error:
             self.not_admitted(instruction.client, instruction.server, error)
+
+    def may_watch(self, server: RunningServer) -> bool:
+        """Return whether the process of another client of a server may be watched."""
+        return may_watch(server, self.servers.values(), exempt_users(self.state))
 
     def not_admitted(self, client: int, server: int, error: OSError) -> None:
         """Refuse a client that can have no session with the server it was admitted to."""

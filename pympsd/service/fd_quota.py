@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
+from typing import Final, Protocol
 
 from pympsd.channel.descriptors import close_all
 
@@ -14,6 +17,14 @@ SPARE: Final = 32
 """What a daemon needs to open besides what an earlier one left."""
 UNLIMITED: Final = 1 << 20
 """Assumed where RLIMIT_NOFILE sets no limit."""
+USER_DIVISOR: Final = 32
+"""Divides the quota of one user's descriptors that wait for servers to take them, and of watched clients."""
+QUEUED_DIVISOR: Final = 8
+"""Divides the quota of all users' descriptors that wait for servers."""
+WATCHED_DIVISOR: Final = 16
+"""Divides the quota of all users' watched clients."""
+ASSURED: Final = 4
+"""A user's descriptors that may wait for servers whatever other users have there."""
 
 
 def raise_fd_limit() -> None:
@@ -44,3 +55,43 @@ def can_open(count: int) -> bool:
     finally:
         close_all(opened)
     return True
+
+
+class Holder(Protocol):
+    """A server's session, which holds descriptors for its clients."""
+
+    uid: int
+
+    @property
+    def queued_descriptors(self) -> int: ...
+    @property
+    def watched_clients(self) -> int: ...
+
+
+def may_queue(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int]) -> bool:
+    """Return whether another client may be sent to a server: few enough of its user's wait for servers to take them.
+
+    Users can stop their servers, and can have several. Therefore all ``servers`` count: those of the same user, and
+    those of all users except the ``exempt`` ones. Every user has ASSURED.
+    """
+    own, others = _counts(server, servers, exempt, lambda each: each.queued_descriptors)
+    return own < ASSURED or (own < fd_quota(USER_DIVISOR) and own + others < fd_quota(QUEUED_DIVISOR))
+
+
+def may_watch(server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int]) -> bool:
+    """Return whether the process of another client of a server may be watched; servers count as in `may_queue`."""
+    own, others = _counts(server, servers, exempt, lambda each: each.watched_clients)
+    return own < fd_quota(USER_DIVISOR) and own + others < fd_quota(WATCHED_DIVISOR)
+
+
+def _counts(
+    server: Holder, servers: Iterable[Holder], exempt: AbstractSet[int], count: Callable[[Holder], int]
+) -> tuple[int, int]:
+    """Return what a server's user has, and what all others have together; of an exempt user's, the others do not
+    count.
+    """
+    by_user: Counter[int] = Counter()
+    for each in servers:
+        by_user[each.uid] += count(each)
+    own = by_user.pop(server.uid, 0)
+    return own, 0 if server.uid in exempt else sum(n for uid, n in by_user.items() if uid not in exempt)

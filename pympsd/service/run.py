@@ -20,7 +20,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
-from pympsd.service.files.state_file import StateFile, device_keys, writer_runs
+from pympsd.service.files.state_file import StateFile, device_keys, log_folders_left, writer_runs
 from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
 from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
@@ -255,7 +255,9 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
         directory.taken_by_another,
         dispatcher.settings.backend,
         lambda: os.fsencode(dispatcher.tracing.path).decode(errors="replace"),
+        dispatcher.journal.folders.known,
     )
+    dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)

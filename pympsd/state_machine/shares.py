@@ -6,7 +6,7 @@ exist in the I/O layer only: it reports them with `take` and `give_back`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
 from attrs import evolve
@@ -15,6 +15,7 @@ from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log
 from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.partitions import chunk_count, has_remainder
 from pympsd.vocabulary.shares import (
     DESCRIPTORS,
     NAMESPACES,
@@ -22,6 +23,7 @@ from pympsd.vocabulary.shares import (
     PROCESSES,
     RESOURCES,
     SERVERS,
+    SM_CHUNKS,
     TABLE,
     Resource,
 )
@@ -43,9 +45,14 @@ _MOST_SHOWN: Final = 8
 Cost = Mapping[Resource, int]
 
 
+def exempt_users(daemon: Daemon) -> frozenset[int]:
+    """Return the users who have no share: root and the user who started the daemon are bound by totals only."""
+    return frozenset({0, daemon.uid})
+
+
 def is_exempt(daemon: Daemon, uid: int) -> bool:
-    """Return whether a user has no share: root, and the user who started the daemon, are bound by totals only."""
-    return uid in (0, daemon.uid)
+    """Return whether a user has no share."""
+    return uid in exempt_users(daemon)
 
 
 def applying(daemon: Daemon) -> tuple[Resource, ...]:
@@ -68,6 +75,8 @@ def used(daemon: Daemon, resource: Resource, uid: int) -> int:
     """Return what a user has of a share; the user's own server (uid_N) is not part of it."""
     if not resource.is_named:
         return daemon.taken[resource.name][uid]
+    if resource is SM_CHUNKS:
+        return _percent_of_chunks(daemon, {uid})
     return sum(_cost(daemon, each, resource) for each in daemon.named_servers.values() if each.uid == uid)
 
 
@@ -75,6 +84,8 @@ def used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exemp
     """Return what users have together; ``own``: users' own servers included; ``exempt``: root's included."""
     if not resource.is_named:
         return sum(n for uid, n in daemon.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
+    if resource is SM_CHUNKS:
+        return _percent_of_chunks(daemon, None if exempt else _sharing_users(daemon))
     return sum(
         _cost(daemon, each, resource) + (_base_cost(daemon, each, resource) if own and is_own(each) else 0)
         for each in daemon.named_servers.values()
@@ -133,6 +144,32 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
             daemon.refusals[uid, resource.name] += 1
             return text
     return ""
+
+
+def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str:
+    """Return why a user cannot have more SM chunks of a device, and count the refusal; nothing if it is possible."""
+    if is_exempt(daemon, asker):
+        return ""
+    every = _chunks_of(daemon, device)
+    own, together = _owned_chunks(daemon, device, {asker}), _owned_chunks(daemon, device, _sharing_users(daemon))
+    share, most = daemon.shares.share(SM_CHUNKS), daemon.shares.for_users(SM_CHUNKS)
+    what = f"SM chunks of device {daemon.devices[device].uuid}"
+    text = ""
+    if own + more > every * share // 100:
+        needed = -(-(own + more) * 100 // every)
+        text = (
+            f"user {asker} has {own} of at most {every * share // 100} {what}, and {more} more are needed: delete an "
+            f"SM partition, or ask an administrator for a larger share ({OPTION} {SM_CHUNKS.name}={needed}, or "
+            f"{SM_CHUNKS.name} in [{TABLE}] of the configuration file)"
+        )
+    elif together + more > every * most // 100:
+        text = (
+            f"all users together have {together} of at most {every * most // 100} {what} that are not reserved, and "
+            f"{more} more are needed; an administrator can delete some ('sm-partition list' has their servers)"
+        )
+    if text:
+        daemon.refusals[asker, SM_CHUNKS.name] += 1
+    return text
 
 
 def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
@@ -205,8 +242,32 @@ def _remedy_of_all(daemon: Daemon, resource: Resource) -> str:
     return "an administrator can delete some ('server list' has their users)"
 
 
+def _sharing_users(daemon: Daemon) -> set[int]:
+    """Return the users who have servers and shares."""
+    return {each.uid for each in daemon.named_servers.values()} - exempt_users(daemon)
+
+
+def _chunks_of(daemon: Daemon, device: int) -> int:
+    """Return the number of a device's chunks, the one that is left over included."""
+    return chunk_count(daemon.devices[device]) + has_remainder(daemon.devices[device])
+
+
+def _owned_chunks(daemon: Daemon, device: int, uids: Set[int] | None) -> int:
+    """Return how many chunks of a device are in partitions of users; None: of everybody."""
+    servers = (each for each in daemon.named_servers.values() if uids is None or each.uid in uids)
+    return sum(len(one.chunks) for server in servers for one in server.partitions if one.device == device)
+
+
+def _percent_of_chunks(daemon: Daemon, uids: Set[int] | None) -> int:
+    """Return the part of the chunks that users have of the device of which they have most, in percent."""
+    counts = (
+        (_owned_chunks(daemon, device, uids), _chunks_of(daemon, device)) for device in range(len(daemon.devices))
+    )
+    return max((own * 100 // every for own, every in counts if own), default=0)
+
+
 def _cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
-    """Return what a server costs its user; one's own server is for nothing, but what it has besides is not."""
+    """Return what a server costs its user; of the user's own server only further namespaces and partitions cost."""
     return _additional_cost(named, resource) + (0 if is_own(named) else _base_cost(daemon, named, resource))
 
 

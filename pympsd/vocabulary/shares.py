@@ -121,10 +121,20 @@ DESCRIPTORS: Final = Resource(
     least=0,
     most=1 << 20,
     description="Open files of the daemon for a user's servers and namespaces.",
-    part=6,
-    of_descriptors=6,
-    root_reserve=4,
-    own_reserve=1,
+    part=4,
+    of_descriptors=4,
+    root_reserve=3,
+    own_reserve=2,
+)
+SM_CHUNKS: Final = Resource(
+    "sm-chunks",
+    "% of a device's SM chunks",
+    share=50,
+    least=0,
+    most=100,
+    description="Chunks of a device in the static SM partitions of a user's servers, on each device by itself.",
+    total=100,
+    root_reserve=2,
 )
 CONNECTIONS: Final = Resource(
     "connections",
@@ -134,8 +144,8 @@ CONNECTIONS: Final = Resource(
     most=1 << 20,
     description="Connections of a user's clients and commands to all sockets of the daemon together; one of libcuda "
     "counts as three.",
-    part=3,
-    of_descriptors=3,
+    part=2,
+    of_descriptors=2,
     root_reserve=1,
     is_named=False,
 )
@@ -151,7 +161,7 @@ BUFFERS: Final = Resource(
     root_reserve=1,
     is_named=False,
 )
-RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, CONNECTIONS, BUFFERS)
+RESOURCES: Final = (SERVERS, PROCESSES, NAMESPACES, DESCRIPTORS, SM_CHUNKS, CONNECTIONS, BUFFERS)
 BY_NAME: Final = {resource.name: resource for resource in RESOURCES}
 
 

@@ -23,6 +23,7 @@ from pympsd.state_machine.clients import Client, Context
 from pympsd.state_machine.daemon_state import Count, Daemon, QueueEntry, Server
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.shares import Shares
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana/pympsd.json"
 MIB = 1 << 20
@@ -76,6 +77,9 @@ def state() -> Daemon:
     daemon.counts[Count.FAULTS] = 3
     server.clients = {5: Client(5, 907, 7, "python", 0, contexts, {0: 3 * MIB, 1: 0})}
     daemon.servers = {1: server}
+    daemon.shares = Shares({"connections": 50})
+    daemon.taken["connections"][1002] = 2
+    daemon.refusals[1002, "connections"] = 3
     return daemon
 
 
@@ -90,6 +94,9 @@ def test_the_text_says_what_there_is(state: Daemon) -> None:
     assert memory == {"0": 3 * MIB, "1": 0}
     assert [(labels["device"], value) for labels, value in found["pympsd_server_launches"]] == [("1", 42)]
     assert (found["pympsd_faults"], found["pympsd_refused_clients"]) == ([({}, 3)], [({}, 0)])
+    assert ({"resource": "connections"}, 50) in found["pympsd_user_share"]
+    of_user = {"uid": "1002", "resource": "connections"}
+    assert (found["pympsd_user_used"], found["pympsd_user_refusals"]) == ([(of_user, 2)], [(of_user, 3)])
     assert [(labels["device"], value) for labels, value in found["pympsd_server_contexts"]] == [("0", 1), ("1", 1)]
 
 

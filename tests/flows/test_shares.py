@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+import socket
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from processes import PYMPSD, ClientProcess, DaemonProcess, clients_of
 from protocol3 import ctl, start
+
+from pympsd.journal.log_folders import MOST_KEPT
 
 MakeDaemon = Callable[..., DaemonProcess]
 Join = Callable[..., ClientProcess]
@@ -123,11 +126,19 @@ def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
     check_others_are_served(daemon, join)
 
 
-def test_servers_that_are_stopped_while_they_start_delay_nobody_else(daemon: DaemonProcess, join: Join) -> None:
-    hang = daemon.directory / "hang"
+def test_a_user_who_makes_and_deletes_servers_leaves_few_log_folders(daemon: DaemonProcess) -> None:
+    logs = daemon.directory / "log"
     start(daemon)
-    del hang
-    check_others_are_served(daemon, join)
+    for number in range(MOST_KEPT + 3):
+        assert asked(daemon, GREEDY, f"server create s{number}") == ""
+        daemon.hear_out()
+        assert asked(daemon, GREEDY, f"server delete s{number}") == ""
+        if number == MOST_KEPT:
+            daemon.kill()
+            start(daemon)
+    kept = {folder.name for folder in logs.iterdir() if folder.is_dir()}
+    assert kept <= {f"s{number}" for number in range(3, MOST_KEPT + 3)}
+    assert {folder.stat().st_uid for folder in logs.iterdir() if folder.is_dir()} <= {GREEDY}
 
 
 def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: DaemonProcess) -> None:
@@ -167,7 +178,7 @@ def test_a_file_with_a_wrong_share_is_refused(daemon: DaemonProcess, text: str, 
 
 def test_wrong_shares_of_option_and_variable_start_no_daemon(daemon: DaemonProcess, make_daemon: MakeDaemon) -> None:
     done = daemon.run(["-d", "--user-share", "sockets=3"])
-    names = "servers, processes, namespaces, descriptors, connections, buffers"
+    names = "servers, processes, namespaces, descriptors, sm-chunks, connections, buffers"
     said = f"users have no share of 'sockets'; they have shares of {names}"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"--user-share: {said}\n")
     done = make_daemon(PYMPSD_USER_SHARES="servers=x").run(["-d"])
@@ -201,8 +212,6 @@ def test_metrics_have_shares_what_is_used_and_what_was_refused(daemon: DaemonPro
 
 def metrics(path: Path) -> str:
     """Return what is served at a socket."""
-    import socket
-
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(path))
         sock.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

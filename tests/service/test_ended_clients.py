@@ -16,9 +16,9 @@ import trio.testing
 from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.service import fd_quota
 from pympsd.service.processes.known_process import KnownProcess
 from pympsd.service.sessions import conversation
-from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
@@ -159,7 +159,7 @@ async def test_a_client_that_is_gone_from_its_server_is_no_longer_watched(daemon
 async def test_with_few_descriptors_only_the_server_reports_the_end(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_session, "fd_quota", lambda _: 2)
+    monkeypatch.setattr(fd_quota, "fd_quota", lambda _: 2)
     before = pidfds()
     await connect_client(daemon)
     channel = await serve(daemon)

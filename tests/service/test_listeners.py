@@ -162,7 +162,7 @@ async def test_users_together_leave_connections_for_the_daemons_own_user(
 ) -> None:
     uids = iter((10001, 10002, 10003, *3 * (os.geteuid(),)))
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=next(uids)))
-    daemon.dispatcher.state.shares = Shares(descriptors=19)  # everybody may have 7 connections, and users 6 of them
+    daemon.dispatcher.state.shares = Shares(descriptors=28)  # everybody may have 7 connections, and users 6 of them
     daemon.dispatcher.state.taken["connections"][10000] = 3
     for _ in range(2):
         operator = await daemon.operator()

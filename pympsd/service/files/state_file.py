@@ -17,6 +17,7 @@ from typing import Any, Final
 import msgspec
 from attrs import define, evolve, field, frozen
 
+from pympsd.journal.log_folders import MadeFolder
 from pympsd.service.processes.status import has_ended, started_at
 from pympsd.state_machine.handover.persistent_state import PersistentState, check
 from pympsd.state_machine.handover.protocol_2 import lost
@@ -59,6 +60,8 @@ class SavedState:
     backend: str = ""
     trace: str = ""
     """The path of the trace that it writes."""
+    log_folders: tuple[MadeFolder, ...] = ()
+    """Those that it, or an earlier daemon, has made for the logs of servers."""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
@@ -113,6 +116,12 @@ def trace_left(folder: str) -> str:
     """Return the path of the trace that a daemon writes, or wrote when it ended; empty: it wrote none."""
     saved = _left(folder)
     return saved.trace if saved is not None else ""
+
+
+def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
+    """Return the folders that the daemon before made for the logs of servers."""
+    saved = _left(folder)
+    return saved.log_folders if saved is not None else ()
 
 
 def _left(folder: str) -> SavedState | None:
@@ -203,7 +212,9 @@ class StateFile:
     backend: str = ""
     trace: Callable[[], str] = lambda: ""
     """Returns the path of the trace that the daemon writes."""
-    _written: tuple[PersistentState, str] | None = None
+    log_folders: Callable[[], tuple[MadeFolder, ...]] = tuple
+    """Returns the folders made for the logs of servers."""
+    _written: tuple[PersistentState, str, tuple[MadeFolder, ...]] | None = None
     _started: dict[int, int] = field(factory=dict)
     _failed: bool = False
 
@@ -212,7 +223,7 @@ class StateFile:
 
         Called at every event, so a failure is retried.
         """
-        current = remembered, self.trace()
+        current = remembered, self.trace(), self.log_folders()
         if current == self._written and os.path.lexists(self._path(files.STATE)):
             return
         try:
@@ -241,6 +252,7 @@ class StateFile:
             writer,
             self.backend,
             self.trace(),
+            self.log_folders(),
         )
         self._remove(files.NEW_STATE)
         try:

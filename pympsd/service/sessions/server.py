@@ -14,7 +14,6 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import fd_quota
 from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
@@ -30,12 +29,8 @@ LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
 MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices; no server has more."""
-QUEUED_DIVISOR: Final = 4
-"""Divides the quota of descriptors queued for a server that does not take its clients."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
-"""What may be queued for such a server before its clients are refused; with twice as much its link ends."""
-WATCHED_DIVISOR: Final = 16
-"""Divides the quota of pidfds of admitted clients."""
+"""What may be queued for a server before its clients are refused; with twice as much its link ends."""
 
 
 @define
@@ -141,12 +136,21 @@ class ServerSession:
             self._held.append(message)
 
     @property
-    def takes_clients(self) -> bool:
-        """Whether another client may be sent to it: few enough are queued."""
-        return (
-            self.channel.queued_descriptors < fd_quota(QUEUED_DIVISOR)
-            and self.channel.queued_bytes < QUEUED_CLIENTS_BYTES
-            and self.channel.allowance.has_room(NOTE_BYTES)
+    def queued_descriptors(self) -> int:
+        """The number of descriptors that wait until it takes the clients sent to it."""
+        return self._channel.queued_descriptors if self._channel is not None else 0
+
+    @property
+    def watched_clients(self) -> int:
+        """The number of clients whose processes are watched."""
+        return len(self._watched)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the hello of another client may be queued for it."""
+        channel = self._channel
+        return channel is None or (
+            channel.queued_bytes < QUEUED_CLIENTS_BYTES and channel.allowance.has_room(NOTE_BYTES)
         )
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
@@ -156,7 +160,7 @@ class ServerSession:
         """
         server = dispatcher.state.servers.get(self.serial)
         is_known = server is not None and client in server.clients
-        if pidfd >= 0 and is_known and len(self._watched) < fd_quota(WATCHED_DIVISOR):
+        if pidfd >= 0 and is_known and dispatcher.may_watch(self):
             self._watched[client] = trio.CancelScope()
             dispatcher.nursery.start_soon(self._watch, dispatcher, client, pidfd, self._watched[client])
         elif pidfd >= 0:

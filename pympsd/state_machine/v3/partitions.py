@@ -71,6 +71,7 @@ def create_partition(
         )
         raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions; {remedy}.")
     check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
+    check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
     taken = (*whole[:chunks], *([remainder] if include_remainder else []))
     named.partitions.append(SmPartition(name, device, taken))
     daemon.named_changes += 1

@@ -90,6 +90,16 @@ class VendorServerSession:
     )
 
     @property
+    def queued_descriptors(self) -> int:
+        """None: a client is given to the driver's server when that asks for one."""
+        return 0
+
+    @property
+    def watched_clients(self) -> int:
+        """The number of clients whose processes are watched."""
+        return len(self.clients)
+
+    @property
     def link(self) -> ServerLink:
         """The connection; no client is admitted to a server without one."""
         assert self._link is not None

@@ -11,10 +11,8 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import fd_quota
 from pympsd.service.inheritance import ClientNote, client_name
 from pympsd.service.processes.status import process_end
-from pympsd.service.sessions.server import WATCHED_DIVISOR
 from pympsd.service.sessions.vendor.terminations import Terminations
 from pympsd.state_machine.clients import Client
 
@@ -34,11 +32,15 @@ class WatchedClients:
     _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
     """Their pidfds, and what the keeper knows of them, by serial."""
 
+    def __len__(self) -> int:
+        return len(self._noted)
+
     def add(self, nursery: trio.Nursery | None, client: int, known: Client | None, pidfd: int) -> None:
         """Watch a client; take over the pidfd. Does nothing without one (-1), or if there are too many clients."""
         if pidfd < 0:
             return
-        has_room = len(self._noted) < fd_quota(WATCHED_DIVISOR) and not self._ended.is_set()
+        server = self._dispatcher.servers.get(self._server)
+        has_room = server is not None and self._dispatcher.may_watch(server) and not self._ended.is_set()
         if known is None or nursery is None or not has_room:
             os.close(pidfd)
             return

@@ -1,0 +1,139 @@
+"""The folders of named servers' logs, which are in the log directory: bounded when servers are deleted.
+
+Users choose the names of their servers, and a server has a folder of that name in root's log directory. Without a
+bound, a user who makes and deletes servers would fill that directory. Therefore the folder of a deleted server is
+removed if its logs are empty. Other ones are kept for their users to read, MOST_KEPT of each user; beyond that the
+oldest ones are removed with the logs in them.
+
+Only a folder that a daemon of this pipe directory has made is ever removed; it is known by its device and inode. It
+belongs to its server's user, who can put anything into it: nothing is followed, and only logs are deleted. A folder
+with other things stays and counts. A user with more than MOST_KEPT of those gets no more of them: the lines of the
+user's next servers are in the log of all servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from typing import Final
+
+from attrs import define, evolve, field, frozen
+
+from pympsd.vocabulary.files import SERVER_LOG
+
+MOST_KEPT: Final = 16
+"""Folders of a user's deleted servers that are kept."""
+_MOST_LOGS: Final = 64
+"""Files of a folder of logs: one with more is not looked through, which may take long."""
+
+
+@frozen
+class MadeFolder:
+    """A folder that a daemon has made for the log of a server."""
+
+    name: str
+    device: int
+    inode: int
+    uid: int
+    """The server's user."""
+    deleted: bool = False
+    """The server is."""
+
+
+@define
+class LogFolders:
+    """The folders that daemons have made in a log directory, the earliest deleted ones first."""
+
+    path: str
+    _made: dict[str, MadeFolder] = field(factory=dict, init=False)
+
+    def known(self) -> tuple[MadeFolder, ...]:
+        """Return what the next daemon has to know."""
+        return tuple(self._made.values())
+
+    def take(self, made: tuple[MadeFolder, ...]) -> None:
+        """Take what an earlier daemon made, as far as it is still there, in this log directory."""
+        self._made |= {each.name: each for each in made if self._identity(each.name) == (each.device, each.inode)}
+
+    def is_missing(self, name: str) -> bool:
+        """Return whether the folder of a server has to be made."""
+        return not os.path.lexists(os.path.join(self.path, name))
+
+    def check_room(self, name: str, uid: int) -> None:
+        """Raise OSError if a user has too many folders to get one for the server with a name."""
+        if name not in self._made and len(self._kept(uid)) > MOST_KEPT:
+            reason = f"folders of {MOST_KEPT} deleted servers of user {uid} there have other things than logs"
+            raise OSError(errno.EDQUOT, reason, os.path.join(self.path, name))
+
+    def opened(self, name: str, uid: int, is_new: bool) -> None:
+        """Note that a server of a user has its log in a folder, and whether that was made for it."""
+        known = self._made.pop(name, None)
+        if is_new:
+            self._made[name] = MadeFolder(name, *self._identity(name), uid)
+        elif known is not None:
+            self._made[name] = evolve(known, uid=uid, deleted=False)
+
+    def closed(self, name: str) -> None:
+        """Remove the folder of a deleted server if its logs are empty, and the oldest ones of its user's above the
+        bound.
+        """
+        made = self._made.pop(name, None)
+        if made is None or self._remove(made, only_empty=True):
+            return
+        self._made[name] = evolve(made, deleted=True)
+        kept = self._kept(made.uid)
+        excess = len(kept) - MOST_KEPT
+        for each in kept:
+            if excess > 0 and self._remove(each, only_empty=False):
+                del self._made[each.name]
+                excess -= 1
+
+    def _kept(self, uid: int) -> list[MadeFolder]:
+        return [each for each in self._made.values() if each.deleted and each.uid == uid]
+
+    def _remove(self, made: MadeFolder, *, only_empty: bool) -> bool:
+        """Remove a folder unless it has other things than logs; return whether it is gone, or is another one."""
+        try:
+            folder = os.open(
+                os.path.join(self.path, made.name), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            )
+        except OSError:
+            return True
+        try:
+            status = os.fstat(folder)
+            if (status.st_dev, status.st_ino) != (made.device, made.inode):
+                return True
+            names = _logs_in(folder, only_empty)
+            if names is None:
+                return False
+            for name in names:
+                os.unlink(name, dir_fd=folder)
+            os.rmdir(os.path.join(self.path, made.name))
+        except OSError:
+            return False
+        finally:
+            os.close(folder)
+        return True
+
+    def _identity(self, name: str) -> tuple[int, int]:
+        """Return the device and inode of a folder; zeros if it is not there."""
+        with contextlib.suppress(OSError):
+            status = os.lstat(os.path.join(self.path, name))
+            if stat.S_ISDIR(status.st_mode):
+                return status.st_dev, status.st_ino
+        return 0, 0
+
+
+def _logs_in(folder: int, only_empty: bool) -> list[str] | None:
+    """Return the names of the logs in a folder; None if it has other things, or logs that are not empty."""
+    names: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_log = entry.is_file(follow_symlinks=False) and entry.name.startswith(SERVER_LOG)
+            is_kept = only_empty and is_log and entry.stat(follow_symlinks=False).st_size
+            if not is_log or is_kept or len(names) == _MOST_LOGS:
+                return None
+            names.append(entry.name)
+    return names
