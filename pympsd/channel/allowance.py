@@ -15,7 +15,7 @@ How much a user may have is not decided here: a budget asks its ``problem``, in 
 (pympsd.state_machine.shares). What a session keeps besides, such as the hello of a client that waits, is counted by
 ``keeping``. An example, with a share of 4 MiB::
 
-    connection   received   queued   kept     budget of the user
+    connection   received   queued   kept     in the user's budget
     1            1 MiB      -        -        1 MiB
     2            -          2 MiB    -        3 MiB
     3            1.5 MiB: does not fit, so connection 3 is closed; 1 and 2 stay

@@ -19,6 +19,7 @@ from pympsd.service.sessions.peers import credentials, user_of
 from pympsd.state_machine import shares
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import CONNECTIONS
+from pympsd.wire.frames import BODY_LIMIT
 
 DRIVERS_WEIGHT: Final = 3
 """One of libcuda's counts as three connections: it takes up to five descriptors, among them both ends of a connection
@@ -186,7 +187,10 @@ class Listener:
 
     async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
         weight = DRIVERS_WEIGHT if self.greeting else 1
-        reason = shares.take(self.dispatcher.state, CONNECTIONS, peer.uid, weight)
+        # Without room for a frame it would be closed later, and the work for it until then delays others.
+        reason = self.dispatcher.buffers.problem(peer.uid, BODY_LIMIT) or shares.take(
+            self.dispatcher.state, CONNECTIONS, peer.uid, weight
+        )
         if reason:
             if self.dispatcher.may_log(peer.uid):
                 self.dispatcher.log.error("connection_refused", reason=reason)

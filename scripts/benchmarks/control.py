@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import daemon
+import hostile
 from timing import Report, median_seconds
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "support"))
@@ -34,6 +35,7 @@ def measure(report: Report) -> None:
     with daemon.running() as (env, _):
         _memory(report, env)
     readies = [_server_start() for _ in range(5)]
+    hostile.measure(report)
     report.add("start_server to Ready, 8 emulated devices (median of 5)", statistics.median(readies), 600, "ms")
 
 

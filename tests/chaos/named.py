@@ -192,13 +192,13 @@ class NamedSoak(Soak):
         return self.testbed.directory / "chaos.toml"
 
     async def _listed_places(self) -> Places | None:
-        """Return the places there are; servers that a user's own clients made are not counted."""
+        """Return the places there are; those of hostile users, and of users' own clients, are not counted."""
         until = now() + LIST_SECONDS
         while now() < until:
             status, said = await self._say("namespace", "list", "--format=csv,noheader")
             if status == 0:
                 rows = [(row[1], row[0]) for row in csv.reader(said.splitlines()) if row[2] != "Stopping"]
-                return frozenset(row for row in rows if not row[0].startswith("uid_"))
+                return frozenset(row for row in rows if not row[0].startswith(("uid_", "hostile_")))
             await trio.sleep(1)
         return None
 

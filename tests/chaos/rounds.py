@@ -16,6 +16,7 @@ from attrs import asdict
 from processes import adopt_orphans
 
 from tests.chaos.history import FOR_EVER
+from tests.chaos.hostile import hostile_users
 from tests.chaos.leaks import STAYS, VENDOR_STAYS, Before, leaks
 from tests.chaos.log_history import judge
 from tests.chaos.named import NamedSoak
@@ -61,7 +62,7 @@ def _round(
         run = speaks(testbed, part.seed, part.seconds, kinds, pace)
         trio.run(run.run)
         stays = VENDOR_STAYS if part.setup.backend is Backend.VENDOR else STAYS
-        left = leaks(before, directory, testbed.uids, stays=stays)
+        left = leaks(before, directory, (*testbed.uids, *hostile_users()), stays=stays)
         for problem in (*_last_words(testbed), *(f"left behind: {one}" for one in left)):
             testbed.blame(problem)
         if testbed.problems:

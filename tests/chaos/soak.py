@@ -14,6 +14,7 @@ from processes import children_of
 
 from tests.chaos.actions import ACTIONS, terminate
 from tests.chaos.history import FOR_EVER, Incident, Life
+from tests.chaos.hostile import attack
 from tests.chaos.identity import ProcessKey, strike, there
 from tests.chaos.leaks import crowded
 from tests.chaos.outcomes import FAULT_CODES, HANG_SECONDS, patience, problems
@@ -49,9 +50,12 @@ class Soak:
         await testbed.start_daemon()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen_and_judge)
-            async with trio.open_nursery() as cast:
-                cast.start_soon(self._start_clients, cast)
-                cast.start_soon(self._do_chaos, cast)
+            async with trio.open_nursery() as hostile:
+                hostile.start_soon(attack, testbed)
+                async with trio.open_nursery() as cast:
+                    cast.start_soon(self._start_clients, cast)
+                    cast.start_soon(self._do_chaos, cast)
+                hostile.cancel_scope.cancel()
             await self._settle()
             await self._end()
             nursery.cancel_scope.cancel()

@@ -64,6 +64,7 @@ class Summary:
             "tools": counts["tools"],
             "clients seen in lists": counts["clients seen in lists"],
             "commands of protocol 3": self._those("named "),
+            "hostile": self._those("hostile "),
             "left out": self._those("left out: "),
             "problems": self.problems,
         }

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import testbed
+from tests.chaos import hostile, testbed
 from tests.chaos.actions import ACTIONS
 from tests.chaos.history import FOR_EVER
+from tests.chaos.hostile import excess
 from tests.chaos.identity import strike
 from tests.chaos.leaks import DAEMON_NEEDS, Before, crowded, leaks
 from tests.chaos.rounds import soak
@@ -34,6 +35,7 @@ def test_a_minute_of_chaos(tmp_path: Path, backend: Backend) -> None:
     assert summary["clients judged"] == summary["clients"] > 10
     assert summary["steps"] > 100
     assert len(summary["chaos"]) > 5
+    assert summary["hostile"]["users"] >= 2
     assert backend is Backend.VENDOR or sum(summary["commands of protocol 3"].values()) > 5
 
 
@@ -96,6 +98,14 @@ def test_a_process_with_too_many_descriptors_is_seen() -> None:
         for fd in opened:
             os.close(fd)
     assert list(crowded(0, 0, ())) == []
+
+
+def test_a_daemon_that_hostile_users_cost_too_much_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(excess(os.getpid())) == []
+    monkeypatch.setattr(hostile, "MAX_MEMORY", 1)
+    monkeypatch.setattr(hostile, "MAX_DESCRIPTORS", 1)
+    assert [problem.split()[4] for problem in excess(os.getpid())] == ["descriptors", "MiB"]
+    assert list(excess(0)) == []
 
 
 def test_a_log_is_followed_by_whole_lines(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ CHOSEN_OUTSIDE: Final = ("PYMPSD_WORKER", "PYMPSD_LAUNCHES")
 KEEPER: Final = "pympsd-keeper"
 PATIENCE: Final = "2"
 """Seconds: users wait for each other for as long as the clients that are there live, and no longer."""
+SHARES: Final = "servers=4,namespaces=8,connections=300,buffers=4M"
+"""Small ones, which hostile users use up within a round."""
 OF_CLIENTS: Final = {"PYMPSD_REQUIRE_MPS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 ON_THE_DAEMON: Final = frozenset(
     {
@@ -134,6 +136,7 @@ class Testbed:
             "PYMPSD_VENDOR_SERVER": str(self.directory / install.NAME),
             "PYMPSD_TURN_PATIENCE": PATIENCE,
             "PYMPSD_LOG_DIALECT": self.setup.dialect,
+            "PYMPSD_USER_SHARES": SHARES,
             **({"CUDA_MPS_PROTOCOL_VERSION": "3"} if self.setup.protocol == 3 else {}),
             "TMPDIR": str(self.directory / "tmp"),
             **{name: os.environ[name] for name in CHOSEN_OUTSIDE if name in os.environ},

@@ -160,10 +160,10 @@ async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
 async def test_users_together_leave_connections_for_the_daemons_own_user(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uids = iter((10001, 10002, 10003, os.geteuid(), os.geteuid()))
+    uids = iter((10001, 10002, 10003, *3 * (os.geteuid(),)))
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=next(uids)))
-    daemon.dispatcher.state.shares = Shares(descriptors=16)  # everybody may have 4 connections, and users 3 of them
-    daemon.dispatcher.state.taken["connections"][10000] = 1
+    daemon.dispatcher.state.shares = Shares(descriptors=28)  # everybody may have 7 connections, and users 6 of them
+    daemon.dispatcher.state.taken["connections"][10000] = 3
     for _ in range(2):
         operator = await daemon.operator()
         await operator.ask(b"get_server_list")

@@ -83,8 +83,9 @@ async def test_half_frames_of_one_user_end_at_the_share_and_others_are_served(
     assert [await is_open(caller) for caller in hostile] == [True] * 3 + [False] * 5
     lines = [line for line in daemon.sentences() if line.startswith(closed(HOSTILE, ""))]
     assert len(lines) == 5
-    # Nor is a small connection of the same user, for which there is room.
-    assert await daemon.still_answers()
+    # A further connection would have no room for a frame, and is not read at all.
+    assert await (await daemon.connect()).receive() is None
+    assert daemon.sentences()[-1].startswith(f"Refusing a connection: user {HOSTILE} has ")
     users.uid = HONEST
     operator = await daemon.operator()
     await operator.ask(bytes(3 * MIB // 4))

@@ -6,6 +6,7 @@ standard output when it has tried all of them, and ends with its standard input.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
@@ -18,6 +19,8 @@ from contextlib import suppress
 from attrs import define, field
 
 from pympsd.wire import frames
+from pympsd.wire.vendor.handshake import CREDENTIALS, Role, encode_role
+from pympsd.wire.vendor.tool_lines import encode_line
 
 PACE_SECONDS = 0.01
 """From one connection of each kind to the next, once all have been tried: no attack by using the processor up."""
@@ -31,14 +34,23 @@ def _garbage() -> bytes:
     return random.randbytes(random.randrange(1, 4096))
 
 
-KINDS: dict[str, Callable[[], bytes]] = {
-    "mute": bytes,
-    "idle": lambda: HELLO,
-    "half_frames": lambda: HELLO + HALF_LINE,
-    "unread": lambda: HELLO + UNREAD,
-    "garbage": _garbage,
+KINDS: dict[str, Callable[[], list[bytes]]] = {
+    "mute": list,
+    "idle": lambda: [HELLO],
+    "half_frames": lambda: [HELLO + HALF_LINE],
+    "unread": lambda: [HELLO + UNREAD],
+    "garbage": lambda: [_garbage()],
 }
 """What a connection of each kind sends."""
+TOOL = [CREDENTIALS, encode_role(Role.TOOL)]
+OF_DRIVER: dict[str, Callable[[], list[bytes]]] = {
+    "mute": list,
+    "idle": lambda: TOOL,
+    "half_frames": lambda: [*TOOL, encode_line(b"ps")[0]],
+    "unread": lambda: [*TOOL, *200 * encode_line(b"x" * 60_000)],
+    "garbage": lambda: [_garbage()],
+}
+"""The same at a socket for packets, of a daemon that leads the driver's server; each a packet."""
 COMMANDS = {
     "servers": ("server create {name}",),
     "namespaces": ("server create {server}", "namespace create {name} --server={server}"),
@@ -51,13 +63,15 @@ class Connection:
     """A connection and what it has not sent yet."""
 
     sock: socket.socket
-    rest: memoryview
+    rest: list[memoryview]
 
     def push(self) -> bool:
         """Send what the socket takes; return False if the daemon has closed the connection."""
         try:
             while self.rest:
-                self.rest = self.rest[self.sock.send(self.rest) :]
+                self.rest[0] = self.rest[0][self.sock.send(self.rest[0]) :]
+                if not self.rest[0]:
+                    del self.rest[0]
             return self.sock.recv(1, socket.MSG_PEEK) != b""
         except BlockingIOError:
             return True
@@ -87,19 +101,24 @@ class Hostile:
         self.number += 1
 
     def _open(self) -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.setblocking(False)
-        try:
-            sock.connect(self.control)
-        except OSError:
-            sock.close()
+        for socket_type, kinds in ((socket.SOCK_STREAM, KINDS), (socket.SOCK_SEQPACKET, OF_DRIVER)):
+            sock = socket.socket(socket.AF_UNIX, socket_type)
+            sock.setblocking(False)
+            try:
+                sock.connect(self.control)
+            except OSError as error:
+                sock.close()
+                if error.errno == errno.EPROTOTYPE:
+                    continue
+                return
+            each = Connection(sock, [memoryview(packet) for packet in kinds[self.kind]()])
+            each.push()
+            self.opened.append(each)
             return
-        each = Connection(sock, memoryview(KINDS[self.kind]()))
-        each.push()
-        self.opened.append(each)
 
     def _give_commands(self) -> None:
-        names = {"name": f"{self.kind[:3]}{os.getuid()}_{self.number}", "server": f"{self.kind[:3]}{os.getuid()}_0"}
+        first = f"hostile_{self.kind}_{os.getuid()}"
+        names = {"name": f"{first}_{self.number}", "server": first}
         lines = [line.format(**names) for line in COMMANDS[self.kind]]
         with suppress(OSError), socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(5)

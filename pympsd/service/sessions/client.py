@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from typing import Final
@@ -98,10 +99,12 @@ class ClientSession(Waiting):
     def _connect(self, server: RunningServer, admission: Admission) -> int:
         """Send a server one end of a new session; return the client's end, which the caller owns.
 
-        Raise OSError if descriptors run out, or if too many are queued for a server that does not take them.
+        Raise OSError if descriptors run out, or if too much is queued for a server that does not take it.
         """
         assert isinstance(server, ServerSession)
         try:
+            if not server.has_room:
+                raise OSError(errno.EBUSY, f"too much is queued for the server of user {server.uid}, or that user")
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError:
             if admission.pidfd >= 0:

@@ -30,8 +30,7 @@ LOG_RECORDS_PER_SECOND: Final = 5000
 MOST_CONTEXTS: Final = 64 * 48
 """48 on each of 64 devices; no server has more."""
 QUEUED_CLIENTS_BYTES: Final = 4 << 20
-"""What may be queued for a server that does not take its clients before more are refused; with twice as much its link
-ends."""
+"""What may be queued for a server before its clients are refused; with twice as much its link ends."""
 
 
 @define
@@ -148,8 +147,11 @@ class ServerSession:
 
     @property
     def has_room(self) -> bool:
-        """Whether another client may be sent to it: few enough bytes are queued for it and its user."""
-        return self.channel.queued_bytes < QUEUED_CLIENTS_BYTES and self.channel.allowance.has_room(NOTE_BYTES)
+        """Whether the hello of another client may be queued for it."""
+        channel = self._channel
+        return channel is None or (
+            channel.queued_bytes < QUEUED_CLIENTS_BYTES and channel.allowance.has_room(NOTE_BYTES)
+        )
 
     def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
         """Feed ClientEnded when a client's process ends before the server reports it; take over the pidfd.

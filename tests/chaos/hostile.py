@@ -1,0 +1,86 @@
+"""Two hostile users beside the honest ones of a soak, and what they may cost the daemon.
+
+One makes servers and namespaces (in protocol 3), the other keeps all the connections that it can get: mute ones, idle
+ones, half frames, answers that it does not read, garbage. The honest users' clients and commands are judged as in
+every round, by the same times.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from tests.chaos.identity import there
+from tests.chaos.schedule import USERS
+from tests.chaos.testbed import Testbed, users
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PROGRAM: Final = str(ROOT / "tests" / "support" / "hostile_program.py")
+CONNECTIONS: Final = 80
+"""Of each kind: together more than the share that a user has in a soak."""
+KINDS: Final = (("servers", "namespaces"), ("mute", "idle", "half_frames", "unread", "garbage"))
+"""What each of the two does."""
+MAX_MEMORY: Final = 112 << 20
+"""Of the daemon: 64 MiB without them; for each of them three times 4 MiB of buffers, and 300 connections of 40 KiB
+(20 KiB, and as much for those that have just ended).
+"""
+MAX_DESCRIPTORS: Final = 1000
+"""Of the daemon: two for each of their 600 connections at most, of which most take one, and those of the honest."""
+LOOK_SECONDS: Final = 0.2
+
+
+def hostile_users() -> tuple[int, ...]:
+    """Return uids that no other run uses, and no honest user of this one."""
+    last = users()[USERS - 1]
+    return tuple(last + 1 + each for each in range(len(KINDS)))
+
+
+async def attack(testbed: Testbed) -> None:
+    """Let both do what they can until this is cancelled, and blame the daemon for what it costs."""
+    async with trio.open_nursery() as nursery:
+        for uid, kinds in zip(hostile_users(), KINDS, strict=True):
+            nursery.start_soon(_attack, testbed, uid, kinds)
+        while True:
+            for problem in excess(testbed.daemon.pid) if there(testbed.daemon) else ():
+                testbed.blame(problem)
+                return
+            await trio.sleep(LOOK_SECONDS)
+
+
+async def _attack(testbed: Testbed, uid: int, kinds: tuple[str, ...]) -> None:
+    process = await testbed.spawn(
+        [sys.executable, PROGRAM, str(testbed.directory / "pipe" / "control"), str(CONNECTIONS), *kinds],
+        env={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        user=uid, group=uid, extra_groups=[], cwd="/",
+    )  # fmt: skip
+    testbed.counts["hostile users"] += 1
+    try:
+        complaint = b"".join([data async for data in process.stderr])
+        testbed.blame(f"hostile user {uid} has ended: {complaint.decode(errors='replace')[-500:]}")
+    finally:
+        with trio.CancelScope(shield=True):
+            process.kill()
+            await process.wait()
+            for stream in (process.stdin, process.stderr):
+                await stream.aclose()
+            testbed.release(process.pid)
+
+
+def excess(pid: int) -> Iterator[str]:
+    """Yield what a daemon has more of than hostile users may cost it."""
+    try:
+        descriptors = len(os.listdir(f"/proc/{pid}/fd"))
+        resident = int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0]) << 10
+    except (OSError, IndexError):  # it has ended meanwhile
+        return
+    if descriptors > MAX_DESCRIPTORS:
+        yield f"the daemon has {descriptors} descriptors beside hostile users: {MAX_DESCRIPTORS} would do"
+    if resident > MAX_MEMORY:
+        yield f"the daemon has {resident >> 20} MiB of memory beside hostile users: {MAX_MEMORY >> 20} would do"
