@@ -169,12 +169,13 @@ async def test_users_together_leave_connections_for_the_daemons_own_user(
         await operator.ask(b"get_server_list")
     assert await (await daemon.connect()).receive() is None
     assert daemon.sentences()[-1].startswith(
-        "Refusing a connection: all users together have 3 of at most 3 connections that are not reserved; "
+        "Refusing a connection: user 10003 has 0 connections, and 1 more would leave others less than that"
     )
+    assert await daemon.still_answers()
     assert await daemon.still_answers()
     assert await (await daemon.connect()).receive() is None
     assert daemon.sentences()[-1].startswith(
-        "Refusing a connection: everybody together has 4 of at most 4 connections; an administrator can start the "
+        "Refusing a connection: everybody together has 7 of at most 7 connections; an administrator can start the "
     )
 
 
