@@ -38,6 +38,8 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
 
 def _asked_protocol(daemon: Daemon) -> bytes:
     """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
+    if daemon.owner_warning(b""):
+        daemon.distrust(TIMEOUT)
     try:
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
         return daemon.protocol()
