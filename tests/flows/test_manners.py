@@ -94,6 +94,10 @@ def test_logrotates_sample_does_not_signal_whom_the_pid_file_names(daemon: Daemo
         subprocess.run(["sh", "-ec", script], check=True, timeout=SECONDS)
         assert log.exists()
         assert victim.poll() is None
+    daemon.stop()
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert "Cannot find MPS control daemon process" in done.stderr, "logrotate passes it on"
 
 
 def test_another_user_has_no_logs_reopened(daemon: DaemonProcess) -> None:
