@@ -101,7 +101,7 @@ OPTIONS: Final = (
     ("--timeout SECONDS", "give up on a daemon that is silent for this long (default 10), exit status 2"),
     (
         "--install-extras PREFIX",
-        "copy manual pages, completions, systemd units, etc/profile.d, batch scripts, samples and examples below PREFIX",
+        "copy manual pages, completions, systemd units, profile.d, batch scripts, samples and examples below PREFIX",
     ),
     (
         "--link-nvidia-names DIR",
