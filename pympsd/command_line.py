@@ -7,7 +7,7 @@ import posix
 import sys
 
 from pympsd import control_client
-from pympsd.options import BAD_USAGE, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options
+from pympsd.options import BAD_USAGE, DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main(arguments: "Sequence[str]") -> int:
     if options.words[:1] == ["top"]:
         from pympsd.top.program import main as top
 
-        return top(options.words[1:], options.timeout)
+        return top(options.words[1:], options.timeout, options.trust_daemon)
     if options.words[:1] == ["plot"]:
         from pympsd.plot.program import main as plot
 
@@ -50,7 +50,9 @@ def main(arguments: "Sequence[str]") -> int:
     if options.quit and not options.words and not options.apply:
         # A daemon of protocol 2 is given standard input: -q asks it for nothing.
         if_protocol = b"" if options.quit == "--quit" else b"3"
-        return control_client.give_commands(_quit(options), options.strict, options.timeout, if_protocol)
+        return control_client.give_commands(
+            _quit(options), options.strict, options.timeout, if_protocol, _sendable(options)
+        )
     words = ["config", "apply", options.apply] if options.apply else options.words
     if "--help" in words[1:]:
         from pympsd.commands.manual import help_of
@@ -60,7 +62,14 @@ def main(arguments: "Sequence[str]") -> int:
     if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith(("/", "-")):
         # The daemon has another working directory.
         words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
-    return control_client.give_commands(words, options.strict, options.timeout)
+    return control_client.give_commands(words, options.strict, options.timeout, sendable=_sendable(options))
+
+
+def _sendable(options: Options) -> int:
+    """Return what is sent to another user's daemon: under the vendor's names lines too, as the vendor's tool does."""
+    if options.trust_daemon:
+        return control_client.FILES
+    return control_client.LINES if options.name == DROP_IN_NAME else control_client.QUERIES
 
 
 def _quit(options: Options) -> "list[str]":

@@ -38,6 +38,14 @@ UNPROVEN_WARNING = (
     b"The MPS control daemon at %s is run by a user without a number in this user namespace, and has not proved that "
     b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you know that it is\n"
 )
+QUERIES, LINES, FILES = range(3)
+"""What is sent to a daemon that is neither root's nor the caller's: queries only, all lines, or files as well."""
+NOT_SENT = (
+    b"'%s' was not sent: it may change something or contain a file, and that daemon is another user's; "
+    b"--trust-daemon sends it\n"
+)
+MAX_FOREIGN_ANSWER_BYTES = 16 << 20
+"""The longest answer that is read of a daemon that is not trusted."""
 CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
@@ -51,39 +59,57 @@ class _NoOutput(Exception):
 
 
 def give_commands(
-    words: "Sequence[str]", strict: bool = False, timeout: float = TIMEOUT, if_protocol: bytes = b""
+    words: "Sequence[str]",
+    strict: bool = False,
+    timeout: float = TIMEOUT,
+    if_protocol: bytes = b"",
+    sendable: int = QUERIES,
 ) -> int:
     """Give the command of ``words``, or without words the lines of standard input; return the exit status.
 
     ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the
-    protocol of a daemon that the words are for; another one is given standard input.
+    protocol of a daemon that the words are for; another one is given standard input. ``sendable``: QUERIES, LINES or
+    FILES, for a daemon that is neither root's nor the caller's; what is not sent is reported, and the status is 1.
     """
     daemon = Daemon()
+    withheld: list[bytes] = []
     try:
         path = pipe_sockets.control()
         reason = daemon.connect(path, timeout)
         if reason == OTHER_KIND and (reason := daemon.connect(pipe_sockets.own(), timeout)):
             from pympsd import vendor_daemon
 
-            return vendor_daemon.give_commands(path, _source([] if if_protocol else words), strict, timeout)
+            def trusted(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
+                if not (warning := owner_warning(daemon, path)):
+                    return lines, False
+                _complain(warning)
+                return _allowed(lines, sendable, withheld), True
+
+            lines = _source([] if if_protocol else words)
+            status = vendor_daemon.give_commands(path, lines, strict, timeout, trusted)
+            return REFUSED if withheld else status
         if not reason and daemon.has_ended():
             reason = "its daemon has ended"
         if reason:
             _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
             return UNREACHABLE
-        if owner_warning := daemon.owner_warning(path, timeout):
-            _complain(owner_warning)
+        if warning := daemon.owner_warning(path, timeout):
+            _complain(warning)
+            daemon.distrust(timeout)
         typed = not words and posix.isatty(0) and posix.isatty(1)
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
         protocol = daemon.protocol() if if_protocol or typed else b""
         if protocol != if_protocol:
             words = ()
-        if words[:2] == ["config", "apply"]:
+        if words[:2] == ["config", "apply"] and (sendable == FILES or not daemon.is_foreign):
             from pympsd.channel import attached_file
 
             daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
             words = [*words[:2], *attached_file.with_full_path(words[2:])]
-        refused = _give(daemon, words, timeout, protocol)
+        groups = _source(words, protocol)
+        if daemon.is_foreign:
+            groups = (_allowed(lines, sendable, withheld) for lines in groups)
+        refused = _give(daemon, groups, timeout)
     except TimeoutError:
         _complain(SILENCE % timeout)
         return SILENT
@@ -103,7 +129,7 @@ def give_commands(
         return REFUSED
     finally:
         daemon.close()
-    return REFUSED if (words or strict) and refused else 0
+    return REFUSED if withheld or ((words or strict) and refused) else 0
 
 
 def print_text(text: str) -> int:
@@ -115,10 +141,29 @@ def print_text(text: str) -> int:
     return 0
 
 
-def _give(daemon: "Daemon", words: "Sequence[str]", timeout: float, protocol: bytes) -> bool:
+def _allowed(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "list[bytes]":
+    """Return those of some lines that may be sent to a daemon of another user; report the others, and add them to
+    ``withheld``.
+    """
+    from pympsd.vocabulary.escapes import escaped
+    from pympsd.vocabulary.queries import is_query
+
+    allowed = []
+    for line in lines:
+        text = line.decode("utf-8", "surrogateescape")
+        names_file = text.split()[:2] == ["config", "apply"]
+        if sendable == FILES or is_query(text) or (sendable == LINES and not names_file):
+            allowed.append(line)
+        else:
+            withheld.append(line)
+            _complain(NOT_SENT % escaped(line.strip()[:LINE_SHOWN]))
+    return allowed
+
+
+def _give(daemon: "Daemon", source: "Iterator[list[bytes]]", timeout: float) -> bool:
     """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
     refused = False
-    for lines in _source(words, protocol):
+    for lines in source:
         daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
         for line in lines:
             answer = _answer(daemon, line, timeout)
@@ -170,6 +215,7 @@ def _chunks(fd: int) -> "Iterator[list[bytes]]":
 def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
     """Print the answer to a line; return whether it was refused, None if it was a quit that ended the daemon."""
     watched = None
+    daemon.begin_answer()
     while True:
         try:
             kind, body = daemon.receive()
@@ -190,9 +236,18 @@ def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
             watched = _watch(daemon)
             daemon.wait_at_most(0)
         elif kind == frames.OPERATOR_STDOUT:
-            _write(1, body)
+            _write(1, _shown(daemon, 1, body))
         elif kind == frames.OPERATOR_STDERR:
-            _write(2, body)
+            _write(2, _shown(daemon, 2, body))
+
+
+def _shown(daemon: "Daemon", fd: int, body: bytes) -> bytes:
+    """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
+    if not daemon.is_foreign and not posix.isatty(fd):
+        return body
+    from pympsd.vocabulary.escapes import escaped
+
+    return escaped(body)
 
 
 class Daemon:
@@ -201,6 +256,12 @@ class Daemon:
     def __init__(self) -> None:
         self._open()
         self._unread = b""
+        self.is_foreign = False
+        """Whether it is neither root's nor this user's (``distrust``)."""
+        self._answer_seconds = 0.0
+        self._deadline = 0.0
+        self._room = 0
+        """The bytes that a foreign daemon may still send in answer to a line."""
 
     def _open(self) -> None:
         self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -233,14 +294,11 @@ class Daemon:
         A daemon whose user has no number here is asked to prove that, and connected to again if it is too old for it.
         Raise TimeoutError if it is silent.
         """
-        owner = int.from_bytes(_credentials(self.socket)[4:8], "little")
-        if owner == 0:
-            return b""
+        warning = owner_warning(self.socket, path)
+        if warning != UNPROVEN_WARNING % path:
+            return warning
         from pympsd.channel import daemon_owner
 
-        is_trusted = daemon_owner.is_trusted(self.socket)
-        if is_trusted is not None or posix.environ.get(daemon_owner.TRUST_VARIABLE.encode()) == b"trust":
-            return OWNER_WARNING % (path, owner) if is_trusted is False else b""
         try:
             with daemon_owner.Proof(self.socket) as proof:
                 is_proven = proof.receive()
@@ -250,17 +308,34 @@ class Daemon:
             self.socket.close()
             self._open()
             self.connect(path, timeout)
-        return b"" if is_proven else UNPROVEN_WARNING % path
+        return b"" if is_proven else warning
+
+    def distrust(self, seconds: float) -> None:
+        """Bound what the daemon can do: each answer ends within some seconds and MAX_FOREIGN_ANSWER_BYTES."""
+        self.is_foreign, self._answer_seconds = True, seconds
+        self.begin_answer()
+
+    def begin_answer(self) -> None:
+        """Begin the time and the bytes that a foreign daemon has for an answer; for another one do nothing."""
+        if self.is_foreign:
+            import time
+
+            self._deadline = time.monotonic() + self._answer_seconds
+            self._room = MAX_FOREIGN_ANSWER_BYTES
 
     def protocol(self) -> bytes:
         """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""
         kind, body = self.receive()
         if kind == frames.OPERATOR_STDERR:
-            raise ConnectionError(body.decode().rstrip())
+            from pympsd.vocabulary.escapes import escaped
+
+            raise ConnectionError(escaped(body).decode("utf-8", "replace").rstrip())
         return body if kind == frames.OPERATOR_PROTOCOL else b""
 
     def wait_at_most(self, seconds: float) -> None:
-        """Bound the waits for an answer; 0: no limit."""
+        """Bound the waits for an answer; 0: no limit. A foreign daemon's bound stays."""
+        if self.is_foreign:
+            return
         self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
 
     def send(self, data: bytes) -> None:
@@ -272,9 +347,18 @@ class Daemon:
             raise TimeoutError from None
 
     def receive(self) -> "tuple[int, bytes]":
-        """Return the kind and body of the next frame; raise TimeoutError if the daemon is silent."""
+        """Return the kind and body of the next frame.
+
+        Raise TimeoutError if the daemon is silent, or a foreign one slow; ConnectionError if it sends too much.
+        """
         self._gather(frames.HEADER_BYTES)
         length, kind, _ = frames.decode_header(self._unread)
+        if length > frames.BODY_LIMIT:
+            raise ConnectionError(f"The MPS control daemon sent a frame of {length} bytes, which no daemon does")
+        if self.is_foreign:
+            self._room -= frames.HEADER_BYTES + length
+            if self._room < 0:
+                raise ConnectionError(f"The daemon's answer is longer than {MAX_FOREIGN_ANSWER_BYTES} bytes")
         end = frames.HEADER_BYTES + length
         self._gather(end)
         body, self._unread = self._unread[frames.HEADER_BYTES : end], self._unread[end:]
@@ -282,6 +366,8 @@ class Daemon:
 
     def _gather(self, count: int) -> None:
         while len(self._unread) < count:
+            if self.is_foreign:
+                self._bound_wait()
             try:
                 more = self.socket.recv(65536)
             except BlockingIOError:
@@ -289,6 +375,13 @@ class Daemon:
             if not more:
                 raise DaemonGone
             self._unread += more
+
+    def _bound_wait(self) -> None:
+        import time
+
+        if (remaining := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(max(remaining, 0.001)))
 
 
 def _time_value(seconds: float) -> bytes:
@@ -304,6 +397,23 @@ def _watch(daemon: "Daemon") -> "tuple[int, int]":
         return pid, posix.pidfd_open(pid)
     except OSError:
         return pid, -1
+
+
+def owner_warning(daemon: "_socket.socket", path: bytes) -> bytes:
+    """Return a line that says whose daemon is at the path, nothing if it is root's or this user's.
+
+    It is UNPROVEN_WARNING for a user without a number here, unless PYMPSD_UNMAPPED_DAEMON is ``trust``.
+    """
+    owner = int.from_bytes(_credentials(daemon)[4:8], "little")
+    if owner == 0:
+        return b""
+    from pympsd.channel import daemon_owner
+
+    is_trusted = daemon_owner.is_trusted(daemon)
+    if is_trusted is None:
+        is_assured = posix.environ.get(daemon_owner.TRUST_VARIABLE.encode()) == b"trust"
+        return b"" if is_assured else UNPROVEN_WARNING % path
+    return b"" if is_trusted else OWNER_WARNING % (path, owner)
 
 
 def _credentials(daemon: "_socket.socket") -> bytes:

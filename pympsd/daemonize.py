@@ -25,6 +25,7 @@ from pympsd.options import DROP_IN_NAME, OWN_NAME, Options
 from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.files.state_file import lost_in_protocol_2, trace_left
+from pympsd.service.files.symbolic_links import check_links
 from pympsd.service.metrics import listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
@@ -226,6 +227,7 @@ def _warn_of_owner(variable: str, folder: str) -> None:
 def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journal:
     directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
     try:
+        check_links(os.path.abspath(directory))
         # As for the pipe directory: only the last component is created.
         with contextlib.suppress(FileExistsError):
             os.mkdir(directory)

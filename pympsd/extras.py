@@ -1,4 +1,4 @@
-"""What comes with the packages: manual pages, completions, units, scripts of batch systems, samples and examples.
+"""What comes with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
 
 A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout they are where PLACES says.
 """
@@ -23,6 +23,7 @@ PLACES: Final = (
     ("docs/completions/pympsd.fish", "share/fish/vendor_completions.d"),
     ("docs/systemd/*.service", "lib/systemd/system"),
     ("docs/systemd/user/*.service", "lib/systemd/user"),
+    ("docs/profile.d/*.sh", "etc/profile.d"),
     ("docs/examples/*.*", "share/pympsd/examples"),
     ("docs/samples/*", "share/pympsd/samples"),
     ("docs/grafana/*.json", "share/pympsd/grafana"),

@@ -27,7 +27,7 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            protocol = _asked_protocol(daemon)
+            protocol = _asked_protocol(daemon, path)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
@@ -36,8 +36,10 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
     return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol
 
 
-def _asked_protocol(daemon: Daemon) -> bytes:
+def _asked_protocol(daemon: Daemon, path: bytes) -> bytes:
     """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
+    if daemon.owner_warning(path, TIMEOUT):
+        daemon.distrust(TIMEOUT)
     try:
         daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
         return daemon.protocol()
@@ -49,12 +51,14 @@ def found_protocol() -> bytes:
     """Return the protocol of the daemon that runs; nothing if there is none, or it does not say."""
     daemon = Daemon()
     try:
-        reason = daemon.connect(pipe_sockets.control(), TIMEOUT)
+        path = pipe_sockets.control()
+        reason = daemon.connect(path, TIMEOUT)
         if reason == OTHER_KIND:
-            reason = daemon.connect(pipe_sockets.own(), TIMEOUT)
+            path = pipe_sockets.own()
+            reason = daemon.connect(path, TIMEOUT)
         if reason or daemon.has_ended():
             return b""
-        return _asked_protocol(daemon)
+        return _asked_protocol(daemon, path)
     except OSError:  # TimeoutError is one
         return b""
     finally:

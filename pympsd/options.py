@@ -63,6 +63,7 @@ class Options:
         self.start = ""
         self.text = ""
         self.strict = False
+        self.trust_daemon = False
         self.multiuser = False
         self.replace = False
         self.terminate_by_reset = False
@@ -116,6 +117,8 @@ class Options:
     def _check_combinations(self) -> None:
         if self.static and not self.start:
             raise BadOption(f"there is no option {self.static} without -d or -f", unknown=self)
+        if self.trust_daemon and self.start:
+            raise BadOption("--trust-daemon goes with commands: it sends changes and files to another user's daemon")
         if self.metrics and not self.start:
             raise BadOption("--metrics goes with -d or -f: it is the daemon that serves them")
         if self.replace and not self.start:
@@ -176,6 +179,8 @@ class Options:
             self.start_flags.add(word)
         elif word == "--strict":
             self.strict = True
+        elif word == "--trust-daemon":
+            self.trust_daemon = True
         elif word == "--force":
             self.force = True
         elif word in QUIT:

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from pympsd.version import VERSION
+from pympsd.vocabulary import files
 from pympsd.vocabulary.sm_rounding import rounding
 from pympsd_client import driver, last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
@@ -41,6 +42,9 @@ SECONDS = 60.0
 INIT_SECONDS = 30.0
 """How long cuInit may take; after 10 s it warns of what it waits for."""
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
+
+
+ELSEWHERE = "this program runs without MPS, but a daemon runs at {0}: set CUDA_MPS_PIPE_DIRECTORY={0}"
 
 
 def main() -> int:
@@ -89,10 +93,14 @@ def _version(package: str, wrong: list[str]) -> str:
         return "missing"
 
 
-def _asked(module: str, *arguments: str) -> tuple[str, int]:
-    """Return what a module of the daemon prints, which the client does not import, and its status."""
+def _asked(module: str, *arguments: str, **variables: str) -> tuple[str, int]:
+    """Return what a module of the daemon prints, which the client does not import, and its status.
+
+    ``variables``: what is different in its environment.
+    """
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     return (done.stdout or done.stderr).strip().rpartition("\n")[2], done.returncode
 
 
@@ -119,9 +127,10 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
         return
     if process.native is not None:
         yield "devices by", "the driver itself (libcuda)"
+        wrong += _daemons_elsewhere()
     elif isinstance(process.connection, PrivateExecutors):
         yield "devices by", "a private executor, without MPS"
-        wrong += [f"{each.message}; {START}" for each in warned]
+        wrong += _daemons_elsewhere() or [f"{each.message}; {START}" for each in warned]
     else:
         yield "devices by", "a server of the daemon"
     yield "driver API", str(driver.cuDriverGetVersion()[1])
@@ -136,6 +145,19 @@ def _sms(number: int) -> Iterator[str]:
     facts = None if process.native is not None else process.device(number).facts
     if facts is not None and facts.is_volta_or_newer:
         yield str(rounding(facts))
+
+
+def _daemons_elsewhere() -> list[str]:
+    """Return what to set for the daemons of pympsd's units, which are not where a program looks by default."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    folders = [files.SYSTEM_PIPE_DIRECTORY, *([f"{own}/nvidia-mps"] if own else [])]
+    current = os.path.realpath(files.pipe_directory(dict(os.environ)))
+    return [
+        ELSEWHERE.format(folder)
+        for folder in folders
+        if os.path.realpath(folder) != current
+        and _asked("pympsd.found_daemon", CUDA_MPS_PIPE_DIRECTORY=folder)[1] == 0
+    ]
 
 
 def _printed(text: str) -> bool:

@@ -101,10 +101,14 @@ OPTIONS: Final = (
     ("--force", "with -q: terminate the clients instead of waiting for them"),
     ("-S, --static-partitioning", "protocol 3: accepted; it is not needed"),
     ("--strict", "exit with status 1 if any command was refused"),
+    (
+        "--trust-daemon",
+        "send changes and files to a daemon that is neither root's nor yours as well; without it, queries only",
+    ),
     ("--timeout SECONDS", "give up on a daemon that is silent for this long (default 10), exit status 2"),
     (
         "--install-extras PREFIX",
-        "copy manual pages, completions, systemd units, scripts of batch systems, samples and examples below PREFIX",
+        "copy manual pages, completions, systemd units, profile.d, batch scripts, samples and examples below PREFIX",
     ),
     (
         "--link-nvidia-names DIR",

@@ -10,6 +10,8 @@ from typing import Any
 
 from pympsd import control_client, pipe_sockets
 from pympsd.channel.attached_file import text_of, with_full_path
+from pympsd.vocabulary.escapes import ESCAPED
+from pympsd.vocabulary.queries import is_query
 from pympsd.wire import frames
 
 
@@ -28,7 +30,9 @@ def _warn(text: str) -> None:
 class Control:
     """A connection to the daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
 
-    ``warn`` is called with a sentence if the daemon is another user's; by default it is a RuntimeWarning.
+    ``warn`` is called with a sentence if the daemon is neither root's nor this user's; by default it is a
+    RuntimeWarning. Such a daemon gets queries only, unless ``trust_daemon`` is set, and each of its answers has to
+    end within ``timeout`` seconds.
     """
 
     def __init__(
@@ -36,9 +40,10 @@ class Control:
         pipe_directory: str = "",
         timeout: float = control_client.TIMEOUT,
         warn: Callable[[str], None] = _warn,
+        trust_daemon: bool = False,
     ) -> None:
         folder = pipe_directory.encode()
-        self._timeout = timeout
+        self._timeout, self._trust_daemon = timeout, trust_daemon
         self._daemon = control_client.Daemon()
         try:
             path = pipe_sockets.control(folder)
@@ -54,6 +59,7 @@ class Control:
             self.owner_warning = self._daemon.owner_warning(path, timeout).decode(errors="replace").rstrip()
             """A sentence that names the daemon's user, if that is neither root nor this one."""
             if self.owner_warning:
+                self._daemon.distrust(timeout)
                 warn(self.owner_warning)
             self._daemon.send(frames.encode(frames.OPERATOR_HELLO))
         except (CannotAsk, TimeoutError, OSError) as error:
@@ -74,15 +80,19 @@ class Control:
 
     def query(self, *queries: str) -> list[Any]:
         """Return what queries of protocol 2 answer with --json, all asked in one request; raise CannotAsk."""
-        return [json.loads(text) for text in self._ask([f"{query} --json" for query in queries])]
+        return [_json(text) for text in self._ask([f"{query} --json" for query in queries])]
 
     def listing(self, query: str) -> list[dict[str, Any]]:
         """Return the rows of a query of protocol 3, such as ``namespace list``; raise CannotAsk."""
-        rows: list[dict[str, Any]] = json.loads(self._ask([f"{query} --format=json"])[0])
+        rows: list[dict[str, Any]] = _json(self._ask([f"{query} --format=json"])[0])
         return rows
 
     def command(self, line: str) -> str:
         """Give a command; return what it prints. Raise CannotAsk if it is refused; of config apply the file, too."""
+        if self._daemon.is_foreign and not self._trust_daemon and not is_query(line):
+            raise CannotAsk(
+                f"{line}: not sent, for it may change something: {self.owner_warning} (trust_daemon sends it)"
+            )
         words = line.split()
         if words[:2] == ["config", "apply"]:
             try:
@@ -96,12 +106,14 @@ class Control:
     def _ask(self, lines: list[str]) -> list[str]:
         try:
             self._daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line.encode()) for line in lines))
+            self._daemon.begin_answer()
             answers = [self._answer() for _ in lines]
         except (control_client.DaemonGone, TimeoutError, OSError) as error:
             raise self._failure(error) from None
         for line, (printed, complaint, refused) in zip(lines, answers, strict=True):
             if refused:
-                raise CannotAsk(f"{line}: {complaint or printed}".strip())
+                # It may be shown on a terminal.
+                raise CannotAsk(f"{line}: {complaint or printed}".strip().translate(ESCAPED))
         return [printed for printed, _, _ in answers]
 
     def _answer(self) -> tuple[str, str, bool]:
@@ -122,4 +134,14 @@ class Control:
             return error
         if isinstance(error, TimeoutError):
             return Silent(f"the MPS control daemon said nothing for {self._timeout:g} s")
+        if isinstance(error, OSError) and error.errno is None:
+            return CannotAsk(str(error))  # it sent too much
         return CannotAsk(f"the MPS control daemon has closed the connection {error}".strip())
+
+
+def _json(text: str) -> Any:
+    """Return the value of a JSON text; raise CannotAsk."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CannotAsk(f"the MPS control daemon's answer is not JSON: {error}".translate(ESCAPED)) from None

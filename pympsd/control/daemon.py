@@ -14,13 +14,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
-
-import msgspec
+from typing import Any, Final, Self
 
 from pympsd import pipe_sockets
 from pympsd.control.connection import CannotAsk, Control
-from pympsd.control.records import Client, Device, Server, Waiting
+from pympsd.control.records import Client, Device, Machine, Server, Waiting, converted
 from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
@@ -29,8 +27,6 @@ END_SECONDS: Final = 30.0
 """The time that a daemon has to end with its servers, before it is killed."""
 OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_SOCKET", "WATCHDOG_")
 """Beginnings of the variables that a daemon which is started does not inherit."""
-
-T = TypeVar("T")
 
 
 class CannotStart(Exception):
@@ -41,19 +37,21 @@ class RunningDaemon:
     """The daemon of a pipe directory, by default that of CUDA_MPS_PIPE_DIRECTORY.
 
     Each call is a connection of its own, so that another daemon may take over between two calls. CannotAsk is raised
-    if there is none, or if it refuses.
+    if there is none, or if it refuses. ``trust_daemon``: give commands that change something to a daemon that is
+    neither root's nor this user's as well.
     """
 
-    def __init__(self, pipe_directory: str = "") -> None:
+    def __init__(self, pipe_directory: str = "", trust_daemon: bool = False) -> None:
+        self._trust_daemon = trust_daemon
         self.pipe_directory: Final = pipe_directory or os.fsdecode(pipe_sockets.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
         """Return the daemon's devices."""
-        return _as(tuple[Device, ...], self._query("device_query")["devices"])
+        return converted(Machine, self._query("device_query")).devices
 
     def servers(self) -> tuple[Server, ...]:
         """Return the servers that run, with their clients, and these with their contexts."""
-        return _as(tuple[Server, ...], self._query("get_server_list"))
+        return converted(tuple[Server, ...], self._query("get_server_list"))
 
     def ps(self) -> tuple[Client, ...]:
         """Return the clients that have a context, of all servers."""
@@ -61,7 +59,7 @@ class RunningDaemon:
 
     def waiting(self) -> tuple[Waiting, ...]:
         """Return the clients and start requests that wait for a server, in their order."""
-        return _as(tuple[Waiting, ...], self._query("get_waiting_list"))
+        return converted(tuple[Waiting, ...], self._query("get_waiting_list"))
 
     def listing(self, query: str) -> list[dict[str, Any]]:
         """Return the rows of a query of protocol 3, such as ``namespace list``."""
@@ -70,7 +68,7 @@ class RunningDaemon:
 
     def command(self, line: str) -> str:
         """Give a command; return what it prints."""
-        with Control(self.pipe_directory) as control:
+        with Control(self.pipe_directory, trust_daemon=self._trust_daemon) as control:
             return control.command(line)
 
     def environment(self, server: str = "", namespace: str = "") -> dict[str, str]:
@@ -219,8 +217,3 @@ def _is_ready(ready: socket.socket, process: subprocess.Popen[bytes]) -> bool:
     finally:
         os.close(pidfd)
     return ready.fileno() in readable
-
-
-def _as(kind: type[T], found: Any) -> T:
-    # Keys of JSON are texts, which stand for ordinals here.
-    return msgspec.convert(found, kind, strict=False)

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
 from attrs import frozen
+
+from pympsd.control.connection import CannotAsk
+from pympsd.vocabulary.escapes import ESCAPED
+
+T = TypeVar("T")
+MAX_COUNT: Final = (1 << 63) - 1
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+"""A number of things or bytes. A larger one is not a daemon's, and could not be formatted."""
+
+
+def converted(kind: type[T], found: Any) -> T:
+    """Return an answer of the daemon as records; raise CannotAsk if it is something else, and say what is wrong."""
+    try:
+        # Keys of JSON are texts, which stand for ordinals here.
+        return msgspec.convert(found, kind, strict=False)
+    except (msgspec.ValidationError, RecursionError) as error:
+        reason = f"the MPS control daemon's answer is not one that a daemon gives: {error}"
+        raise CannotAsk(reason.translate(ESCAPED)) from None
 
 
 @frozen
 class Device:
     """A device of the daemon."""
 
-    ordinal: int
+    ordinal: Count
     uuid: str
     pci: str
     name: str
-    multiprocessors: int
-    memory_bytes: int
+    multiprocessors: Count
+    memory_bytes: Count
+
+
+@frozen
+class Machine:
+    """The answer to ``device_query``."""
+
+    devices: tuple[Device, ...]
 
 
 @frozen
 class Context:
     """A context of a client: ``id`` is unique on its server, ``number`` counts those of the process from 1."""
 
-    id: int
-    number: int
-    device: int
+    id: Count
+    number: Count
+    device: Count
     """The daemon's ordinal."""
 
 
@@ -31,15 +59,15 @@ class Context:
 class Client:
     """A client process of a server."""
 
-    pid: int
-    uid: int
+    pid: Count
+    uid: Count
     command: str
-    pid_namespace: int
+    pid_namespace: Count
     namespace: str | None
     """The namespace of its server that it came to, in protocol 3."""
     active_thread_percentage: float | None
     """The percentage in force for it; on the driver's own server what the daemon has set."""
-    memory_bytes: dict[int, int]
+    memory_bytes: dict[int, Count]
     """The bytes that it holds, by the daemon's ordinal; on the driver's own server as NVML reports them."""
     contexts: tuple[Context, ...]
 
@@ -48,15 +76,15 @@ class Client:
 class Server:
     """A server process."""
 
-    pid: int
-    uid: int
+    pid: Count
+    uid: Count
     name: str
     status: str
     active_thread_percentage: float
     """That of the next client, in protocol 2, and the limits too."""
-    pinned_memory_limits: dict[int, int]
+    pinned_memory_limits: dict[int, Count]
     """Bytes by the daemon's ordinal."""
-    launches: dict[int, int]
+    launches: dict[int, Count]
     """Kernels started on each device; the driver's own server does not report it."""
     clients: tuple[Client, ...]
 
@@ -65,7 +93,7 @@ class Server:
 class Waiting:
     """A client that waits for a server, or (``pid`` 0) an operator's request to start one."""
 
-    pid: int
-    uid: int
+    pid: Count
+    uid: Count
     server: str
     command: str

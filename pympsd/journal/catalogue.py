@@ -251,6 +251,7 @@ SERVER_LINES: Final = {
     "executor_not_started": Line("{reason}", None),
     "trace_without_device": same("The trace has no work of device {device}: {reason}"),
     "executor_ended": Line("Process {pid} of device {device} ended with status {status}", None),
+    "executor_killed": Line("{reason}", None),
     "records_dropped": same("{count} log lines were dropped: too many at once"),
     "lines_lost": same("{count} log lines could not be written: {reason}"),
     "fifo_line": same("{text}"),

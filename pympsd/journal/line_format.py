@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from attrs import frozen
 
 from pympsd.journal.dialects import Dialect, Line
+from pympsd.vocabulary.escapes import ESCAPED
 
 
 @frozen
@@ -55,23 +56,13 @@ def _text(value: str) -> str:
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
-_ESCAPED: Final = {
-    # A lone byte from 0x80 on is undecodable, and decoded as a surrogate.
-    code: f"\\x{byte:02x}"
-    for byte in _CONTROLS
-    if chr(byte) not in "\t\n"
-    for code in (byte, 0xDC00 + byte)
-}
-
-
 def line(when: float, who: str, pid: int, text: str) -> bytes:
     """Return a whole line; ``when`` in seconds since the epoch.
 
     Control characters of ``text`` are escaped, as in ``\\x1b``: any user may cause a line, and it must not tell the
     terminal that shows it what to do. Its other undecodable bytes, tabs and line ends are preserved.
     """
-    text = text.translate(_ESCAPED)
+    text = text.translate(ESCAPED)
     moment = datetime.fromtimestamp(when)
     stamp = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d}"
     return f"[{stamp} {who} {pid:>5}] {text}\n".encode("utf-8", "surrogateescape")

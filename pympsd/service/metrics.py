@@ -82,12 +82,13 @@ def _listen_at(path: str) -> socket.socket:
 
 
 def end(listening: socket.socket, handed_over: bool) -> None:
-    """Close a listening socket, and remove its path unless another daemon may have it by now."""
+    """Close a listening socket, and remove its path, unless another daemon or another file may have it by now."""
     path = listening.getsockname()
     listening.close()
     if isinstance(path, str) and not handed_over:
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            if stat.S_ISSOCK(os.lstat(path).st_mode) and _was_abandoned(path):
+                os.unlink(path)
 
 
 def _was_abandoned(path: str) -> bool:

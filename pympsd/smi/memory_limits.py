@@ -10,9 +10,13 @@ import sys
 from functools import partial
 from typing import Any, Final, NoReturn
 
+import msgspec
+
 from pympsd.control.connection import CannotAsk, Control
+from pympsd.control.records import Count, converted
 from pympsd.smi.options import Refused
 from pympsd.vocabulary.answers import NO_LIMITS
+from pympsd.vocabulary.escapes import printable
 from pympsd.vocabulary.limits import MOST_MEMORY
 from pympsd.vocabulary.rules import at_or_above
 
@@ -22,6 +26,15 @@ _MOUNT: Final = "/sys/fs/cgroup"
 _MIB: Final = 1 << 20
 _MOST_MIB: Final = MOST_MEMORY // _MIB
 """The greatest limit, for which ``max`` stands in a soft limit."""
+
+
+class _Limits(msgspec.Struct, rename="kebab"):
+    """A row of ``memacct list``: bytes on a device."""
+
+    cgroup: str
+    used: Count
+    soft_limit: Count | None
+    hard_limit: Count | None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -88,13 +101,13 @@ def _options(soft: int | str | None, hard: int | str | None) -> str:
 def _hard_limit(daemon: Control, cgroup: str, device: str) -> int | None:
     """Return the MiB of a cgroup's own hard limit, None if it has none; raise CannotAsk."""
     rows = _own(daemon, cgroup, device)
-    return rows[0]["hard-limit"] // _MIB if rows and rows[0]["hard-limit"] else None
+    return rows[0].hard_limit // _MIB if rows and rows[0].hard_limit else None
 
 
-def _own(daemon: Control, cgroup: str, device: str) -> list[dict[str, Any]]:
+def _own(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
     """Return the row of a cgroup's own limits on a device, if it has some; raise CannotAsk."""
     try:
-        return daemon.listing(f"memacct list {cgroup} --device={device}")
+        return converted(list[_Limits], daemon.listing(f"memacct list {cgroup} --device={device}"))
     except CannotAsk as error:
         if NO_LIMITS.partition("{}")[2] not in str(error):
             raise
@@ -106,15 +119,16 @@ def _shown(daemon: Control, cgroup: str, device: str) -> str:
     rows = _own(daemon, cgroup, device)
     if not rows:
         above = at_or_above([cgroup.removeprefix(_MOUNT)])
-        rows = [row for row in daemon.listing(f"memacct list --device={device}") if row["cgroup"] in above]
+        listed = converted(list[_Limits], daemon.listing(f"memacct list --device={device}"))
+        rows = [row for row in listed if row.cgroup in above]
     if not rows:
         raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")
-    row: dict[str, Any] = max(rows, key=lambda each: len(each["cgroup"]))
-    soft, hard = row["soft-limit"] or 0, row["hard-limit"]
+    row = max(rows, key=lambda each: len(each.cgroup))
+    soft, hard = row.soft_limit or 0, row.hard_limit
     texts = {
-        "namespace": f"{_MOUNT}{row['cgroup']}".rstrip("/"),
+        "namespace": f"{_MOUNT}{printable(row.cgroup)}".rstrip("/"),
         "soft limit": "max" if soft == MOST_MEMORY else f"{soft // _MIB} MiB",
         "hard limit": "max" if hard is None else f"{hard // _MIB} MiB",
-        "current used": f"{row['used'] // _MIB} MiB",
+        "current used": f"{row.used // _MIB} MiB",
     }
     return "".join(f"{name}: {text}\n" for name, text in texts.items())

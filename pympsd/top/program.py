@@ -11,21 +11,24 @@ from typing import Any, NoReturn
 
 from pympsd.control import CannotAsk, Control, Silent
 from pympsd.control_client import NO_OUTPUT, SILENT, print_text
-from pympsd.top.table import QUERIES, SORTS, lines, rows, summary
+from pympsd.top.table import QUERIES, SORTS, Answers, lines, rows, summary
 
 KEYS = "keys: up, down select; s next order; / filter; t terminate the selected client; h help; q quit"
 
 
-def main(arguments: Sequence[str], timeout: float) -> int:
-    """Show the table until q is pressed, or once; return the exit status."""
+def main(arguments: Sequence[str], timeout: float, trust_daemon: bool = False) -> int:
+    """Show the table until q is pressed, or once; return the exit status.
+
+    ``trust_daemon``: the clients of a daemon that is neither root's nor the caller's may be terminated, too.
+    """
     options = _options(arguments)
     try:
-        with Control(timeout=timeout, warn=partial(print, file=sys.stderr)) as daemon:
+        with Control(timeout=timeout, warn=partial(print, file=sys.stderr), trust_daemon=trust_daemon) as daemon:
             if options.json:
                 answers = dict(zip(("servers", "waiting", "machine"), daemon.query(*QUERIES), strict=True))
                 return print_text(f"{json.dumps(answers)}\n")
             if options.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-                found = daemon.query(*QUERIES)
+                found = Answers.of(daemon.query(*QUERIES))
                 # A rate takes two answers, a second apart.
                 shown = lines(rows(found, options.sort, options.filter), counts_launches=False)
                 return print_text("".join(f"{line}\n" for line in (summary(found), *shown)))

@@ -8,7 +8,8 @@ import os
 import time
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import COLUMNS, QUERIES, SORTS, Rates, Row, lines, rows, summary
+from pympsd.top.table import COLUMNS, QUERIES, SORTS, Answers, Rates, Row, lines, rows, summary
+from pympsd.vocabulary.escapes import printable
 
 ESCAPE = "\x1b"
 KEYS = {
@@ -57,8 +58,8 @@ class _Screen:
         with contextlib.suppress(curses.error):  # a terminal that cannot hide it
             curses.curs_set(0)
         while True:
-            answers = self._daemon.query(*QUERIES)
-            rates = self._rates.of(answers[0], time.monotonic())
+            answers = Answers.of(self._daemon.query(*QUERIES))
+            rates = self._rates.of(answers.servers, time.monotonic())
             shown = rows(answers, self._sort, self._wanted, rates)
             self._selected = min(self._selected, max(0, len(shown) - 1))
             self._draw(summary(answers), shown)
@@ -136,4 +137,4 @@ class _Screen:
 
     def _line(self, at: int, text: str, look: int = 0) -> None:
         with contextlib.suppress(curses.error):  # a terminal too small for it
-            self._window.addnstr(at, 0, text.ljust(curses.COLS), curses.COLS - 1, look)
+            self._window.addnstr(at, 0, printable(text).ljust(curses.COLS), curses.COLS - 1, look)

@@ -8,6 +8,9 @@ from typing import Any, Final, NamedTuple
 
 from attrs import define, field, frozen
 
+from pympsd.control.records import Device, Machine, Server, Waiting, converted
+from pympsd.vocabulary.escapes import printable
+
 REPORT_SECONDS: Final = 1.5
 """A server that launches reports it once a second; after this long without a change it launches nothing."""
 QUERIES: Final = ("get_server_list", "get_waiting_list", "device_query")
@@ -32,7 +35,7 @@ class Row(NamedTuple):
     @property
     def cells(self) -> dict[str, str]:
         """Its text in each column, by heading."""
-        return {column.heading: column.cell(self) for column in COLUMNS}
+        return {column.heading: printable(column.cell(self)) for column in COLUMNS}
 
 
 @frozen
@@ -71,9 +74,7 @@ COLUMNS: Final = (
         lambda row: "-" if row.launches is None else f"{row.launches:.0f}",
         "kernels that a server starts in a second",
     ),
-    Column(
-        "COMMAND", 7, lambda row: "".join(c if c.isprintable() else "?" for c in row.command), "the program", True
-    ),
+    Column("COMMAND", 7, lambda row: row.command, "the program", True),
 )
 
 
@@ -115,13 +116,32 @@ SORTS: Final[dict[str, Callable[[Row], Any]]] = {
 }
 
 
-def summary(answers: list[Any]) -> str:
+@frozen
+class Answers:
+    """What a daemon answers to QUERIES."""
+
+    servers: tuple[Server, ...]
+    waiting: tuple[Waiting, ...]
+    devices: tuple[Device, ...]
+
+    @classmethod
+    def of(cls, answers: list[Any]) -> Answers:
+        """Check answers; raise CannotAsk for those that no daemon gives."""
+        servers, waiting, machine = answers
+        return cls(
+            converted(tuple[Server, ...], servers),
+            converted(tuple[Waiting, ...], waiting),
+            converted(Machine, machine).devices,
+        )
+
+
+def summary(answers: Answers) -> str:
     """Return the first line."""
-    servers, waiting, machine = answers
-    clients = sum(len(server["clients"]) for server in servers)
-    names = [device["name"] for device in machine["devices"]]
+    clients = sum(len(server.clients) for server in answers.servers)
+    names = [device.name for device in answers.devices]
     counted = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
-    return f"servers {len(servers)}, clients {clients}, waiting {len(waiting)}; {counted}"
+    total = f"servers {len(answers.servers)}, clients {clients}, waiting {len(answers.waiting)}"
+    return printable(f"{total}; {counted}")
 
 
 @define
@@ -132,9 +152,9 @@ class Rates:
     """By PID: when its number changed last, as far as was seen, and the number."""
     _rates: dict[int, float] = field(factory=dict, init=False)
 
-    def of(self, servers: list[Any], now: float) -> dict[int, float]:
+    def of(self, servers: Iterable[Server], now: float) -> dict[int, float]:
         """Return launches a second by PID, of the servers that were there before and report it."""
-        totals = {server["pid"]: sum(server["launches"].values()) for server in servers if server["launches"]}
+        totals = {server.pid: sum(server.launches.values()) for server in servers if server.launches}
         for pid, total in totals.items():
             before, count = self._counted.get(pid, (now, total))
             # Reported once a second: between two reports the last rate stands.
@@ -147,7 +167,7 @@ class Rates:
 
 
 def rows(
-    answers: list[Any], sort: str = "server", wanted: str = "", rates: Mapping[int, float] = MappingProxyType({})
+    answers: Answers, sort: str = "server", wanted: str = "", rates: Mapping[int, float] = MappingProxyType({})
 ) -> list[Row]:
     """Return the rows in the order of ``sort``, a key of SORTS; those only whose line has the text ``wanted``.
 
@@ -157,32 +177,37 @@ def rows(
     return sorted(found, key=SORTS[sort])
 
 
-def _rows(answers: list[Any], rates: Mapping[int, float]) -> Iterator[Row]:
-    servers, waiting, _ = answers
-    for server in servers:
-        share = server["active_thread_percentage"]
+def _rows(answers: Answers, rates: Mapping[int, float]) -> Iterator[Row]:
+    for server in answers.servers:
         clients = [
             Row(
-                each["pid"],
-                each["uid"],
-                server["pid"],
-                "ACTIVE" if each["contexts"] else "IDLE",
-                each["active_thread_percentage"],
-                len(each["contexts"]),
-                sum(each["memory_bytes"].values()) if each["memory_bytes"] else None,
-                each["command"],
-                namespace=each["namespace"] or "",
+                each.pid,
+                each.uid,
+                server.pid,
+                "ACTIVE" if each.contexts else "IDLE",
+                each.active_thread_percentage,
+                len(each.contexts),
+                sum(each.memory_bytes.values()) if each.memory_bytes else None,
+                each.command,
+                namespace=each.namespace or "",
             )
-            for each in server["clients"]
+            for each in server.clients
         ]
         known = [client.memory for client in clients if client.memory is not None]
-        contexts = sum(client.contexts for client in clients)
-        memory = sum(known) if known else None
-        pid, rate = server["pid"], rates.get(server["pid"])
-        yield Row(pid, server["uid"], 0, server["status"], share, contexts, memory, server["name"], rate)
+        yield Row(
+            server.pid,
+            server.uid,
+            0,
+            server.status,
+            server.active_thread_percentage,
+            sum(client.contexts for client in clients),
+            sum(known) if known else None,
+            server.name,
+            rates.get(server.pid),
+        )
         yield from clients
-    for each in waiting:
-        yield Row(each["pid"], each["uid"], 0, "WAITING", None, 0, None, each["command"] or "start_server")
+    for each in answers.waiting:
+        yield Row(each.pid, each.uid, 0, "WAITING", None, 0, None, each.command or "start_server")
 
 
 def _mebibytes(count: int | None) -> str:

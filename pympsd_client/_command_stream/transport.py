@@ -267,7 +267,7 @@ class Transport:
             self._end(f"the executor is gone ({error.strerror})")
             return
         if len(self._received) == before:
-            self._end("the executor has ended")
+            self._end("the executor has ended, server.log may say why")
         self._settle_received()
 
     def _settle_received(self) -> bool:

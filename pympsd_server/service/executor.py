@@ -39,6 +39,8 @@ class Executor:
     """Set when its process has ended and is reaped."""
     end_expected: bool = field(default=False, init=False)
     """Whether its end was requested, so that it is no fault."""
+    is_killed: bool = field(default=False, init=False)
+    """Whether this server has killed it because it was silent or broke the rules of its link."""
     unfinished: int = field(default=0, init=False)
     """The last known number of contexts that are gone but whose kernels still run."""
     _answers: dict[int, tuple[trio.Event, list[Answer]]] = field(factory=dict, init=False)
@@ -48,6 +50,11 @@ class Executor:
     def device(self) -> int:
         """The ordinal of its device."""
         return self.slot.device
+
+    def kill(self) -> None:
+        """Kill a process that does not respond, or breaks the rules of its link."""
+        self.is_killed = True
+        self.process.kill()
 
     async def free(self, request: executor_messages.Detach | executor_messages.DropClient) -> None:
         """Have a context or a client freed; keep the number of unfinished contexts; raise ExecutorError."""

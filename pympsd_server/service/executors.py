@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections import Counter
@@ -22,6 +23,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd.wire.errors import RemoteError
+from pympsd_server.service.cgroup_memory import CgroupMemory
 from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.service.memory_accounts import MemoryAccounts
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
@@ -62,6 +64,8 @@ class Executors:
     """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
     """Called when an executor is ready."""
+    memory: CgroupMemory = field(factory=CgroupMemory)
+    """What is reported of memory when an executor was killed."""
     launches: Counter[int] = field(factory=Counter, init=False)
     """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
@@ -153,6 +157,7 @@ class Executors:
             build_id(), device, generation, self.backend, self.devices[device], reports
         )
         channel.send(setup)
+        oom_kills = self.memory.oom_kills()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.run_sender)
@@ -187,11 +192,16 @@ class Executors:
             self._push_memory(slot.device)
             channel.close()
             with trio.CancelScope(shield=True):
-                status = await _reap(process)
+                status = await _reap(executor)
                 executor.gone.set()
         self.log.info("executor_ended", device=device, pid=process.pid, status=status)
-        if not executor.end_expected:
-            self.on_loss(slot, f"the executor of device {device} ended with status {status}")
+        if executor.end_expected:
+            return
+        reason = f"the executor of device {device} ended with status {status}"
+        if status == -signal.SIGKILL and not executor.is_killed:
+            reason = f"{reason}, possibly out of memory ({self.memory.describe(oom_kills)})"
+            self.log.error("executor_killed", reason=reason)
+        self.on_loss(slot, reason)
 
     async def _watch(self, executor: Executor) -> None:
         """Ping an executor and kill it when it is silent, unless a signal has stopped its process."""
@@ -203,7 +213,7 @@ class Executors:
                     await executor.ask(request, executor_messages.Ping(request))
             if silence.cancelled_caught and not _stopped(executor.process.pid):
                 self.log.error("executor_silent", device=executor.device, pid=executor.process.pid)
-                executor.process.kill()
+                executor.kill()
 
     async def _listen(self, executor: Executor) -> None:
         try:
@@ -221,7 +231,7 @@ class Executors:
                 else:
                     executor.deliver(message, fds)
         except RemoteError:
-            executor.process.kill()
+            executor.kill()
 
     def _report_memory(self, slot: ExecutorSlot, held: dict[int, int]) -> None:
         """Store the memory that a slot's clients hold, and report that of all clients of the device."""
@@ -278,9 +288,9 @@ def _stopped(pid: int) -> bool:
         return False
 
 
-async def _reap(process: trio.Process) -> int:
+async def _reap(executor: Executor) -> int:
     # Its link is closed: it exits by itself, unless it is stuck.
     with trio.move_on_after(LEAVE_SECONDS):
-        return await process.wait()
-    process.kill()
-    return await process.wait()
+        return await executor.process.wait()
+    executor.kill()
+    return await executor.process.wait()

@@ -37,6 +37,50 @@ def test_without_a_daemon(tmp_path: Path) -> None:
     assert "start a daemon (pympsd -d)" in wrong
 
 
+def test_a_daemon_elsewhere_is_named(tmp_path: Path) -> None:
+    """As with the unit of a user's own daemon; that of root's is at /run/nvidia-mps."""
+    with Daemon(machine="2xA100") as daemon:
+        (tmp_path / "nvidia-mps").symlink_to(daemon.pipe_directory)
+        status, said, _ = report(tmp_path, XDG_RUNTIME_DIR=str(tmp_path))
+        assert status == 1
+        (wrong,) = [line for line in said.splitlines() if line.startswith("wrong: ")]
+        assert wrong == (
+            f"wrong: this program runs without MPS, but a daemon runs at {tmp_path}/nvidia-mps: "
+            f"set CUDA_MPS_PIPE_DIRECTORY={tmp_path}/nvidia-mps"
+        )
+        settings = {"XDG_RUNTIME_DIR": str(tmp_path), "CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/nvidia-mps"}
+        assert report(tmp_path, **settings)[0] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
+def test_roots_daemon_of_the_systemd_unit_is_named_and_login_shells_find_it(tmp_path: Path) -> None:
+    start = f"{Path(sys.executable).parent}/pympsd -d"
+    profile = Path(__file__).parents[2] / "docs/profile.d/pympsd.sh"
+    script = f"""
+    mount -t tmpfs none /run && mkdir /run/nvidia-mps || exit 9
+    . {profile}; echo before: $CUDA_MPS_PIPE_DIRECTORY
+    CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps {start} || exit 9
+    {sys.executable} -m pympsd_client
+    echo $?
+    CUDA_MPS_PIPE_DIRECTORY=/elsewhere; . {profile}; echo kept: $CUDA_MPS_PIPE_DIRECTORY
+    unset CUDA_MPS_PIPE_DIRECTORY; . {profile}; echo after: $CUDA_MPS_PIPE_DIRECTORY
+    {sys.executable} -m pympsd_client >/dev/null; echo $?
+    {start[:-3]} quit
+    """
+    settings = {
+        "PYMPSD_EMULATED_DEVICES": "A100",
+        "CUDA_MPS_LOG_DIRECTORY": str(tmp_path),
+        "PATH": os.environ["PATH"],
+    }
+    command = ["unshare", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "before:", done.stderr
+    hint = "but a daemon runs at /run/nvidia-mps: set CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps"
+    assert [line for line in lines if line.startswith("wrong: ")] == [f"wrong: this program runs without MPS, {hint}"]
+    assert lines[-4:] == ["1", "kept: /elsewhere", "after: /run/nvidia-mps", "0"]
+
+
 def test_what_cuinit_refuses_is_said(tmp_path: Path) -> None:
     status, said, errors = report(tmp_path, PYMPSD_REQUIRE_MPS="1")
     assert (status, errors) == (1, "")

@@ -23,6 +23,7 @@ from pympsd import extras
 from pympsd.devices.machine import describe
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scancel", "munged")
+DOCUMENT = Path(__file__).parents[2] / "docs/clusters.md"
 SECONDS = 60
 USERS = ("nobody", "games")
 JOB = """
@@ -58,6 +59,12 @@ class Slurm:
             **pipes,
         )
 
+    def output(self, user: str, *command: str, **variables: str) -> str:
+        """Return what a job prints that has variables of its user's."""
+        given = [f"{name}={value}" for name, value in variables.items()]
+        job = self.run(user, *command[:-1], f"--export=ALL,{','.join(given)}", command[-1])
+        return job.communicate(timeout=SECONDS)[0]
+
     def gpu_job(self, user: str, share: int) -> subprocess.Popen[str]:
         """Begin a job that uses a share of the GPU until it gets a line."""
         program = JOB.format(folder=str(self.folder))
@@ -90,25 +97,24 @@ MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 GresTypes=gpu,mps
-Prolog={folder}/prolog
-TaskProlog={folder}/task-prolog
+Prolog={folder}/extras/share/pympsd/slurm/prolog
+TaskProlog={folder}/extras/share/pympsd/slurm/task-prolog
+Epilog={folder}/extras/share/pympsd/slurm/epilog
 PrologFlags=Alloc
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:1,mps:100 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES State=UP OverSubscribe=YES
 """)
-    (folder / "gres.conf").write_text("Name=gpu File=/dev/tty0\nName=mps Count=100 File=/dev/tty0\n")
-    variables = {
-        "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-        "MPS_PIPE_DIRECTORY": f"{folder}/pipe",
-        "MPS_LOG_DIRECTORY": f"{folder}/log",
-        "PYMPSD_EMULATED_DEVICES": "H200",
-        "PYMPSD_STATE_DIRECTORY": f"{folder}/state",
-    }
-    exports = "\n".join(f"export {name}={value}" for name, value in variables.items())
-    for name in ("prolog", "task-prolog"):
-        script = folder / name
-        script.write_text(f"#!/bin/sh\n{exports}\nexec sh {folder}/extras/share/pympsd/slurm/{name}\n")
-        script.chmod(0o755)
+    documented = DOCUMENT.read_text().partition("# gres.conf\n")[2].partition("```")[0]
+    assert "NodeName=emulated[1-2] Name=gpu" in documented
+    (folder / "gres.conf").write_text(documented.replace("emulated[1-2]", host))
+    (folder / "etc").mkdir()
+    (folder / "etc/slurm.env").write_text(
+        f"MPS_PIPE_DIRECTORY={folder}/pipe\nMPS_LOG_DIRECTORY={folder}/log\n"
+        f"PYMPSD_EMULATED_DEVICES=H200\nPYMPSD_STATE_DIRECTORY={folder}/state\n"
+    )
+    for script in (folder / "extras/share/pympsd/slurm").iterdir():
+        text = script.read_text().replace("/etc/pympsd/", f"{folder}/etc/")
+        script.write_text(text.replace("/run/pympsd-slurm-jobs", f"{folder}/jobs"))
 
 
 @pytest.fixture
@@ -186,6 +192,33 @@ def test_jobs_of_two_users_share_a_gpu_and_give_it_back(slurm: Slurm) -> None:
         for job in jobs:
             if job.poll() is None:
                 job.communicate("\n", timeout=SECONDS)
+
+
+USERS_OWN = {
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "90",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=100G",
+    "CUDA_MPS_PIPE_DIRECTORY": "/tmp/mine",
+    "MPS_PIPE_DIRECTORY": "/tmp/mine",
+    "PYMPSD_EMULATED_DEVICES": "V100",
+    "PYMPSD_REQUIRE_MPS": "0",
+    "SLURM_JOB_GPUS": "7",
+    "SLURM_STEP_GPUS": "7",
+}
+
+
+def test_a_users_variables_do_not_change_the_share(slurm: Slurm) -> None:
+    (device,) = describe("H200")
+    said = slurm.output(USERS[0], "--gres=mps:25", "env", **USERS_OWN).splitlines()
+    memory = device.memory_bytes // (1 << 20) // 4
+    assert {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+        f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={memory}M",
+        f"CUDA_MPS_PIPE_DIRECTORY={slurm.folder}/pipe",
+        "PYMPSD_REQUIRE_MPS=1",
+    } <= set(said)
+    wait_until(lambda: not list((slurm.folder / "jobs").iterdir()), "the epilog", SECONDS)
+    without = slurm.output(USERS[0], "env", **USERS_OWN).splitlines()
+    assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/mine" in without, "no share, nothing is changed"
 
 
 def test_a_job_without_a_share_does_not_find_the_daemon(slurm: Slurm) -> None:

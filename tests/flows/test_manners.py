@@ -94,6 +94,10 @@ def test_logrotates_sample_does_not_signal_whom_the_pid_file_names(daemon: Daemo
         subprocess.run(["sh", "-ec", script], check=True, timeout=SECONDS)
         assert log.exists()
         assert victim.poll() is None
+    daemon.stop()
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 1
+    assert "Cannot find MPS control daemon process" in done.stderr, "logrotate passes it on"
 
 
 def test_another_user_has_no_logs_reopened(daemon: DaemonProcess) -> None:
@@ -218,13 +222,27 @@ def test_foreground_exits_0_by_a_signal_with_a_busy_client(directory: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["control", "control_privileged", "log", "nvidia-cuda-mps-control.pid"])
-def test_another_kind_of_file_in_the_place_of_one_of_its_own(make_daemon: MakeDaemon, name: str) -> None:
+@pytest.mark.parametrize("words", [("-d",), ("-f",), ("-d", "--replace")], ids=" ".join)
+def test_somebodys_file_in_the_place_of_one_of_its_own_stays(
+    make_daemon: MakeDaemon, name: str, words: tuple[str, ...]
+) -> None:
     daemon = make_daemon()
     path = daemon.directory / "pipe" / name
-    path.write_text("left by something else")
-    assert daemon.run([], "ps").returncode == 1
-    assert daemon.start().returncode == 0
-    assert daemon.say("get_server_list") == ""
+    path.write_text("somebody's")
+    done = daemon.run([*words])
+    assert done.returncode == 1
+    assert f"{path} is a " in done.stderr
+    assert "move it away, or choose another directory" in done.stderr
+    assert path.read_text() == "somebody's"
+    assert os.listdir(path.parent) == [name]
+
+
+def test_with_somebodys_file_no_daemon_is_replaced(daemon: DaemonProcess) -> None:
+    path = daemon.directory / "pipe" / "pympsd.control"
+    path.write_text("somebody's")
+    assert f"{path} is a regular file, not a daemon's socket" in daemon.run(["-d", "--replace"]).stderr
+    assert daemon.say("get_server_list") == "", "the daemon runs"
+    path.unlink()
 
 
 def test_a_folder_in_the_place_of_a_socket_is_explained(make_daemon: MakeDaemon) -> None:
@@ -232,8 +250,21 @@ def test_a_folder_in_the_place_of_a_socket_is_explained(make_daemon: MakeDaemon)
     (daemon.directory / "pipe" / "control").mkdir()
     done = daemon.run(["-d"])
     assert done.returncode == 1
-    assert "control is a directory: remove it" in done.stderr
+    assert "control is a directory, not a daemon's socket: move it away" in done.stderr
     assert not Path(daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's link")
+def test_logs_are_not_written_through_another_users_link(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon()
+    (target := daemon.directory / "target").mkdir()
+    link = daemon.directory / "logs"
+    link.symlink_to(target)
+    os.chown(link, 10001, 10001, follow_symlinks=False)
+    daemon.settings["CUDA_MPS_LOG_DIRECTORY"] = str(link)
+    done = daemon.start()
+    assert f"{link}: it is a symbolic link to {target} that user 10001 made" in done.stderr
+    assert os.listdir(target) == []
 
 
 # --- namespaces

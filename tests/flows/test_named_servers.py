@@ -235,11 +235,33 @@ def test_a_users_link_in_a_servers_directory_is_not_followed(daemon: DaemonProce
     assert "is no directory" in ctl(daemon, "namespace create more --server=a", 1)
     assert ctl(daemon, "namespace list more --server=a", 1) == ""
     pipe(daemon, "a/else").mkdir()
-    (pipe(daemon, "a/else") / "control").symlink_to(target)
-    ctl(daemon, "namespace create else --server=a")
+    link = pipe(daemon, "a/else") / "control"
+    link.symlink_to(target)
+    reason = f"{link} is a symbolic link, not a daemon's socket: move it away"
+    assert reason in ctl(daemon, "namespace create else --server=a", 1)
     assert (target.read_text(), stat.S_IMODE(target.stat().st_mode)) == ("kept", 0o600)
-    assert stat.S_ISSOCK((pipe(daemon, "a/else") / "control").lstat().st_mode)
+    assert link.is_symlink()
+    link.unlink()
+    ctl(daemon, "namespace create else --server=a")
+    assert stat.S_ISSOCK(link.lstat().st_mode)
     pipe(daemon, "a/more").unlink()
+
+
+def test_files_in_a_servers_directory_stay(daemon: DaemonProcess) -> None:
+    names = ("b/control", "b/log", "b/hi/control")
+    pipe(daemon, "b/hi").mkdir(parents=True)
+    for name in names:
+        pipe(daemon, name).write_text("kept")
+    for name in ("b/log", "b/control"):
+        assert f"{pipe(daemon, name)} is a regular file, not a daemon's " in ctl(daemon, "server create b", 1)
+        pipe(daemon, name).rename(pipe(daemon, f"{name}.mine"))
+    ctl(daemon, "server create b")
+    assert f"{pipe(daemon, 'b/hi/control')} is a regular" in ctl(daemon, "namespace create hi --server=b", 1)
+    pipe(daemon, "b/log").unlink()
+    pipe(daemon, "b/log").write_text("kept")
+    ctl(daemon, "server delete b")
+    assert all(file.read_text() == "kept" for file in pipe(daemon, "b").rglob("*") if file.is_file())
+    assert pipe(daemon, "b/log").exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")

@@ -154,7 +154,7 @@ def test_a_users_own_daemon_serves_that_user_only(directory: Path) -> None:
     assert daemon.start().returncode == 0
     try:
         assert uid_of(daemon.pid) == OTHER
-        refused = daemon.run([], "start_server -uid 0\n", uid=0)
+        refused = daemon.run(["--trust-daemon"], "start_server -uid 0\n", uid=0)
         assert (refused.returncode, refused.stdout) == (0, "")
         stranger, reason = refused.stderr.splitlines()
         assert stranger == (

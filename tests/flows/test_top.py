@@ -14,14 +14,15 @@ from at_terminal import at_terminal
 from processes import PYMPSD, ClientProcess, DaemonProcess, clients_of, suspend, wait_until
 
 from pympsd.control import CannotAsk, Control
-from pympsd.top.table import Rates, lines, rows
+from pympsd.top.table import Answers, Rates, Row, lines
+from pympsd.top.table import rows as rows_of
 
 MIB = 1 << 20
 
 
 def client(pid: int, memory: int, contexts: int = 1, command: str = "python") -> dict[str, Any]:
     made = [{"id": n, "number": n, "device": 0} for n in range(contexts)]
-    own = {"active_thread_percentage": 25.0, "namespace": None, "memory_bytes": {"0": memory}}
+    own = {"active_thread_percentage": 25.0, "namespace": None, "memory_bytes": {"0": memory}, "pid_namespace": 1}
     return {"pid": pid, "uid": 7, "command": command, "contexts": made, **own}
 
 
@@ -31,11 +32,23 @@ SERVER = {
     "name": "uid_7",
     "status": "ACTIVE",
     "active_thread_percentage": 30.0,
+    "pinned_memory_limits": {},
     "launches": {"0": 10, "1": 30},
     "clients": [client(61, MIB, contexts=2), client(60, 5 * MIB, command="a\x1b[2Jb"), client(62, 0, contexts=0)],
 }
 WAITING = {"pid": 70, "uid": 8, "server": "uid_8", "command": "later"}
-ANSWERS = [[SERVER], [WAITING], {"devices": [], "servers": []}]
+NO_DEVICES: dict[str, Any] = {"devices": [], "servers": []}
+ANSWERS = [[SERVER], [WAITING], NO_DEVICES]
+
+
+def rows(answers: list[Any], *arguments: Any, **options: Any) -> list[Row]:
+    """Return the rows of answers of a daemon."""
+    return rows_of(Answers.of(answers), *arguments, **options)
+
+
+def servers(*answers: dict[str, Any]) -> tuple[Any, ...]:
+    """Return servers as the table takes them."""
+    return Answers.of([list(answers), [], NO_DEVICES]).servers
 
 
 def test_rows_are_in_the_order_that_is_asked_for() -> None:
@@ -59,17 +72,19 @@ def test_a_row_says_what_is_known_of_a_client() -> None:
 
 def test_columns_are_there_that_have_something() -> None:
     in_namespace = {**client(61, MIB), "namespace": "small"}
-    found = rows([[{**SERVER, "clients": [in_namespace]}], [WAITING], {}])
+    found = rows([[{**SERVER, "clients": [in_namespace]}], [WAITING], NO_DEVICES])
     heading, server, row, waits = lines(found, counts_launches=False)
     assert heading.split() == ["PID", "UID", "SERVER", "NAMESPACE", "STATUS", "SM", "%", "CTX", "MEMORY", "COMMAND"]
     assert [line.split()[3] for line in (server, row, waits)] == ["-", "small", "-"]
     assert len({line.index(word) for line, word in ((heading, "COMMAND"), (row, "python"), (waits, "later"))}) == 1
-    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], {}], wanted="SMALL")] == [61]
+    assert [each.pid for each in rows([[{**SERVER, "clients": [in_namespace]}], [], NO_DEVICES], wanted="SMALL")] == [
+        61
+    ]
 
 
 def test_a_long_uid_widens_its_column_in_every_line() -> None:
     long = {**SERVER, "uid": 4_000_000_001, "clients": [{**client(61, MIB), "uid": 4_000_000_001}]}
-    table = lines(rows([[long], [WAITING], {}]))
+    table = lines(rows([[long], [WAITING], ANSWERS[2]]))
     ends = {line.index(uid) + len(uid) for line, uid in zip(table, ("UID", "4000000001", "4000000001"), strict=False)}
     assert len(ends) == 1
     assert len({line.index(word) for line, word in zip(table, ("STATUS", "ACTIVE", "ACTIVE"), strict=False)}) == 1
@@ -77,18 +92,18 @@ def test_a_long_uid_widens_its_column_in_every_line() -> None:
 
 def test_clients_that_wait_are_in_the_order_of_the_queue() -> None:
     queue = [{**WAITING, "pid": pid} for pid in (99, 12, 50)]
-    assert [row.pid for row in rows([[SERVER], queue, {}])][-3:] == [99, 12, 50]
+    assert [row.pid for row in rows([[SERVER], queue, ANSWERS[2]])][-3:] == [99, 12, 50]
 
 
 def test_a_servers_launches_in_a_second_are_known_from_the_second_answer_on() -> None:
     later = {**SERVER, "launches": {"0": 10, "1": 130}}
     rates = Rates()
-    assert rates.of([SERVER], 1.0) == {}
-    assert rates.of([later], 3.0) == {50: 50.0}
-    assert rates.of([later], 3.5) == {50: 50.0}, "it has not reported since"
-    assert rates.of([later], 5.0) == {50: 0.0}
-    assert rates.of([{**later, "pid": 51}], 6.0) == {}, "another server"
-    assert rows([[later], [], {}], rates={50: 50.0})[0].launches == 50.0
+    assert rates.of(servers(SERVER), 1.0) == {}
+    assert rates.of(servers(later), 3.0) == {50: 50.0}
+    assert rates.of(servers(later), 3.5) == {50: 50.0}, "it has not reported since"
+    assert rates.of(servers(later), 5.0) == {50: 0.0}
+    assert rates.of(servers({**later, "pid": 51}), 6.0) == {}, "another server"
+    assert rows([[later], [], NO_DEVICES], rates={50: 50.0})[0].launches == 50.0
 
 
 def test_once(daemon: DaemonProcess, make_client: Callable[..., ClientProcess]) -> None:

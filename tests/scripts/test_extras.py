@@ -27,6 +27,7 @@ EXPECTED = (
     "share/fish/vendor_completions.d/pympsd.fish",
     "lib/systemd/system/pympsd.service",
     "lib/systemd/user/pympsd.service",
+    "etc/profile.d/pympsd.sh",
     "share/pympsd/examples/add_one.ptx",
     "share/pympsd/examples/two_processes.py",
     "share/pympsd/samples/pympsd.logrotate",

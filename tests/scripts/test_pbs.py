@@ -185,6 +185,50 @@ def test_a_job_whose_mps_cannot_start_goes_back_to_the_queue(node: BatchNode) ->
     assert node.called() == [f"logger {os.uname().nodename} prologue: the MPS control daemon did not start"]
 
 
+def scripts_with(node: BatchNode, settings: str) -> Path:
+    """Return a folder of the scripts, which find these settings."""
+    folder = node.directory / "scripts"
+    folder.mkdir()
+    (folder / "pbs.env").write_text(settings)
+    for name in ("prologue", "epilogue"):
+        (folder / name).write_text((PBS / name).read_text().replace("/etc/pympsd/", f"{folder}/"))
+        (folder / name).chmod(0o755)
+    return folder
+
+
+def test_settings_are_in_a_file_of_roots(node: BatchNode) -> None:
+    folder = scripts_with(node, f"MPS_DEVICES=1\nMPS_PATIENCE=$(date > {node.directory}/read; echo 5)\n")
+    said = node.run(
+        f"{PROLOGUE.replace(str(PBS), str(folder))} MPS=true > /dev/null; echo prologue $?",
+        "echo device_query --csv | nvidia-cuda-mps-control > /dev/null",
+        f"tr '\\0' '\\n' < /proc/$(cat {node.directory}/pipe/nvidia-cuda-mps-control.pid)/environ | grep VISIBLE",
+        f"rm {node.directory}/read",
+        f"{EPILOGUE.replace(str(PBS), str(folder))} MPS=true 0 > /dev/null; echo epilogue $?",
+        LEFT,
+    )
+    assert said == ["prologue 0", "CUDA_VISIBLE_DEVICES=1", "epilogue 0", "0"]
+    assert (node.directory / "read").exists()
+
+
+def test_settings_that_others_can_write_are_not_used(node: BatchNode) -> None:
+    folder = scripts_with(node, f"date > {node.directory}/read\n")
+    (folder / "pbs.env").chmod(0o666)
+    said = node.run(
+        f"{PROLOGUE.replace(str(PBS), str(folder))} MPS=true; echo prologue $?",
+        f"{EPILOGUE.replace(str(PBS), str(folder))} MPS=true 0 > /dev/null; echo epilogue $?",
+        LEFT,
+    )
+    assert said == ["prologue 2", "epilogue 0", "0"]
+    assert not (node.directory / "read").exists()
+    refused = f"{folder}/pbs.env has to be root's, and writable by root only: chown root, chmod go-w"
+    host = os.uname().nodename
+    assert node.called() == [
+        f"logger {host} prologue: {refused}",
+        f"logger {host} epilogue: {refused}! Marking offline",
+        f"pbsnodes -o -N Epilogue check: {refused} {host}",
+    ]
+
+
 LISTED = "echo get_server_list | nvidia-cuda-mps-control"
 ACTIVE = "echo get_server_status $(cat $CUDA_MPS_LOG_DIRECTORY/before) | nvidia-cuda-mps-control | grep -q ACTIVE"
 RUNNING = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
@@ -97,7 +98,13 @@ async def test_an_executor_that_was_killed_is_replaced_by_the_next_generation() 
             nursery.cancel_scope.cancel()
     ended = [fields["status"] for event, fields in log.events if event == "executor_ended"]
     assert ended[0] == -signal.SIGKILL
-    assert log.losses == [(SLOT, "the executor of device 0 ended with status -9")]
+    ((slot, reason),) = log.losses
+    assert slot == SLOT
+    assert re.fullmatch(
+        r"the executor of device 0 ended with status -9, possibly out of memory \((cgroup|this machine).* MiB.*\)",
+        reason,
+    )
+    assert [fields["reason"] for event, fields in log.events if event == "executor_killed"] == [reason]
 
 
 async def test_vacating_a_slot_reaps_the_executor_and_reports_no_loss() -> None:

@@ -104,7 +104,7 @@ def test_a_daemon_that_only_lost_its_lock_file_cleans_up(tmp_path: Path, pid_fil
         os.mkfifo(pid_path)
     assert not directory.taken_by_another()
     directory.release()
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ([files.PID] if pid_file == "is a fifo" else [])
 
 
 def test_a_second_claim_fails_until_the_first_is_released(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_the_files_of_a_dead_daemon_are_replaced(tmp_path: Path) -> None:
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(tmp_path / name))
     (tmp_path / files.PID).write_text("99")
-    (tmp_path / files.LOG_FIFO).write_text("a file where the fifo goes")
+    os.mkfifo(tmp_path / files.LOG_FIFO)
     directory = PipeDirectory.claim(str(tmp_path))
     listener = directory.listen(files.CONTROL)
     fifo = directory.open_fifo()
@@ -180,44 +180,141 @@ def test_only_the_last_folder_is_created(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", [files.CONTROL, files.LOG_FIFO, files.PID])
-def test_a_folder_where_a_file_goes_is_named(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
+def _write(path: Path, text: str = "mine") -> None:
+    path.write_text(text)
+    path.chmod(0o600)
+
+
+def _bind(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+
+FOREIGN = {
+    "a plain file": _write,
+    "an empty directory": Path.mkdir,
+    "a link": lambda path: path.symlink_to("elsewhere"),
+    "a socket": _bind,
+    "a FIFO": os.mkfifo,
+    "a PID and more": lambda path: _write(path, "12\nnot a daemon's"),
+    "a longer number": lambda path: _write(path, "1" * 30),
+    "some JSON": lambda path: _write(path, '{"mine": 1}'),
+    "a saved state": lambda path: _write(path, '{"backend":"emulated","boot":"x"'),
+}
+"""What can be in the place of a daemon's files."""
+EXPECTED = {
+    **dict.fromkeys((files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL, files.KEEPER), "a socket"),
+    **dict.fromkeys((files.STATE, files.NEW_STATE), "a saved state"),
+    files.LOG_FIFO: "a FIFO",
+}
+"""What of it a daemon may have left."""
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    status = path.lstat()
+    return status.st_ino, status.st_mode, status.st_size
+
+
+@pytest.mark.parametrize("name", files.OF_THE_DAEMON)
+@pytest.mark.parametrize("found", FOREIGN)
+def test_what_no_daemon_made_is_neither_replaced_nor_removed(tmp_path: Path, name: str, found: str) -> None:
+    path = tmp_path / name
+    FOREIGN[found](path)
+    if found == EXPECTED.get(name):
+        PipeDirectory.claim(str(tmp_path)).release()
+        return
+    before = _identity(path)
+    with pytest.raises(
+        Unusable, match=f"^{path} is a.*, not a daemon's .*: move it away, or choose another directory"
+    ):
+        PipeDirectory.claim(str(tmp_path))
+    assert _identity(path) == before
+    assert os.listdir(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("content", ["", "12", "12\n"])
+def test_the_pid_file_of_a_dead_daemon_is_replaced(tmp_path: Path, content: str) -> None:
+    (tmp_path / files.PID).write_text(content)
     directory = PipeDirectory.claim(str(tmp_path))
-    with pytest.raises(Unusable, match=f"{name} is a directory: remove it"):
-        {
-            files.CONTROL: lambda: directory.listen(files.CONTROL),
-            files.LOG_FIFO: directory.open_fifo,
-            files.PID: lambda: directory.write_pid(1),
-        }[name]()
-    (tmp_path / name).rmdir()
+    directory.write_pid(7)
+    assert (tmp_path / files.PID).read_text() == "7"
     directory.release()
 
 
-def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
-    # The folder's owner could otherwise make root open another file to every user.
-    secret = tmp_path / "secret"
-    secret.write_text("x")
-    secret.chmod(0o600)
-    pipe = tmp_path / "pipe"
-    pipe.mkdir()
-    (pipe / files.LOCK).symlink_to(secret)
-    with pytest.raises(Unusable, match=f"{pipe / files.LOCK} is a symbolic link to {secret}: remove it"):
-        PipeDirectory.claim(str(pipe))
-    assert _mode(secret) == 0o600
+def test_a_file_with_a_second_name_is_no_lock(tmp_path: Path) -> None:
+    # Its mode would change for its other name, too.
+    (tmp_path / "mine").touch(mode=0o600)
+    (tmp_path / files.LOCK).hardlink_to(tmp_path / "mine")
+    with pytest.raises(Unusable, match="not a daemon's lock file"):
+        PipeDirectory.claim(str(tmp_path))
+    assert _mode(tmp_path / "mine") == 0o600
 
 
-def test_a_pid_file_that_is_a_link_is_replaced_not_followed(tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("x")
-    pipe = tmp_path / "pipe"
-    pipe.mkdir()
-    (pipe / files.PID).symlink_to(secret)
-    directory = PipeDirectory.claim(str(pipe))
-    directory.write_pid(8)
-    assert secret.read_text() == "x"
-    assert (pipe / files.PID).read_text() == "8"
+@pytest.mark.parametrize("name", [files.CONTROL, files.KEEPER, files.LOG_FIFO, files.PID])
+def test_what_comes_into_its_place_meanwhile_is_not_replaced_either(tmp_path: Path, name: str) -> None:
+    directory = PipeDirectory.claim(str(tmp_path))
+    _write(tmp_path / name)
+    make = {files.LOG_FIFO: directory.open_fifo, files.PID: lambda: directory.write_pid(1)}
+    with pytest.raises(Unusable, match=f"{name} is a.*, not a daemon's"):
+        make.get(name, lambda: directory.listen(name))()
+    directory.remove(name)
     directory.release()
+    assert (tmp_path / name).read_text() == "mine"
+
+
+OTHERS = 65534
+"""Another user."""
+
+
+def _give(path: Path) -> None:
+    os.chown(path, OTHERS, OTHERS, follow_symlinks=False)
+
+
+LINKS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "another user's": (lambda folder, link: _give(link), f"that user {OTHERS} made"),
+    "in a folder of another user": (lambda folder, link: _give(folder), f"that user {OTHERS} can replace"),
+    "in a folder that all may write": (lambda folder, link: folder.chmod(0o777), "that other users can replace"),
+    "in a folder that a group may write": (
+        lambda folder, link: (os.chown(folder, 0, OTHERS), folder.chmod(0o775)),
+        "that other users can replace",
+    ),
+    "own": (lambda folder, link: None, ""),
+    "own, in a sticky folder": (lambda folder, link: folder.chmod(0o1777), ""),
+    "another user's, in a sticky folder": (
+        lambda folder, link: (folder.chmod(0o1777), _give(link)),
+        f"that user {OTHERS} made",
+    ),
+}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's links")
+@pytest.mark.parametrize("place", ["the directory", "a folder above it", "behind another link"])
+@pytest.mark.parametrize("link", LINKS)
+def test_a_link_that_another_user_controls_is_not_followed(tmp_path: Path, link: str, place: str) -> None:
+    change, reason = LINKS[link]
+    target = tmp_path / "t"
+    (target / "p").mkdir(parents=True)
+    folder = tmp_path / "f"
+    folder.mkdir()
+    above = place == "a folder above it"
+    (folder / "l").symlink_to(target if above else "../t/p")
+    change(folder, folder / "l")
+    given = folder / "l" / "p" if above else folder / "l"
+    if place == "behind another link":
+        (tmp_path / "first").symlink_to("f/l")
+        given = tmp_path / "first"
+    if not reason:
+        PipeDirectory.claim(str(given)).release()
+        return
+    with pytest.raises(Unusable, match=f"{folder / 'l'}: it is a symbolic link to .* {reason}: name the directory"):
+        PipeDirectory.claim(str(given))
+    assert os.listdir(target / "p") == []
+
+
+def test_a_link_that_leads_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    with pytest.raises(Unusable, match="choose a directory that can be made or written"):
+        PipeDirectory.claim(str(tmp_path / "a"))
 
 
 def test_a_relative_path_is_kept_as_given_and_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.service import replacement
-from pympsd.service.files.pipe_directory import AlreadyRunning
+from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.replacement import DEAD_SECONDS, CannotReplace, claim, replace
 from pympsd.vocabulary import files
 
@@ -174,9 +174,12 @@ def test_a_socket_that_somebody_has_in_a_directory_of_no_daemon_is_not_taken(tmp
         listener.bind(str(tmp_path / files.CONTROL))
         listener.listen()
         for start in (claim, replace):
-            with pytest.raises(AlreadyRunning, match="a daemon, which listens at control there"):
+            with pytest.raises(AlreadyRunning, match=f"^process {os.getpid()} of user {os.getuid()} listens at "):
                 start(str(tmp_path))
         (tmp_path / files.LOCK).touch()
-        claim(str(tmp_path)).release()
+        for start in (claim, replace):
+            with pytest.raises(Unusable, match=f"process {os.getpid()} of user .*, which is not a daemon of this"):
+                start(str(tmp_path))
+        assert (tmp_path / files.CONTROL).is_socket()
     (tmp_path / files.LOCK).unlink()
     claim(str(tmp_path)).release()

@@ -91,9 +91,25 @@ def test_it_exists_even_if_there_is_nothing_to_save(saved: StateFile) -> None:
 
 
 def test_the_remains_of_an_interrupted_write_are_replaced(saved: StateFile, tmp_path: Path) -> None:
-    (tmp_path / f"{files.STATE}.new").symlink_to(tmp_path / "elsewhere")
-    saved.save(evolve(KNOWN, wishes=()))
-    assert os.listdir(saved.folder) == [files.STATE]
+    state = (tmp_path / files.STATE).read_bytes()
+    for length in (0, 5, len(state) - 1):
+        (tmp_path / files.NEW_STATE).write_bytes(state[:length])
+        saved.save(evolve(KNOWN, wishes=(length,)))
+        assert os.listdir(saved.folder) == [files.STATE]
+
+
+@pytest.mark.parametrize("name", [files.STATE, files.NEW_STATE])
+def test_somebodys_own_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+    for make in (lambda path: path.write_text("mine"), lambda path: path.symlink_to("elsewhere")):
+        make(tmp_path / name)
+        before = (tmp_path / name).lstat()
+        file = StateFile(str(tmp_path), lambda: DEVICES, log := Log())
+        file.save(KNOWN)
+        assert (tmp_path / name).lstat().st_ino == before.st_ino
+        ((event, fields),) = log.errors
+        assert event == "state_not_kept"
+        assert fields["reason"].startswith(f"{tmp_path / name} is a ")
+        (tmp_path / name).unlink()
 
 
 def test_a_failure_is_logged_once_and_retried(tmp_path: Path) -> None:

@@ -17,9 +17,7 @@ from pympsd.commands.v3.output import Column, Format, Row, written
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
-
-QUERIES: Final = frozenset({"list", "get", "describe", "show", "status", "test"})
-"""The verbs whose standard output is data only."""
+from pympsd.vocabulary.queries import VERBS
 
 
 @frozen
@@ -41,7 +39,7 @@ class Command:
     @property
     def is_query(self) -> bool:
         """Whether it only asks: a refusal then leaves standard output empty."""
-        return self.verb in QUERIES
+        return self.verb in VERBS
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
         """Read the words after the verb and run the handler; make an answer of a refusal."""

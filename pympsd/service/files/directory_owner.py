@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from pympsd.service.files.lock_holders import listener_of
+from pympsd.service.files.lock_holders import Holder, listener_of
 from pympsd.service.files.state_file import directories_left
 from pympsd.vocabulary import files
 
@@ -30,13 +30,14 @@ def daemon_above(folder: str) -> str:
     # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
     if _has(folder, files.LOCK, *files.OF_A_RUNNING_DAEMON):
         return ""  # it is a daemon's own, which is not asked: that would be in its log
-    listener = listener_of(os.path.join(folder, files.CONTROL))
+    control = os.path.join(folder, files.CONTROL)
+    listener = listener_of(control)
     if listener is None:
         return ""
     for top, names in above:
         if listener_of(os.path.join(top, files.CONTROL)) == listener:
             return _said(folder, top, names)
-    return f"{folder} is that of a server or a namespace of a daemon, which listens at control there: {_REMEDY}"
+    return f"{Holder(*listener[:2])} listens at {control}: {_REMEDY}"
 
 
 def _said(folder: str, top: str, names: tuple[str, ...]) -> str:

@@ -1,4 +1,7 @@
-"""The processes that hold the lock of a pipe directory: any user may, as the file has the vendor's mode, 0666."""
+"""The processes that hold the lock of a pipe directory, or listen there.
+
+Any user may hold the lock, because the file has the vendor's mode, 0666.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ POLL_SECONDS: Final = 0.05
 
 @frozen
 class Holder:
-    """A process that has the lock open."""
+    """A process that has the lock open, or listens at a socket; PID 0: it cannot be seen from here."""
 
     pid: int
     uid: int
 
     def __str__(self) -> str:
-        return f"process {self.pid} of user {self.uid}"
+        return f"process {self.pid or '(of another PID namespace)'} of user {self.uid}"
 
 
 def holders(lock: str) -> list[Holder]:
@@ -49,7 +52,7 @@ def are_foreign(found: list[Holder], control: str) -> bool:
     if not found or any(holder.uid in (0, os.geteuid()) for holder in found):
         return False
     give_up = time.monotonic() + STARTING_SECONDS
-    while not _listens(control):
+    while living_listener(control) is None:
         if time.monotonic() > give_up:
             return True
         time.sleep(POLL_SECONDS)
@@ -81,10 +84,11 @@ def listener_of(control: str) -> tuple[int, int, int] | None:
     return None
 
 
-def _listens(control: str) -> bool:
-    """Return whether a living process listens: the socket of a killed daemon may be held by its keeper."""
+def living_listener(control: str) -> Holder | None:
+    """Return the process that listens; None if nobody does, or only the keeper of a process that has ended."""
     listener = listener_of(control)
     if listener is None:
-        return False
+        return None
     fields = stat(listener[0])
-    return listener[0] == 0 or (bool(fields) and fields[STATE] not in (b"Z", b"X"))
+    is_alive = listener[0] == 0 or (bool(fields) and fields[STATE] not in (b"Z", b"X"))
+    return Holder(*listener[:2]) if is_alive else None

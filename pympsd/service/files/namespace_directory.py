@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+from pympsd.service.files import remains
 from pympsd.service.files.pipe_directory import BACKLOG, DIRECTORY_MODE
 from pympsd.vocabulary import files
 
@@ -70,9 +71,7 @@ def open_fifo(folder: int) -> int:
         with _umask(0):
             os.mkfifo(files.LOG_FIFO, 0o777, dir_fd=folder)
     except FileExistsError:
-        if not stat.S_ISFIFO(os.stat(files.LOG_FIFO, dir_fd=folder, follow_symlinks=False).st_mode):
-            remove(folder, files.LOG_FIFO)
-            return open_fifo(folder)
+        _check_remains(folder, files.LOG_FIFO)
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     fd = os.open(files.LOG_FIFO, flags, dir_fd=folder)
     if stat.S_ISFIFO(os.fstat(fd).st_mode):
@@ -82,9 +81,16 @@ def open_fifo(folder: int) -> int:
 
 
 def remove(folder: int, file: str) -> None:
-    """Remove a file of a directory if it is there. Raise OSError."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(file, dir_fd=folder)
+    """Remove a file of a directory if a daemon made it. Raise OSError, Foreign for one of another kind."""
+    _check_remains(folder, file)
+    remains.remove(file, folder)
+
+
+def _check_remains(folder: int, file: str) -> None:
+    try:
+        remains.check(file, folder)
+    except remains.NotOfADaemon as error:
+        raise Foreign(f"{os.readlink(f'/proc/self/fd/{folder}')}/{file} {error.strerror}") from None
 
 
 def _entered(parent: int, name: str, path: str, uid: int) -> int:

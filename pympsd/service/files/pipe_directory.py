@@ -1,4 +1,8 @@
-"""The pipe directory: lock, pid file, sockets and FIFO, with the modes of the reference; replaces stale files."""
+"""The pipe directory: lock, PID file, sockets and FIFO, with the modes of the reference.
+
+Files that a killed daemon left are replaced, and nothing else is (``remains``): a daemon does not start in a
+directory where a file of another kind, or a socket of another program, has one of its names.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,14 @@ import errno
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Collection, Iterator
 from typing import Final
 
 from attrs import define, field
 
-from pympsd.service.files.lock_holders import Holder, are_foreign, holders
+from pympsd.service.files import remains
+from pympsd.service.files.lock_holders import Holder, are_foreign, holders, living_listener
+from pympsd.service.files.symbolic_links import UntrustedLink, check_links
 from pympsd.vocabulary import files
 
 DIRECTORY_MODE = 0o755
@@ -58,9 +63,12 @@ class PipeDirectory:
 
     @classmethod
     def claim(cls, given: str) -> PipeDirectory:
-        """Lock the directory, creating it if its parent exists; raise Unusable or AlreadyRunning.
+        """Lock the directory, creating it if its parent exists.
 
         A lock that other users hold who run no daemon is replaced, if this user may do that in the directory.
+
+        Raise AlreadyRunning if a daemon holds the lock. Raise Unusable if the directory cannot hold a daemon, if
+        another user decides where its path leads, or if somebody's own files or sockets have a daemon's names there.
         """
         path = os.path.abspath(given)
         file = os.path.join(path, files.LOCK)
@@ -69,12 +77,17 @@ class PipeDirectory:
             room = files.SOCKET_PATH_LIMIT - len(files.CONTROL_PRIVILEGED) - 1
             raise Unusable(given, f"{given} is too long for a socket: choose a path of at most {room} bytes")
         try:
+            check_links(path)
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
+            for each in files.OF_THE_DAEMON:
+                remains.check(os.path.join(path, each))
             lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
+        except UntrustedLink as error:
+            raise Unusable(given, f"{error.filename}: {error.strerror}") from None
+        except remains.NotOfADaemon as error:
+            raise Unusable(given, f"{error}, or choose another directory") from None
         except OSError as error:
-            if error.errno == errno.ELOOP and os.path.islink(file):
-                raise Unusable(given, f"{file} is a symbolic link to {os.readlink(file)}: remove it") from None
             raise Unusable(
                 given, f"{given}: {error.strerror}; choose a directory that can be made or written"
             ) from None
@@ -84,9 +97,13 @@ class PipeDirectory:
             os.close(lock)
             found = holders(file)
             if not are_foreign(found, os.path.join(path, files.CONTROL)):
-                names = " and ".join(map(str, found))
-                raise AlreadyRunning(names and f"{file} is open in {names}") from None
+                raise AlreadyRunning(_who_runs(path, found)) from None
             lock = _replaced_lock(given, file, found[0])
+        try:
+            _check_listeners(given, path)
+        except Unusable:
+            os.close(lock)
+            raise
         # The mode of a lock left by another user's daemon cannot be changed; it could be opened, which is enough.
         with contextlib.suppress(PermissionError):
             os.fchmod(lock, MODES[files.LOCK])
@@ -97,7 +114,7 @@ class PipeDirectory:
         return os.path.join(self.path, file)
 
     def listen(self, file: str, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
-        """Return a listening socket; replace one that a dead daemon left."""
+        """Return a listening socket; replace one that a dead daemon left. Raise Unusable."""
         with self._creating(file), contextlib.ExitStack() as on_error:
             listener = on_error.enter_context(socket.socket(socket.AF_UNIX, kind))
             listener.bind(self.name(file))
@@ -130,9 +147,10 @@ class PipeDirectory:
                 os.close(fd)
 
     def remove(self, file: str) -> None:
-        """Remove one of the directory's files if it is there, unless another daemon has taken the directory."""
+        """Remove one of the directory's files if a daemon made it, unless another daemon has taken the directory."""
         if not self.taken_by_another():
-            self._remove(file)
+            with contextlib.suppress(remains.NotOfADaemon):
+                remains.remove(self.name(file))
 
     def taken_by_another(self) -> bool:
         """Return whether another daemon has taken the directory, after it or its lock file was removed."""
@@ -150,7 +168,8 @@ class PipeDirectory:
         """
         if not self.taken_by_another():
             for file in (files.PID, files.LOG_FIFO, files.NEW_STATE, *(() if handed_over else (files.STATE,))):
-                self._remove(file)
+                with contextlib.suppress(remains.NotOfADaemon):
+                    remains.remove(self.name(file))
         os.close(self._lock)
 
     def _pid_file_names_another(self) -> bool:
@@ -167,18 +186,39 @@ class PipeDirectory:
     def _creating(self, file: str) -> Iterator[None]:
         """Replace a file that a dead daemon left; raise Unusable if it cannot be created."""
         try:
-            self._remove(file)
+            remains.remove(self.name(file))
             yield
+        except remains.NotOfADaemon as error:
+            raise Unusable(self.given, f"{error}, or choose another directory") from None
         except OSError as error:
             remedy = "make room there, or" if error.errno in NO_ROOM else "it cannot be written by this user:"
             reason = f"{self.name(file)}: {error.strerror}; {remedy} choose another directory"
             raise Unusable(self.given, reason) from None
 
-    def _remove(self, file: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if stat.S_ISDIR(os.lstat(self.name(file)).st_mode):
-                raise Unusable(self.given, f"{self.name(file)} is a directory: remove it")
-            os.unlink(self.name(file))
+
+def _who_runs(path: str, holding: list[Holder]) -> str:
+    """Return which process has the lock of a directory or, if this user cannot see that, which one listens there."""
+    if holding:
+        return f"{os.path.join(path, files.LOCK)} is open in {' and '.join(map(str, holding))}"
+    control = os.path.join(path, files.CONTROL)
+    listener = living_listener(control)
+    return "" if listener is None else f"{listener} listens at {control}"
+
+
+def _check_listeners(given: str, path: str) -> None:
+    """Raise Unusable if another program than a daemon listens at a socket that a daemon would replace.
+
+    A daemon that runs or was killed has left a state file or a keeper's socket: then its sockets may be replaced.
+    """
+    if any(os.path.lexists(os.path.join(path, each)) for each in files.OF_A_RUNNING_DAEMON):
+        return
+    for file in (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL):
+        place = os.path.join(path, file)
+        if (listener := living_listener(place)) is not None:
+            remedy = "end it, or choose another directory"
+            raise Unusable(
+                given, f"{listener}, which is not a daemon of this directory, listens at {place}: {remedy}"
+            )
 
 
 def _replaced_lock(given: str, file: str, holder: Holder) -> int:

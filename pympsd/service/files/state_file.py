@@ -6,7 +6,6 @@ of its user, not readable or writable by others, written since the machine was s
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
@@ -18,6 +17,7 @@ import msgspec
 from attrs import define, evolve, field, frozen
 
 from pympsd.journal.log_folders import MadeFolder
+from pympsd.service.files import remains
 from pympsd.service.processes.status import has_ended, started_at
 from pympsd.state_machine.handover.persistent_state import PersistentState, check
 from pympsd.state_machine.handover.protocol_2 import lost
@@ -230,7 +230,8 @@ class StateFile:
             self._replace(remembered)
         except OSError as error:
             if not self._failed:
-                self.log.error("state_not_kept", reason=error.strerror)
+                reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
+                self.log.error("state_not_kept", reason=reason)
             self._failed = True
             return
         self._written, self._failed = current, False
@@ -254,22 +255,19 @@ class StateFile:
             self.trace(),
             self.log_folders(),
         )
-        self._remove(files.NEW_STATE)
+        remains.check(self._path(files.STATE))
+        remains.remove(self._path(files.NEW_STATE))
         try:
             self._write(msgspec.json.encode(saved))
             os.rename(self._path(files.NEW_STATE), self._path(files.STATE))
         except OSError:
-            self._remove(files.NEW_STATE)
+            remains.remove(self._path(files.NEW_STATE))
             raise
 
     def _write(self, data: bytes) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._path(files.NEW_STATE), flags, MODE), "wb") as file:
             file.write(data)
-
-    def _remove(self, file: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path(file))
 
     def _path(self, file: str) -> str:
         return os.path.join(self.folder, file)

@@ -1,0 +1,66 @@
+"""Symbolic links in a path: whether another user decides, or could decide, where the path leads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+MAX_LINKS: Final = 40
+"""As the kernel follows (path_resolution(7))."""
+
+
+class UntrustedLink(OSError):
+    """A part of a path, ``filename``, is a link that another user made or can replace, as ``strerror`` says."""
+
+    def __init__(self, link: str, whose: str) -> None:
+        reason = f"it is a symbolic link to {os.readlink(link)} that {whose}: name the directory itself"
+        super().__init__(errno.ELOOP, reason, link)
+
+
+def check_links(path: str) -> None:
+    """Raise UntrustedLink if a part of an absolute path is a symbolic link that root and this user do not control.
+
+    A link is trusted if root or this user owns it, and if no other user can put another one in its place: its folder
+    belongs to one of the two as well, and is writable by its owner only, or sticky. What does not exist is no link.
+    """
+    remaining = [part for part in reversed(path.split("/")) if part]
+    place, followed = "/", 0
+    while remaining:
+        part = remaining.pop()
+        if part == "..":
+            place = os.path.dirname(place)
+            continue
+        here = os.path.join(place, part)
+        try:
+            status = os.lstat(here)
+        except OSError:
+            return
+        if not stat.S_ISLNK(status.st_mode):
+            place = here
+            continue
+        followed += 1
+        if followed > MAX_LINKS:
+            return  # opening it fails
+        _check_owner(here, status, os.lstat(place))
+        target = os.readlink(here)
+        if target.startswith("/"):
+            place = "/"
+        remaining += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+
+
+def _check_owner(link: str, status: os.stat_result, folder: os.stat_result) -> None:
+    trusted = (0, os.geteuid())
+    if status.st_uid not in trusted:
+        raise UntrustedLink(link, f"user {status.st_uid} made")
+    if folder.st_uid not in trusted:
+        raise UntrustedLink(link, f"user {folder.st_uid} can replace")
+    if _is_open_to_others(folder) and not folder.st_mode & stat.S_ISVTX:
+        raise UntrustedLink(link, "other users can replace")
+
+
+def _is_open_to_others(folder: os.stat_result) -> bool:
+    """Return whether others than its owner can write to a folder; a user's private group is that user."""
+    is_private = folder.st_gid == os.getegid() == os.geteuid()
+    return bool(folder.st_mode & (stat.S_IWOTH if is_private else stat.S_IWOTH | stat.S_IWGRP))
