@@ -216,6 +216,18 @@ def test_a_users_mute_scrapers_make_room_among_themselves(directory: Path) -> No
         daemon.stop()
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["its socket", "somebody's file"])
+def test_at_the_end_only_its_own_socket_is_removed(make_daemon: Callable[..., DaemonProcess], own: bool) -> None:
+    daemon = make_daemon()
+    path = daemon.directory / "metrics"
+    assert daemon.start("-d", "--metrics", str(path)).returncode == 0
+    if not own:
+        path.unlink()
+        path.write_text("somebody's")
+    daemon.stop()
+    assert path.exists() != own
+
+
 @pytest.mark.parametrize("name", ["control", "log", "pympsd.keeper", "pympsd.state", "nvidia-cuda-mps-control.pid"])
 def test_a_name_of_the_daemons_own_is_refused(make_daemon: Callable[..., DaemonProcess], name: str) -> None:
     daemon = make_daemon()
