@@ -10,6 +10,7 @@ from attrs import evolve
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import JSON_OPTION, REGISTRY, Caller, Decision
 from pympsd.commands.v3 import line as v3
+from pympsd.configuration.in_force import count_change, defaults_of
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
@@ -83,7 +84,10 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
         return v3.decide(daemon, caller, with_rest(words, line), file)
     known = REGISTRY.get(name) if is_whole else None
     if known is not None:
-        return known.run(daemon, caller, words[1:])
+        before = defaults_of(daemon)
+        decision = known.run(daemon, caller, words[1:])
+        count_change(daemon, before)
+        return decision
     if in_v3 is not None:
         both = " ".join(words[:2])
         hint = f"{both} is a command of protocol 3; start the daemon with -p 3"

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,12 @@ def test_which_configuration_is_in_force_outlives_the_daemon(
     daemon.kill()
     start(daemon)
     assert ctl(daemon, "config status") == in_force
+    assert ctl(daemon, f"config status --expect {sha256(file.read_bytes()).hexdigest()}") == in_force
+    ctl(daemon, "namespace delete lo --server=a")
+    assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=1")
+    daemon.kill()
+    start(daemon)
+    assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=1"), "it is compared after a restart, too"
     file.write_text(f'schema_version = "1.0"\n[servers.a]\nuid = {OTHER}\n')
     ctl(daemon, "config apply mps.toml", 1)
     daemon.kill()

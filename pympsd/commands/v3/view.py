@@ -41,8 +41,10 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if sees_all(daemon, caller):
         return daemon
     named = daemon.named_servers.get(caller.server)
+    # Neither the text of the file nor its differences concern others.
+    configuration = evolve(daemon.configuration, text=None, plan=None)
     if named is None:
-        return evolve(daemon, named_servers={}, servers={}, rules=None, cgroup_limits={})
+        return evolve(daemon, named_servers={}, servers={}, rules=None, cgroup_limits={}, configuration=configuration)
     name = caller.namespace or DEFAULT
     own = {each: found for each, found in named.namespaces.items() if each == name}
     process = daemon.server_named(named.name)
@@ -51,7 +53,14 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
         clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
         processes[process.serial] = evolve(process, clients=clients)
     servers = {named.name: evolve(named, namespaces=own)}
-    return evolve(daemon, named_servers=servers, servers=processes, rules=None, cgroup_limits={})
+    return evolve(
+        daemon,
+        named_servers=servers,
+        servers=processes,
+        rules=None,
+        cgroup_limits={},
+        configuration=configuration,
+    )
 
 
 def sees_all(daemon: Daemon, caller: Caller) -> bool:

@@ -126,6 +126,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
             source=known.source,
             applied=known.applied,
             refused=known.failed,
+            text=known.text,
         )
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)

@@ -101,6 +101,7 @@ class PersistentConfiguration:
     source: str
     applied: str
     failed: int = 0
+    text: bytes | None = None
 
 
 @frozen
@@ -328,7 +329,7 @@ def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
 def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:
     if not known.generation:
         return None
-    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed)
+    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed, known.text)
 
 
 def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:

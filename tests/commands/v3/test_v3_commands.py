@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from copy import deepcopy
+from hashlib import sha256
 
 import pytest
 
@@ -388,13 +389,13 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
 
 def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
     daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
-    text = 'schema_version = "1.0"\n[servers.c]\npinned_memory_limit = "{}=4G"\n'
+    text = 'schema_version = "1.0"\n[servers.c]\nuid = 7\npinned_memory_limit = "{}=4G"\n'
     assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
         "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
     )
     assert daemon.named_servers["c"].namespaces["default"].pinned_memory == {1: PinnedMemory(4 << 30)}
     assert _ask(daemon, "config apply F", file=text.format(1)).diagnostic.startswith(
-        "F:3: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
+        "F:4: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
     )
 
 
@@ -489,6 +490,8 @@ def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
 
 
 FILE = """schema_version = "1.0"
+[servers.a]
+uid = 7
 [servers.a.namespaces.hi]
 active_thread_percentage = "30"
 [servers.c.namespaces.lo]
@@ -508,7 +511,10 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
     assert _answers(begun) == []
     status = _ask(daemon, "config status")
     assert status.refused
-    assert status.printed == "generation=1 source=F applied=1970-01-01T00:00:01Z pending=2 failed=0\n"
+    assert status.printed == (
+        f"generation=1 source=F applied=1970-01-01T00:00:01Z hash={sha256(FILE.encode()).hexdigest()} "
+        "pending=2 failed=0\n"
+    )
     assert _opened(daemon, "c", "lo") == []
     spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
@@ -560,7 +566,7 @@ def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -
 def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:
     daemon.configuration = Configuration(awaited=True)
     assert _ask(daemon, "config status").refused
-    assert _ask(daemon, "config status").printed == "generation=0 source=- applied=- pending=1 failed=0\n"
+    assert _ask(daemon, "config status").printed == ("generation=0 source=- applied=- hash=- pending=1 failed=0\n")
     _ask(daemon, "config apply F", file='schema_version = "1.0"')
     assert not _ask(daemon, "config status").refused
 
@@ -619,6 +625,7 @@ def test_a_check_says_what_the_real_run_refuses(daemon: Daemon) -> None:
     _ask(daemon, f"sm-partition create p --server=b --device={one} --chunks=12")
     text = f"""schema_version = "1.0"
 [servers.a]
+uid = 7
 devices = [{{ uuid = "{zero}", sm_partitions = [{{ name = "y", chunks = 1 }}] }}]
 [servers.c]
 devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{ name = "w", chunks = 2 }}] }}]
@@ -645,11 +652,12 @@ def test_partitions_of_a_file_are_on_devices_that_their_server_has(daemon: Daemo
     daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
     text = """schema_version = "1.0"
 [servers.c]
+uid = 7
 {}
 devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
 """
     assert _ask(daemon, "config apply F", file=text.format("", zero)).diagnostic == (
-        "F:4: servers.c.devices.0.uuid: the server's allowed_devices lack it"
+        "F:5: servers.c.devices.0.uuid: the server's allowed_devices lack it"
     )
     other = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
     assert other.printed == "server 'c' keeps its devices: delete it first to give it others\n"
