@@ -6,7 +6,6 @@ the environment chooses: a daemon that was started in another one may have anoth
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 import os
@@ -20,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from pympsd.version import VERSION
+from pympsd.vocabulary.mistyped import Parser
 from pympsd_client import driver, last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.process import process
@@ -45,9 +45,9 @@ START = "start a daemon (pympsd -d), or name the pipe directory of the one that 
 def main() -> int:
     """Print the report; return the exit status: 74, as pympsd has it, if not all of it could be printed."""
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
-    parser = argparse.ArgumentParser(prog="python -m pympsd_client", description=description, add_help=False)
+    parser = Parser(prog="python -m pympsd_client", description=description, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
-    if parser.parse_args().help:
+    if parser.parse_args(sys.argv[1:]).help:
         return 0 if _printed(parser.format_help()) else NO_OUTPUT
     wrong: list[str] = []
     lines = [f"{name + ':':<15}{value}" for name, value in _seen(wrong)]

@@ -15,6 +15,7 @@ from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.mistyped import find_similar
 
 LINE_LIMIT: Final = 64 * 1024
 """A longer line is cut to this number of bytes and is an unknown command."""
@@ -62,8 +63,11 @@ def asked_process(line: bytes) -> int | None:
 
 
 def _is_query_of_data(words: list[str]) -> bool:
-    """Whether a line is a query of protocol 2 with --json."""
-    return JSON_OPTION in words and words[0] in REGISTRY and REGISTRY[words[0]].takes is not None
+    """Whether a line is a query with --json."""
+    if JSON_OPTION not in words:
+        return False
+    in_v3 = v3.command_of(words)
+    return in_v3.is_query if in_v3 is not None else words[0] in REGISTRY and REGISTRY[words[0]].takes is not None
 
 
 def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
@@ -92,8 +96,9 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
         both = " ".join(words[:2])
         hint = f"{both} is a command of protocol 3; start the daemon with -p 3"
         return Decision(refusal(f'Unknown command "{both}"', diagnostic=hint))
-    known_names = ", ".join(sorted({*REGISTRY, *v3.IN_BOTH}))
-    return Decision(refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {known_names}"))
+    names = sorted({*REGISTRY, *v3.IN_BOTH})
+    meant = f"did you mean {similar}? " if (similar := find_similar(name, names)) else ""
+    return Decision(refusal(f'Unknown command "{name}"', diagnostic=f"{meant}the commands are {', '.join(names)}"))
 
 
 def with_rest(words: list[str], line: bytes) -> list[str]:

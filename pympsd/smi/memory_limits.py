@@ -14,6 +14,7 @@ from pympsd.control.connection import CannotAsk, Control
 from pympsd.smi.options import Refused
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.rules import at_or_above
 
 INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
@@ -24,7 +25,7 @@ _MOST_MIB: Final = MOST_MEMORY // _MIB
 """The greatest limit, for which ``max`` stands in a soft limit."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
 

@@ -369,9 +369,20 @@ def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[.
         assert make().connect().do("sm") == "66"
 
 
+def test_help_is_not_in_the_log(daemon: DaemonProcess) -> None:
+    ctl(daemon, "server list")  # the last line that is there
+    before = daemon.log()
+    for words in (["--help"], ["-p", "2", "-h"], ["trace", "start", "--help"], ["--nonsense"], ["top", "--help"]):
+        daemon.run(words)
+    ctl(daemon, "server list")
+    added = [line for line in daemon.log()[len(before) :] if "Accepting connection" in line]
+    assert len(added) == 1
+
+
 def test_help_is_that_of_the_daemon_that_runs(daemon: DaemonProcess) -> None:
     helped = [daemon.run(words).stdout for words in (["--help"], ["-h"], ["-p", "2", "--help"], ["-p", "3", "-h"])]
     assert set(helped) == {helped[0]}
+    assert helped[0].splitlines()[-1].endswith("/pipe/control: pympsd, with servers of its own")
     assert "server create" in helped[0]
     ctl(daemon, "quit")
     assert "server create" not in daemon.run(["--help"]).stdout

@@ -205,10 +205,14 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
         ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
         ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
-        ("lspart", "lspart is a command of protocol 2; this daemon speaks 3: sm-partition list --all"),
+        ("lspart --all", "'lspart' takes no arguments, not '--all'."),
+        ("srver list", "Unknown module 'srver'. Did you mean 'server'? Modules: client, "),
+        ("get_server_lst", "Unknown module 'get_server_lst'. Did you mean 'get_server_list'? Modules: client, "),
+        ("server lst", "Unknown verb 'lst' of module 'server'. Did you mean 'list'? Verbs: create, "),
+        ("server list --frmat=csv", "Unknown option '--frmat' of 'server list'. Did you mean '--format'? Options: "),
         (
             "start_server -uid 5 -mlopart",
-            "start_server is a command of protocol 2; this daemon speaks 3: server crea",
+            "start_server is a command of protocol 2; this daemon speaks 3: server create --uid=5 (-mlopart has no ",
         ),
     ],
 )
@@ -782,3 +786,54 @@ def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> No
     for device in json.loads(_printed(daemon, "device list --format=json")):
         assert {key: device[key] for key in keys} == dict.fromkeys(keys)
     assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}
+
+
+def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
+    zero, one = (device.uuid for device in DEVICES)
+    _ask(daemon, f"sm-partition create p --server=b --device={zero} --chunks=10")
+    _ask(daemon, f"sm-partition create q --server=b --device={zero} --chunks=2")
+    process = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
+    process.clients = {9: Client(9, 77, 8, "python", 11, partitions={0: "q"})}
+    rows = [line.split() for line in _printed(daemon, "lspart", 1000).splitlines()]
+    ids = [row["visible-uuid"] for row in json.loads(_printed(daemon, "sm-partition list --format=json"))]
+    assert rows == [
+        ["GPU", "Partition", "free", "used", "free", "used", "clients"],
+        ["chunks", "chunks", "SM", "SM"],
+        [zero[:12], "3", "12", "36", "96"],
+        [zero[:12], ids[0], "10", "80", "No"],
+        [zero[:12], ids[1], "2", "16", "Yes"],
+        [one[:12], "15", "0", "132", "0"],
+    ]
+    (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, b"lspart", server="b", namespace="default")))
+    assert (tenant.refused, tenant.printed) == (True, "")
+    daemon.has_own_servers = False
+    assert _ask(daemon, "lspart").refused
+
+
+def test_every_query_answers_with_json(daemon: Daemon) -> None:
+    for query in LISTS:
+        rows = json.loads(_printed(daemon, f"{query} --format=json"))
+        assert json.loads(_printed(daemon, f"{query} --json")) == rows
+    assert json.loads(_printed(daemon, "server get a uid --json")) == "7"
+    assert json.loads(_printed(daemon, "config show --json")) == _printed(daemon, "config show").removesuffix("\n")
+    assert "Unknown option '--json' of 'server create'" in _ask(daemon, "server create x --json").printed
+    assert _ask(daemon, "server list --json --format=csv").refused
+    assert _ask(daemon, "server get x uid --json").printed == ""
+
+
+FIVE = "\N{ARABIC-INDIC DIGIT FIVE}"
+NO_NUMBERS = {
+    "server create x --uid={}": (NO_USER, 99999999999, "-1", "0x10", "1e3", "5x", "+5", "", FIVE),
+    "server set a --active-thread-percentage={}": ("0", "-1", "1e2", "0x32", "101", "5x", FIVE),
+    "namespace set hi --server=a --pinned-memory-limit={}": ("-1G", "0G", "0x1G", "1e3M", f"{'9' * 30}G", f"{FIVE}G"),
+    "namespace set hi --server=a --client-priority={}": ("2", "-1", "0x1", "01", "+1", FIVE),
+    "sm-partition create p --server=b --device=0 --chunks={}": ("0", "-1", "0x1", "1e1", "9" * 9, FIVE),
+    "client terminate {}": ("-1", "0x10", "3165259x", "9" * 30, FIVE),
+}
+
+
+@pytest.mark.parametrize("line", [line.format(number) for line, numbers in NO_NUMBERS.items() for number in numbers])
+def test_a_number_that_is_not_one_changes_nothing(daemon: Daemon, line: str) -> None:
+    before = deepcopy(daemon.named_servers)
+    assert _ask(daemon, line).refused
+    assert daemon.named_servers == before
