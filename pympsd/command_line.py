@@ -56,7 +56,9 @@ def main(arguments: "Sequence[str]") -> int:
 
         if text := help_of(words):
             return control_client.print_text(text)
-    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith(("/", "-")):
+    if words[:1] == ["trace"] and (option := next((word for word in words[1:] if word.startswith("-")), "")):
+        return _bad_option_of_trace(option)
+    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith("/"):
         # The daemon has another working directory.
         words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
     return control_client.give_commands(words, options.strict, options.timeout)
@@ -73,6 +75,14 @@ def _bad_option(error: BadOption) -> str:
     if similar:
         return f"{error}; did you mean {similar}?\n"
     return f"{error}; --help lists them, and those of a command stand after it\n"
+
+
+def _bad_option_of_trace(option: str) -> int:
+    """Report an option of trace, which has none but --help: it would be taken for a part of the file's name."""
+    from pympsd.vocabulary.mistyped import suggest
+
+    sys.stderr.write(f"pympsd trace: there is no option {option}{suggest(option, ('--help',))}\n")
+    return BAD_USAGE
 
 
 def _quit(options: Options) -> "list[str]":

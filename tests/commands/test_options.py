@@ -248,6 +248,19 @@ def test_an_unknown_option_is_bad_usage_and_the_likely_one_is_suggested(
     assert shown.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trace", "start", "--fil", "x"], "pympsd trace: there is no option --fil.\n"),
+        (["trace", "--hepl"], "pympsd trace: there is no option --hepl; did you mean --help?\n"),
+        (["trace", "stop", "-x"], "pympsd trace: there is no option -x.\n"),
+    ],
+)
+def test_trace_has_no_options(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == BAD_USAGE
+    assert capfd.readouterr() == ("", said)
+
+
 def test_under_the_vendors_name_an_unknown_option_prints_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--argv0=nvidia-cuda-mps-control", "-d", "--user", "together"]) == 0
     shown = capfd.readouterr()
