@@ -108,6 +108,7 @@ NO_DOMAINS = "-mlopart is left out: no device of this machine has locality domai
         ("start_server -uid 5", ""),
         ("start_server - uid 5", ""),
         ("shutdown_server 847 -f", ""),
+        ("quit -t 5", ""),
     ],
 )
 def test_an_option_that_does_nothing_is_reported(daemon: Daemon, line: str, note: str) -> None:

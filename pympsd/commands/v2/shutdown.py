@@ -32,7 +32,7 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdecimal()
 
 
-@command("quit", asks_servers=True, timeout=_timeout)
+@command("quit", asks_servers=True, options=("-t",), timeout=_timeout)
 def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision:
     """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after that time."""
     if not is_owner(daemon, caller):
