@@ -7,7 +7,7 @@ import posix
 import sys
 
 from pympsd import control_client
-from pympsd.options import BAD_USAGE, DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options
+from pympsd.options import BAD_USAGE, DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, known_options
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 TITLE = "CUDA MPS Control for Linux/Unix/QNX."
 _DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
 """What the daemon imports that is not its own."""
-_HELP_SECONDS = 1.0
-"""How long help may wait for a daemon."""
 
 
 def main(arguments: "Sequence[str]") -> int:
@@ -27,9 +25,10 @@ def main(arguments: "Sequence[str]") -> int:
         options = Options(arguments)
         protocol = _protocol(options)
     except BadOption as error:
-        sys.stderr.write(f"{error}\n")
-        if error.unknown is None or _is_of_protocol_3(error.unknown):
+        sys.stderr.write(_bad_option(error))
+        if error.unknown is None or error.unknown.name == OWN_NAME or _is_of_protocol_3(error.unknown):
             return BAD_USAGE
+        # Recorded: the vendor's program prints its help, and exits with status 0.
         return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
     if options.text == "h":
         return control_client.print_text(_help(options.name, protocol))
@@ -59,7 +58,9 @@ def main(arguments: "Sequence[str]") -> int:
 
         if text := help_of(words):
             return control_client.print_text(text)
-    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith(("/", "-")):
+    if words[:1] == ["trace"] and (option := next((word for word in words[1:] if word.startswith("-")), "")):
+        return _bad_option_of_trace(option)
+    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith("/"):
         # The daemon has another working directory.
         words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
     return control_client.give_commands(words, options.strict, options.timeout, sendable=_sendable(options))
@@ -70,6 +71,27 @@ def _sendable(options: Options) -> int:
     if options.trust_daemon:
         return control_client.FILES
     return control_client.LINES if options.name == DROP_IN_NAME else control_client.QUERIES
+
+
+def _bad_option(error: BadOption) -> str:
+    """Return the sentence on a bad option; on an unknown one with the option that was probably meant."""
+    option = "" if error.unknown is None else error.unknown.unknown
+    if not option:
+        return f"{error}\n"
+    from pympsd.vocabulary.mistyped import find_similar
+
+    similar = find_similar(option, known_options())
+    if similar:
+        return f"{error}; did you mean {similar}?\n"
+    return f"{error}; --help lists them, and those of a command stand after it\n"
+
+
+def _bad_option_of_trace(option: str) -> int:
+    """Report an option of trace, which has none but --help: it would be taken for a part of the file's name."""
+    from pympsd.vocabulary.mistyped import suggest
+
+    sys.stderr.write(f"pympsd trace: there is no option {option}{suggest(option, ('--help',))}\n")
+    return BAD_USAGE
 
 
 def _quit(options: Options) -> "list[str]":
@@ -100,9 +122,9 @@ def _is_of_protocol_3(options: Options) -> bool:
     asked = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
     if asked == "3" or options.start:
         return asked == "3"
-    from pympsd.found_daemon import found_protocol
+    from pympsd.found_daemon import look_for_daemon
 
-    return found_protocol() == b"3"
+    return look_for_daemon()[1] == "3"
 
 
 def _start(options: Options, protocol: str) -> int:
@@ -175,9 +197,8 @@ def _version() -> str:
 def _help(name: str, protocol: str = "2") -> str:
     """Return the text of --help: that of the daemon's protocol if one runs, else of the one that is asked for."""
     from pympsd.commands.manual import usage
-    from pympsd.found_daemon import found_daemon
+    from pympsd.found_daemon import look_for_daemon
 
-    line, _, found = found_daemon(_HELP_SECONDS)
+    line, found = look_for_daemon()
     shown = f"daemon {line}" if name == OWN_NAME else ""
-    is_3 = (found or protocol.encode()) == b"3"
-    return f"{TITLE}\n{usage(name, 3 if is_3 else 2)}{shown}"
+    return f"{TITLE}\n{usage(name, 3 if (found or protocol) == '3' else 2)}{shown}"

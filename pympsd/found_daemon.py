@@ -1,13 +1,22 @@
-"""Which daemon there is, in a line for ``--help``, and its protocol.
+"""Which daemon there is, in a line, and its protocol.
 
 ``python -m pympsd.found_daemon`` prints it; status 1: none, 2: one that does not answer.
 """
 
+import errno
+import os
 import sys
+from typing import Final
 
 from pympsd import pipe_sockets
 from pympsd.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
+from pympsd.vocabulary import files
 from pympsd.wire import frames
+
+LISTENING: Final = "00010000"
+OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
+STREAM: Final = "0001"
+"""Of /proc/net/unix: the flag of a listening socket, and the type of a stream socket."""
 
 
 def found_daemon(timeout: float) -> tuple[str, int, bytes]:
@@ -47,22 +56,42 @@ def _asked_protocol(daemon: Daemon, path: bytes) -> bytes:
         return b""
 
 
-def found_protocol() -> bytes:
-    """Return the protocol of the daemon that runs; nothing if there is none, or it does not say."""
-    daemon = Daemon()
+def look_for_daemon() -> tuple[str, str]:
+    """Return a line that says which daemon there is, and its protocol, empty if there is none.
+
+    The daemon is not asked: it writes each connection into its log. The kernel lists the sockets at which a process
+    listens, with their types, and a daemon of protocol 3 marks its directory.
+    """
+    path = os.fsdecode(pipe_sockets.control())
+    types = _listening_sockets()
+    kind = types.get(os.path.realpath(path), "")
+    protocol = ""
+    if not os.path.exists(path):
+        said = f"no daemon ({os.strerror(errno.ENOENT)})"
+    elif not kind:
+        said = "no daemon (nothing in this network namespace listens there)"
+    elif kind == STREAM or os.path.realpath(os.fsdecode(pipe_sockets.own())) in types:
+        said = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which leads the driver's server"
+        is_marked = os.path.lexists(os.path.join(os.path.dirname(path), files.NAMED_SERVERS))
+        protocol = "3" if is_marked else "2"
+    else:
+        said, protocol = "NVIDIA's own daemon", "2"
+    return f"at {path.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')}: {said}\n", protocol
+
+
+def _listening_sockets() -> dict[str, str]:
+    """Return the types of the sockets at which processes listen, by path (proc(5), /proc/net/unix)."""
+    found = {}
     try:
-        path = pipe_sockets.control()
-        reason = daemon.connect(path, TIMEOUT)
-        if reason == OTHER_KIND:
-            path = pipe_sockets.own()
-            reason = daemon.connect(path, TIMEOUT)
-        if reason or daemon.has_ended():
-            return b""
-        return _asked_protocol(daemon, path)
-    except OSError:  # TimeoutError is one
-        return b""
-    finally:
-        daemon.close()
+        with open("/proc/net/unix", errors="surrogateescape") as file:
+            for line in file:
+                # Num RefCount Protocol Flags Type St Inode Path
+                words = line.rstrip("\n").split(None, 7)
+                if len(words) == 8 and words[3] == LISTENING and os.path.basename(words[7]) in OF_A_DAEMON:
+                    found[os.path.realpath(words[7])] = words[4]
+    except OSError:  # hidden, as in some containers
+        pass
+    return found
 
 
 if __name__ == "__main__":

@@ -44,6 +44,12 @@ USERS = ("in-turn", "together")
 DIALECTS = ("documented", "r580", "json")
 
 
+def known_options() -> "tuple[str, ...]":
+    """Return the names of all options, for suggestions."""
+    named = ("-h", "--help", "-v", "--version", "--replace", "--terminate-by-reset", "--strict", "--force", READY)
+    return (*named, *STARTS, *QUIT, *MULTIUSER, *STATIC, *START_FLAGS, *VALUED, *SHORT)
+
+
 class BadOption(Exception):
     """An option is invalid; ``unknown``: there is none of that name, and these are the other ones."""
 
@@ -107,10 +113,7 @@ class Options:
             self._take(rest.pop(0), rest)
         self.words = rest
         if self.unknown:
-            raise BadOption(
-                f"there is no option {self.unknown}; --help lists them, and those of a command stand after it",
-                unknown=self,
-            )
+            raise BadOption(f"there is no option {self.unknown}", unknown=self)
         if not self.text:
             self._check_combinations()
 

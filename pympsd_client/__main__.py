@@ -6,7 +6,6 @@ the environment chooses: a daemon that was started in another one may have anoth
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 import os
@@ -21,6 +20,7 @@ from importlib.util import find_spec
 
 from pympsd.version import VERSION
 from pympsd.vocabulary import files
+from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.sm_rounding import rounding
 from pympsd_client import driver, last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
@@ -50,9 +50,9 @@ ELSEWHERE = "this program runs without MPS, but a daemon runs at {0}: set CUDA_M
 def main() -> int:
     """Print the report; return the exit status: 74, as pympsd has it, if not all of it could be printed."""
     description = "Report what a program sees here, what is wrong and what to do. Exit status 1: something is wrong."
-    parser = argparse.ArgumentParser(prog="python -m pympsd_client", description=description, add_help=False)
+    parser = Parser(prog="python -m pympsd_client", description=description, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
-    if parser.parse_args().help:
+    if parser.parse_args(sys.argv[1:]).help:
         return 0 if _printed(parser.format_help()) else NO_OUTPUT
     wrong: list[str] = []
     lines = [f"{name + ':':<15}{value}" for name, value in _seen(wrong)]

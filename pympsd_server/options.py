@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from pympsd.version import CUDA_VERSION, VERSION
+from pympsd.vocabulary.mistyped import Parser
 
 TITLE = "CUDA MPS Server for Linux/Unix."
 ABOUT = f"""{TITLE}
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         # Recorded: nothing on standard output, exit status 0.
         sys.stderr.write("the server is launched by the control daemon; see pympsd -h\n")
         return 0
-    parser = argparse.ArgumentParser(prog="pympsd-server", add_help=False)
+    parser = Parser(prog="pympsd-server", add_help=False)
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--name", default="pympsd-server")
     parser.add_argument("--multiuser-server", action="store_true")

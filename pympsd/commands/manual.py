@@ -190,8 +190,9 @@ TOOLS: Final = (
 
 EXITS: Final = (
     "0 when the daemon was reached, whatever it answered; 1 when there is none, or a command given as arguments (or "
-    "with --strict any command) was refused; 2 when the daemon did not answer in time; 74 when not all of an answer "
-    "could be printed."
+    "with --strict any command) was refused; 2 when the daemon did not answer in time, or an option is wrong (under "
+    "the vendor's name an unknown option prints the help, with status 0); 74 when not all of an answer could be "
+    "printed."
 )
 
 SIGNALS: Final = (

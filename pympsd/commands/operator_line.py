@@ -10,10 +10,12 @@ from attrs import evolve
 import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import JSON_OPTION, REGISTRY, Caller, Decision
 from pympsd.commands.v3 import line as v3
+from pympsd.configuration.in_force import count_change, defaults_of
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.mistyped import find_similar
 
 LINE_LIMIT: Final = 64 * 1024
 """A longer line is cut to this number of bytes and is an unknown command."""
@@ -61,8 +63,11 @@ def asked_process(line: bytes) -> int | None:
 
 
 def _is_query_of_data(words: list[str]) -> bool:
-    """Whether a line is a query of protocol 2 with --json."""
-    return JSON_OPTION in words and words[0] in REGISTRY and REGISTRY[words[0]].takes is not None
+    """Whether a line is a query with --json."""
+    if JSON_OPTION not in words:
+        return False
+    in_v3 = v3.command_of(words)
+    return in_v3.is_query if in_v3 is not None else words[0] in REGISTRY and REGISTRY[words[0]].takes is not None
 
 
 def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
@@ -83,13 +88,17 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
         return v3.decide(daemon, caller, with_rest(words, line), file)
     known = REGISTRY.get(name) if is_whole else None
     if known is not None:
-        return known.run(daemon, caller, words[1:])
+        before = defaults_of(daemon)
+        decision = known.run(daemon, caller, words[1:])
+        count_change(daemon, before)
+        return decision
     if in_v3 is not None:
         both = " ".join(words[:2])
         hint = f"{both} is a command of protocol 3; start the daemon with -p 3"
         return Decision(refusal(f'Unknown command "{both}"', diagnostic=hint))
-    known_names = ", ".join(sorted({*REGISTRY, *v3.IN_BOTH}))
-    return Decision(refusal(f'Unknown command "{name}"', diagnostic=f"the commands are {known_names}"))
+    names = sorted({*REGISTRY, *v3.IN_BOTH})
+    meant = f"did you mean {similar}? " if (similar := find_similar(name, names)) else ""
+    return Decision(refusal(f'Unknown command "{name}"', diagnostic=f"{meant}the commands are {', '.join(names)}"))
 
 
 def with_rest(words: list[str], line: bytes) -> list[str]:

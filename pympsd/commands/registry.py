@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.instructions import Instruction
+from pympsd.state_machine.instructions import Instruction, Note
 from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.rules import Origin
 
 JSON_OPTION: Final = "--json"
+LEFT_OUT: Final = {"-mlopart": "no device of this machine has locality domains"}
+"""Options of later drivers that are accepted without an effect, and why."""
 Reader = Callable[[Sequence[str]], Any]
 
 
@@ -62,13 +65,15 @@ class Command:
     takes: str | None = None
     """The pattern of the arguments that a query knows; with any others it is refused, unless what it answers
     to them is recorded."""
+    options: tuple[str, ...] = ()
+    """The options of a change; other words that begin with ``-`` are ignored (recorded), and reported."""
     prints_anyway: bool = False
     """Driver 580 ignores arguments that it does not know (recorded): the answer is printed, though refused."""
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
         """Carry out the words after the name; a query answers with its data if --json is among them."""
         if self.takes is None:
-            return self._run(daemon, caller, words)
+            return self._with_note(self._run(daemon, caller, words), caller, words)
         plain = [word for word in words if word != JSON_OPTION]
         decision = self._run(daemon, caller, plain)
         if decision.data is None and decision.answer is not None and decision.answer.refused:
@@ -77,12 +82,36 @@ class Command:
             # Recorded, without a server: "ps foo" says "Server not found", others print nothing.
             stays = decision.answer and (decision.answer.refused or (self.prints_anyway and len(plain) == len(words)))
             answer = decision.answer if stays and decision.answer else Answer()
-            complaint = f"{self.name}: {given[:80]!r} is not understood; see -h"
+            complaint = f"{self.name}: {given[:80]!r} is not understood{self._meant(plain)}; see -h"
             return Decision(evolve(answer, refused=True, diagnostic=complaint))
         if len(plain) == len(words):
             return decision
         # It is not logged, for monitors ask again and again.
         return Decision(Answer((Part(json.dumps(decision.data), logged=False),)))
+
+    def _with_note(self, decision: Decision, caller: Caller, words: Sequence[str]) -> Decision:
+        """Add the options that were ignored to the answer of a change."""
+        note = "; ".join(self._ignored(words))
+        if not note or (decision.answer is not None and decision.answer.refused):
+            return decision
+        note = f"{self.name}: {note}"
+        if decision.answer is not None:
+            return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
+        return evolve(decision, instructions=(Note(caller.session, note), *decision.instructions))
+
+    def _ignored(self, words: Sequence[str]) -> Iterator[str]:
+        for word in words:
+            if re.match("--?[A-Za-z]", word) and word not in self.options:
+                similar = find_similar(word, self.options)
+                hint = f" (did you mean {similar}?)" if similar else ""
+                reason = LEFT_OUT.get(word)
+                yield f"{word} is left out: {reason}" if reason else f"{word[:80]} is ignored{hint}"
+
+    def _meant(self, words: Sequence[str]) -> str:
+        """Return which option a query was probably to be given, in a sentence about it; empty: none is similar."""
+        options = [JSON_OPTION, *re.findall(r"--?[a-z]+", self.takes or "")]
+        similar = [found for word in words if word.startswith("-") and (found := find_similar(word, options))]
+        return f" (did you mean {similar[0]}?)" if similar else ""
 
     def _run(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
         """Read the arguments, and run the handler unless a reader refuses."""
@@ -103,6 +132,7 @@ def command(
     *,
     asks_servers: bool = False,
     takes: str | None = None,
+    options: tuple[str, ...] = (),
     prints_anyway: bool = False,
     **readers: Reader,
 ) -> Callable[[Handler], Handler]:
@@ -111,7 +141,7 @@ def command(
     def register(handler: Handler) -> Handler:
         if name in REGISTRY:
             raise ValueError(f"the command {name} is registered twice")
-        REGISTRY[name] = Command(name, handler, readers, asks_servers, takes, prints_anyway)
+        REGISTRY[name] = Command(name, handler, readers, asks_servers, takes, options, prints_anyway)
         return handler
 
     return register

@@ -24,8 +24,12 @@ def shown(
     features: Features = Features(),  # noqa: B008 - frozen
     cgroups: CgroupLimits | None = None,
     shares: Mapping[str, int] | None = None,
+    commands: Sequence[str] = (),
 ) -> str:
-    """Return the text of a file; servers of users that named none are left out, for they come by themselves."""
+    """Return the text of a file; ``commands`` are in it as comments.
+
+    Servers of users that named none are left out, because they are created with their first clients.
+    """
     lines = [f'schema_version = "{SCHEMA}"']
     if not features.default_socket:
         lines += ["", "[features.context-share]", 'default_socket = "off"']
@@ -47,6 +51,8 @@ def shown(
             # A file with a server that has no device is refused, and without allowed_devices it would have all.
             tables = [f"# None of the devices of server '{name}' is there:", *(f"# {line}" for line in tables)]
         lines += ["", *tables]
+    if commands:
+        lines += ["", "# Commands that set the defaults of protocol 2:", *(f"# {line}" for line in commands)]
     return "\n".join(lines)
 
 

@@ -79,7 +79,10 @@ class Control:
         self._daemon.close()
 
     def query(self, *queries: str) -> list[Any]:
-        """Return what queries of protocol 2 answer with --json, all asked in one request; raise CannotAsk."""
+        """Return what queries answer with --json, all asked in one request; raise CannotAsk.
+
+        In protocol 3 these are the rows of ``list`` and ``describe``, and the text of another query.
+        """
         return [_json(text) for text in self._ask([f"{query} --json" for query in queries])]
 
     def listing(self, query: str) -> list[dict[str, Any]]:

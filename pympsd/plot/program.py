@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from pympsd.control_client import print_text
 from pympsd.plot.tracks import BadTrace, read_tracks
+from pympsd.vocabulary.mistyped import Parser
 
 NEEDS = "pympsd plot needs matplotlib: pip install 'pympsd[plot]'"
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     return print_text(f"{output}\n")
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def print_help(self, file: Any = None) -> NoReturn:
         sys.exit(print_text(self.format_help()))  # which says so if that fails
 

@@ -268,6 +268,9 @@ class Dispatcher:
             case do.Working(session):
                 if session in self.operators:
                     self.operators[session].working()
+            case do.Note(session, text):
+                if session in self.operators:
+                    self.operators[session].note(text)
             case do.SpawnServer():
                 self.nursery.start_soon(self.spawn, self, instruction)
             case do.AdmitClient():

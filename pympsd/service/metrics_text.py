@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from pympsd.configuration.in_force import compute_hash
 from pympsd.state_machine import shares
 from pympsd.state_machine.daemon_state import Count, Daemon
 from pympsd.version import CUDA_VERSION, VERSION
@@ -30,6 +31,20 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
     versions = {"version": VERSION, "cuda_version": CUDA_VERSION, "backend": backend, "protocol": daemon.protocol}
     yield from _family("pympsd", "info", "The daemon.", [(versions, 1)], suffix="_info")
+    configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}
+    yield from _family(
+        "pympsd_configuration",
+        "info",
+        "The configuration in force: the file applied last and its SHA-256; in protocol 2 that of 'config show'.",
+        [(configuration, 1)],
+        suffix="_info",
+    )
+    yield from _family(
+        "pympsd_configuration_generation",
+        "gauge",
+        "Counts the files applied, and in protocol 2 the changes of its defaults.",
+        [({}, daemon.configuration.generation)],
+    )
     waiting = Counter(entry.uid for entry in daemon.queue)
     yield from _family(
         "pympsd_waiting_clients",

@@ -144,6 +144,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     fifo = _fifo(directory, left, keeper)
     # Under the vendor's names callers may expect the vendor's modes.
     directory.write_pid(os.getpid(), VENDORS_PID_MODE if setup.show_server_as == NAME else PID_MODE)
+    directory.mark_named_servers(setup.protocol == 3)
     async with trio.open_nursery() as nursery:
         limits, complaints = default_limits(setup.machine.devices, setup.settings.memory_limits)
         dispatcher = _dispatcher(setup, limits, nursery, keeper)

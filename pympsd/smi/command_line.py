@@ -9,14 +9,17 @@ from pympsd.devices.machine import VARIABLE, BadMachine
 from pympsd.devices.state_folder import with_machine_file
 from pympsd.smi import changes, queries, report, summary
 from pympsd.smi.machine import Machine, NoSuchDevice
-from pympsd.smi.options import Action, Refused, Request, parse, usage
+from pympsd.smi.options import Action, Refused, Request, UnknownOption, parse, usage
 from pympsd.version import CUDA_VERSION, DRIVER_VERSION, VERSION
+from pympsd.vocabulary.mistyped import BAD_USAGE
 
 NO_MACHINE = 9
 NOT_FOUND = 6
 """Exit statuses, as nvidia-smi's manual page lists them."""
 NO_OUTPUT = 74
 """As that of pympsd."""
+VENDORS_NAME = "nvidia-smi"
+"""The name of a link under which refusals are nvidia-smi's."""
 WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE)
 """Actions that do not show processes, and so need not wait for the lock of the machine's folder."""
 
@@ -35,6 +38,9 @@ def main(arguments: list[str]) -> int:
         else:
             text, status = _answer(parse(arguments), name)
     except Refused as error:
+        if isinstance(error, UnknownOption) and name != VENDORS_NAME:
+            sys.stderr.write(f"{name}: {error.own_text}")
+            return BAD_USAGE
         text, status = error.text.replace("{program}", name), error.status
     except NoSuchDevice:
         text, status = "No devices were found\n", NOT_FOUND

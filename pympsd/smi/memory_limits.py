@@ -18,6 +18,7 @@ from pympsd.smi.options import Refused
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.escapes import printable
 from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.rules import at_or_above
 
 INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
@@ -37,7 +38,7 @@ class _Limits(msgspec.Struct, rename="kebab"):
     hard_limit: Count | None
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         raise Refused(f"{message}\n\n{self.format_usage()}", INVALID)
 

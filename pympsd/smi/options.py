@@ -8,6 +8,8 @@ from typing import Final, NoReturn
 
 from attrs import frozen
 
+from pympsd.vocabulary.mistyped import suggest
+
 BAD_VALUE: Final = 2
 BAD_OPTION: Final = 255
 _CSV_MODIFIERS: Final = frozenset({"csv", "noheader", "nounits"})
@@ -20,6 +22,16 @@ class Refused(Exception):
         super().__init__(text)
         self.text = text
         self.status = status
+
+
+class UnknownOption(Refused):
+    """There is no such option, or not in that form: ``word``. The text is nvidia-smi's."""
+
+    def __init__(self, word: str, option: str) -> None:
+        super().__init__(f"ERROR: Option {word} is not recognized. Please run '{{program}} -h'.\n\n", BAD_OPTION)
+        known = (*_SHORT, *_VALUED, *_PLAIN)
+        self.own_text = f"there is no option {word}{suggest(word, () if option in known else known)}\n"
+        """The sentence under pympsd's own name."""
 
 
 class Action(Enum):
@@ -101,7 +113,7 @@ def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
                 _refuse(f"Option {written} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
             given[option] = (written, value)
         else:
-            _refuse(f"Option {word} is not recognized. Please run '{{program}} -h'.", BAD_OPTION)
+            raise UnknownOption(word, written)
     return given
 
 

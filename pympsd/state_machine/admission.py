@@ -42,6 +42,20 @@ OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
+    ticket = daemon.places.pop(event.connection, 0)
+    yield from _connect(daemon, event, ticket)
+    if ticket:
+        yield from serve_queue(daemon)  # others may have waited for its return only
+
+
+def forget_places(daemon: Daemon) -> Iterator[Instruction]:
+    """Give up clients that waited when the previous daemon died and have not returned in time."""
+    daemon.places.clear()
+    yield from serve_queue(daemon)
+
+
+def _connect(daemon: Daemon, event: ClientConnected, ticket: int) -> Iterator[Instruction]:
+    """Admit a client, queue it or refuse it; ``ticket``: the one that was reserved for it, or 0."""
     try:
         rule = limits_by_rule(daemon, event)
         check_cgroups(daemon, event)
@@ -69,7 +83,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     named = daemon.named_servers.get(name)
     uid = daemon.serving_uid(event.peer.uid) if named is None else named.uid
     entry = QueueEntry(
-        daemon.tickets.take(),
+        ticket or daemon.tickets.take(),
         uid,
         event.client,
         event.peer,
@@ -85,13 +99,14 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         since=event.at,
         container_pid=event.container_pid,
         kernel_limits=event.kernel_limits,
+        connection=event.connection,
     )
     server = daemon.server_named(name)
     ready = server is not None and server.phase in OPEN and not queue.is_closed_to_newcomers(daemon, uid)
     where = log_names.name_field(daemon, name, event.mps_namespace)
     yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid, **where})
     if ready:
-        daemon.queue.append(entry)
+        queue.insert(daemon, entry)
     else:
         yield from queue.join(daemon, entry)
     yield from serve_queue(daemon)
@@ -143,7 +158,7 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
     for entry in _without_server(daemon):
         # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
         is_next = daemon.protocol == 2 or starting[entry.uid] < STARTS_AT_ONCE or entry.server in waited_for
-        if not is_next or daemon.is_full or daemon.quitting is not None:
+        if not is_next or daemon.is_full or daemon.quitting is not None or queue.is_behind_a_place(daemon, entry):
             continue
         # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
         if not failed_starts.is_pausing(daemon, entry.server):

@@ -146,6 +146,8 @@ class QueueEntry:
     container_pid: int = 0
     kernel_limits: CgroupLimits = field(factory=dict)
     """As in ClientConnected."""
+    connection: int = 0
+    """As in ClientConnected."""
 
 
 @define
@@ -242,6 +244,9 @@ class Daemon:
     """By a serial of their own, so that a late answer is not taken for a later one's."""
     servers: dict[int, Server] = field(factory=dict)
     queue: list[QueueEntry] = field(factory=list)
+    """In the order of its tickets."""
+    places: dict[int, int] = field(factory=dict)
+    """The tickets of clients that waited when the previous daemon died and have not returned, by connection."""
     turn_timers: set[int] = field(factory=set)
     """The tickets in the queue whose TURN timers run."""
     debugged: dict[int, Debugged] = field(factory=dict)

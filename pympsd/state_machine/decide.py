@@ -271,6 +271,8 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
             yield from admission.silence_timed_out(daemon, key)
         case TimerKind.RETURN:
             yield from adoption.return_timed_out(daemon, key)
+        case TimerKind.PLACES:
+            yield from admission.forget_places(daemon)
         case TimerKind.RETRY:
             failed_starts.pause_ended(daemon, key)
             yield from admission.serve_queue(daemon)

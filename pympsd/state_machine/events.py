@@ -61,6 +61,8 @@ class ClientConnected:
     """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
     kernel_limits: CgroupLimits = field(factory=dict)
     """Limits that the kernel has for its cgroup and those above."""
+    connection: int = 0
+    """The serial of its connection, which stays the same if another daemon continues it; 0: unknown."""
 
 
 @frozen
@@ -195,6 +197,8 @@ class PredecessorDied:
     state: PersistentState
     devices: OtherDevices | None = None
     """If its devices were others."""
+    connections: frozenset[int] = frozenset()
+    """The serials of the clients' connections to it that this daemon continues."""
 
 
 @frozen

@@ -146,6 +146,14 @@ class Working:
 
 
 @frozen
+class Note:
+    """Send an operator a line for standard error, before the answer."""
+
+    session: int
+    text: str
+
+
+@frozen
 class SetTimer:
     """Start a timer; TimerEnded follows after this number of seconds."""
 
@@ -227,6 +235,7 @@ Instruction = (
     | KillServer
     | Reply
     | Working
+    | Note
     | SetTimer
     | CancelTimer
     | OpenNamespace

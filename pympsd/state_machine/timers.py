@@ -14,6 +14,7 @@ class TimerKind(Enum):
     LEAVE = auto()  # the end of a server without clients, or of a forced one
     SILENCE = auto()  # a server's report that its clients, whose processes have ended, are gone
     RETURN = auto()  # the return of a server of the previous daemon
+    PLACES = auto()  # the return of clients that waited when the previous daemon died; no key
     RETRY = auto()  # the pause before a user's next server, after the server of the key
     PROBATION = auto()  # after it, a ready server counts as working
     FAILURE_EXPIRY = auto()  # after it, a server that ended with its clients no longer counts as a failed start

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from pympsd.control import CannotAsk, Control, Silent
 from pympsd.control_client import NO_OUTPUT, SILENT, print_text
 from pympsd.top.table import QUERIES, SORTS, Answers, lines, rows, summary
+from pympsd.vocabulary.mistyped import Parser
 
 KEYS = "keys: up, down select; s next order; / filter; t terminate the selected client; h help; q quit"
 
@@ -51,7 +52,7 @@ def _show(daemon: Control, options: argparse.Namespace) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def print_help(self, file: Any = None) -> NoReturn:
         sys.exit(print_text(self.format_help()))  # which says so if that fails
 

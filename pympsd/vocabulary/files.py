@@ -18,8 +18,14 @@ STATE = "pympsd.state"
 """The state that the next daemon needs if this one is killed; it exists as long as a daemon runs."""
 NEW_STATE = f"{STATE}.new"
 """Becomes the state file when it is complete."""
+NAMED_SERVERS = "pympsd.named-servers"
+"""An empty file in the directory of a daemon of protocol 3, which remains when the daemon ends. A path below it is
+that of a server or a namespace, and a program there must not run without its limits."""
 
-OF_THE_DAEMON = (CONTROL, CONTROL_PRIVILEGED, OWN_CONTROL, LOCK, KEEPER, LOG_FIFO, PID, STATE, NEW_STATE)
+OF_THE_DAEMON = (
+    *(CONTROL, CONTROL_PRIVILEGED, OWN_CONTROL, LOCK, KEEPER, LOG_FIFO, PID, STATE, NEW_STATE),
+    NAMED_SERVERS,
+)
 """The names in the pipe directory that nothing else may have."""
 
 OF_A_RUNNING_DAEMON = (STATE, KEEPER)

@@ -1,4 +1,4 @@
-"""A client at the directory of a server or a namespace never goes on without limits, and is told what there is."""
+"""A client at the directory of a server or a namespace never runs without limits; elsewhere it runs without MPS."""
 
 from __future__ import annotations
 
@@ -69,6 +69,38 @@ def test_a_directory_that_may_not_be_seen_may_be_a_namespaces(pipe: Path) -> Non
     pipe.chmod(0)
     why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{pipe}"})
     pipe.chmod(0o700)
+    assert isinstance(why, NoDaemon)
+    assert why.limited
+
+
+@pytest.mark.parametrize("place", ["none", "none/", "none/below", "plain", "plain/below"])
+@pytest.mark.parametrize("has_daemon", [True, False])
+def test_below_a_daemon_without_named_servers_there_is_no_mps(tmp_path: Path, place: str, has_daemon: bool) -> None:
+    (tmp_path / "control_lock").touch()
+    (tmp_path / "plain").mkdir()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(os.path.relpath(tmp_path / "control"))
+        if not has_daemon:
+            (tmp_path / "control").unlink()
+        why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/{place}"})
+    assert isinstance(why, NoDaemon)
+    assert not why.limited
+    assert "no server" not in why.reason
+
+
+@pytest.mark.parametrize("place", ["none", "none/below", "plain", "plain/below"])
+@pytest.mark.parametrize("has_daemon", [True, False])
+def test_below_a_daemon_with_named_servers_nobody_is_without_limits(
+    tmp_path: Path, place: str, has_daemon: bool
+) -> None:
+    (tmp_path / "control_lock").touch()
+    (tmp_path / "pympsd.named-servers").touch()
+    (tmp_path / "plain").mkdir()
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(os.path.relpath(tmp_path / "control"))
+        if not has_daemon:
+            (tmp_path / "control").unlink()
+        why = connect_to_daemon({"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/{place}"})
     assert isinstance(why, NoDaemon)
     assert why.limited
 

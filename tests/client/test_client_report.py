@@ -125,7 +125,10 @@ def test_arguments(tmp_path: Path) -> None:
     assert said.startswith("usage: python -m pympsd_client")
     status, said, errors = report(tmp_path, "nonsense")
     assert (status, said) == (2, "")
-    assert "unrecognized arguments: nonsense" in errors
+    assert errors == "python -m pympsd_client: unrecognized arguments: nonsense\n"
+    status, said, errors = report(tmp_path, "--hepl")
+    assert (status, said) == (2, "")
+    assert errors == "python -m pympsd_client: there is no option --hepl; did you mean --help?\n"
 
 
 def test_a_vendors_server_that_is_not_there_is_said(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_refused_user_id_is_explained_on_stderr_only(recorded_daemon: Daemon) 
     decision = decide_line(recorded_daemon, ROOT, b"start_server -uid -1")
     assert decision.answer is not None
     assert decision.answer.printed == ""
-    assert decision.answer.diagnostic == "start_server: -1 is no user id; a number from 0 up is"
+    assert decision.answer.diagnostic == ("start_server: '-1' is not a user id; a number from 0 to 4294967294 is")
 
 
 @pytest.mark.parametrize(

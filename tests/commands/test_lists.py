@@ -145,7 +145,9 @@ def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: 
 def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) -> None:
     answer = decide_line(daemon, Caller(1, 0), b"trac").answer
     assert answer is not None
-    assert {"trace", "rules", "config"} <= {*answer.diagnostic.removeprefix("the commands are ").split(", ")}
+    meant, known = answer.diagnostic.split("the commands are ")
+    assert meant == "did you mean trace? "
+    assert {"trace", "rules", "config"} <= {*known.split(", ")}
     assert "namespace" not in answer.diagnostic
 
 

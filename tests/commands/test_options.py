@@ -225,11 +225,50 @@ def test_a_dialect_is_one_of_three(words: list[str]) -> None:
         Options(words)
 
 
-def test_an_unknown_option_prints_the_usage_and_a_bad_value_does_not(capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["-x"]) == 0
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-d", "--user", "together"], "there is no option --user; did you mean --users?\n"),
+        (["-D"], "there is no option -D; did you mean -d?\n"),
+        (["--deamon"], "there is no option --deamon; did you mean --daemon?\n"),
+        (["--Strict", "ps"], "there is no option --Strict; did you mean --strict?\n"),
+        (["--timeot=3", "ps"], "there is no option --timeot; did you mean --timeout?\n"),
+        (["-d", "--users", "together", "-x"], "there is no option -x; "),
+        (["--json", "ps"], "there is no option --json; --help lists them, and those of a command stand after it\n"),
+        (["-S"], "there is no option -S without -d or -f\n"),
+    ],
+)
+def test_an_unknown_option_is_bad_usage_and_the_likely_one_is_suggested(
+    words: list[str], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == BAD_USAGE
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(said)
+    assert shown.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trace", "start", "--fil", "x"], "pympsd trace: there is no option --fil.\n"),
+        (["trace", "--hepl"], "pympsd trace: there is no option --hepl; did you mean --help?\n"),
+        (["trace", "stop", "-x"], "pympsd trace: there is no option -x.\n"),
+    ],
+)
+def test_trace_has_no_options(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == BAD_USAGE
+    assert capfd.readouterr() == ("", said)
+
+
+def test_under_the_vendors_name_an_unknown_option_prints_the_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["--argv0=nvidia-cuda-mps-control", "-d", "--user", "together"]) == 0
     shown = capfd.readouterr()
     assert shown.out.startswith("Unrecognized option \nCUDA MPS Control for Linux/Unix/QNX.\n")
-    assert shown.err == "there is no option -x; --help lists them, and those of a command stand after it\n"
+    assert shown.err == "there is no option --user; did you mean --users?\n"
+
+
+def test_a_bad_value_is_bad_usage(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["--timeout=x"]) == BAD_USAGE
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("", "--timeout is a number of seconds above 0, not 'x'\n")
@@ -258,7 +297,7 @@ def test_the_variable_of_the_protocol_makes_an_unknown_option_bad_usage(
     monkeypatch.setitem(posix.environ, b"CUDA_MPS_PROTOCOL_VERSION", b"3")
     assert main(["-d", "--bogus"]) == BAD_USAGE
     monkeypatch.setitem(posix.environ, b"CUDA_MPS_PROTOCOL_VERSION", b"2")
-    assert main(["-d", "-p", "3", "--bogus"]) == 0
+    assert main(["--argv0=nvidia-cuda-mps-control", "-d", "-p", "3", "--bogus"]) == 0
     assert capfd.readouterr().out.startswith("Unrecognized option \n")
 
 

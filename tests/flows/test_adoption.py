@@ -6,6 +6,7 @@ The keeper holds the sockets meanwhile; it is killed, too, alone and with the da
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -36,7 +37,7 @@ from pympsd.wire.versions import Versions
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
-A, B = 10001, 10002
+A, B, C, D = 10001, 10002, 10003, 10004
 
 
 @pytest.fixture
@@ -324,6 +325,28 @@ def test_a_waiting_client_that_ends_meanwhile_is_not_admitted(daemon: DaemonProc
     assert make_client(B).connect().do("add") == RIGHT
     daemon.hear_out()
     assert len(daemon.say("ps").splitlines()) == 2
+
+
+def test_the_queue_has_the_same_order_after_the_daemon_was_killed(daemon: DaemonProcess, make_client: Make) -> None:
+    active, first, last = make_client(A).connect(), make_client(B), make_client(D)
+    first.begin("init")
+    wait_until(lambda: is_queued(daemon, first), "the queue")
+    daemon.say(f"start_server -uid {C}")
+    last.begin("init")
+    wait_until(lambda: is_queued(daemon, last), "the queue")
+    before = daemon.say("get_waiting_list --json")
+    daemon.kill()
+    again(daemon)
+    wait_until(lambda: is_queued(daemon, first, times=2) and is_queued(daemon, last, times=2), "the return of both")
+    users = [(entry["uid"], entry["pid"]) for entry in json.loads(daemon.say("get_waiting_list --json"))]
+    assert users == [(entry["uid"], entry["pid"]) for entry in json.loads(before)]
+    assert users == [(B, first.pid), (C, 0), (D, last.pid)]
+    active.end()
+    assert first.result() == "CUDA_SUCCESS"
+    first.end()
+    assert last.result() == "CUDA_SUCCESS"
+    started = [int(line.rsplit(" ", 1)[1]) for line in daemon.log() if "Starting new" in line]
+    assert started == [A, B, C, D]
 
 
 @pytest.mark.long

@@ -130,3 +130,28 @@ def test_what_is_left_without_a_daemon_above_is_free(daemon: DaemonProcess, seco
         stale.bind(str(left))
         stale.listen()
     assert second.start("a/hi").returncode == 0
+
+
+def test_a_directory_that_is_not_there_is_no_way_around_limits_in_protocol_3_only(
+    make_daemon: Callable[..., DaemonProcess],
+) -> None:
+    daemon = make_daemon(PYMPSD_EMULATED_DEVICES="H200")
+
+    def begins(place: str) -> str:
+        with clients_of(daemon) as make:
+            settings = {"CUDA_MPS_PIPE_DIRECTORY": str(pipe(daemon, place)), "PYMPSD_REQUIRE_MPS": ""}
+            return make(**settings).do("init").split()[0]
+
+    def quits() -> None:
+        daemon.run(["quit"])
+        wait_until(lambda: not alive(daemon.pid), "its end")
+
+    for protocol, expected in (
+        ("2", "CUDA_SUCCESS"),
+        ("3", "CUDA_ERROR_MPS_CONNECTION_FAILED"),
+        ("2", "CUDA_SUCCESS"),
+    ):
+        assert daemon.start("-d", "-p", protocol).returncode == 0
+        assert [begins("none"), begins("none/below")] == [expected, expected]
+        quits()
+        assert [begins("none"), begins("none/below")] == [expected, expected], "the daemon has ended"

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from pympsd.service.metrics_text import metrics_text
 from pympsd.state_machine.clients import Client, Context
 from pympsd.state_machine.daemon_state import Count, Daemon, QueueEntry, Server
 from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.v3.gathering import Configuration
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.shares import Shares
 
@@ -103,6 +105,21 @@ def test_the_text_says_what_there_is(state: Daemon) -> None:
 def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
     state.servers.clear()
     assert samples(metrics_text(state, "emulated"))["pympsd_server_clients"] == []
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
+    state.protocol = protocol
+    state.configuration = Configuration(7, "/etc/mps.toml", text=b"rules = []")
+    found = samples(metrics_text(state, "emulated"))
+    assert found["pympsd_configuration_generation"] == [({}, 7)]
+    ((labels, _),) = found["pympsd_configuration"]
+    assert labels["source"] == "/etc/mps.toml"
+    of_file = sha256(b"rules = []").hexdigest()
+    assert (labels["hash"] == of_file) == (protocol == 3), "protocol 2 has that of its defaults"
+    state.thread_percentage = ThreadPercentage(50.0)
+    ((changed, _),) = samples(metrics_text(state, "emulated"))["pympsd_configuration"]
+    assert (changed == labels) == (protocol == 3)
 
 
 def test_the_dashboard_shows_what_there_is(state: Daemon) -> None:

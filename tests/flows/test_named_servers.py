@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,12 @@ def test_which_configuration_is_in_force_outlives_the_daemon(
     daemon.kill()
     start(daemon)
     assert ctl(daemon, "config status") == in_force
+    assert ctl(daemon, f"config status --expect {sha256(file.read_bytes()).hexdigest()}") == in_force
+    ctl(daemon, "namespace delete lo --server=a")
+    assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=1")
+    daemon.kill()
+    start(daemon)
+    assert ctl(daemon, "config status", 1).endswith(" pending=0 failed=1"), "it is compared after a restart, too"
     file.write_text(f'schema_version = "1.0"\n[servers.a]\nuid = {OTHER}\n')
     ctl(daemon, "config apply mps.toml", 1)
     daemon.kill()
@@ -384,9 +391,20 @@ def test_users_servers_of_protocol_2_go_on_in_protocol_3(make_daemon: Callable[.
         assert make().connect().do("sm") == "66"
 
 
+def test_help_is_not_in_the_log(daemon: DaemonProcess) -> None:
+    ctl(daemon, "server list")  # the last line that is there
+    before = daemon.log()
+    for words in (["--help"], ["-p", "2", "-h"], ["trace", "start", "--help"], ["--nonsense"], ["top", "--help"]):
+        daemon.run(words)
+    ctl(daemon, "server list")
+    added = [line for line in daemon.log()[len(before) :] if "Accepting connection" in line]
+    assert len(added) == 1
+
+
 def test_help_is_that_of_the_daemon_that_runs(daemon: DaemonProcess) -> None:
     helped = [daemon.run(words).stdout for words in (["--help"], ["-h"], ["-p", "2", "--help"], ["-p", "3", "-h"])]
     assert set(helped) == {helped[0]}
+    assert helped[0].splitlines()[-1].endswith("/pipe/control: pympsd, with servers of its own")
     assert "server create" in helped[0]
     ctl(daemon, "quit")
     assert "server create" not in daemon.run(["--help"]).stdout

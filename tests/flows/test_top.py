@@ -217,6 +217,23 @@ def test_a_client_is_terminated_when_that_is_confirmed(
     assert screen.process.returncode == 0
 
 
+def test_control_asks_in_protocol_3(make_daemon: Callable[..., DaemonProcess]) -> None:
+    daemon = make_daemon()
+    assert daemon.start("-d", "-p", "3").returncode == 0
+    with Control(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]) as control:
+        control.command("server create a")
+        servers, default, status = control.query("server list", "get_default_client_priority", "config status")
+        assert [row["name"] for row in servers] == ["a"]
+        assert default == {"client_priority": 0}
+        assert status.startswith("generation=0 ")
+        assert control.query("namespace list") == [control.listing("namespace list")]
+        with pytest.raises(CannotAsk, match="Unknown verb 'lst' of module 'server'"):
+            control.query("server lst")
+    assert not [line for line in daemon.log() if "--json" in line and "lst" not in line], (
+        "monitors would fill the log"
+    )
+
+
 def test_control_asks_and_commands(daemon: DaemonProcess) -> None:
     with Control(daemon.environment["CUDA_MPS_PIPE_DIRECTORY"]) as control:
         assert control.command("set_default_active_thread_percentage 40") == "40.0\n"

@@ -111,11 +111,26 @@ def test_a_module_and_a_command(daemon: DaemonProcess, tmp_path: Path, arguments
     assert (done.stdout, done.stderr, done.returncode) == ("0 one\n", "", 0)
 
 
-@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--nonsense"], 2), (["--help"], 0)])
+@pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0)])
 def test_how_it_is_called(arguments: list[str], status: int) -> None:
     done = subprocess.run([RUN, *arguments], capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == status
     assert "usage: pympsd-run FILE.py" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"), [("--modul", "-m"), ("--cmd", "-c"), ("--hepl", "--help"), ("-H", "--help")]
+)
+def test_a_mistyped_option_is_bad_usage(option: str, meant: str) -> None:
+    done = subprocess.run([RUN, option, "x.py"], capture_output=True, text=True, timeout=SECONDS, check=False)
+    said = f"pympsd-run: there is no option {option}; did you mean {meant}?\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_an_unknown_option_is_bad_usage() -> None:
+    done = subprocess.run([RUN, "--nonsense"], capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("pympsd-run: there is no option --nonsense: ")
 
 
 def test_help_that_cannot_be_printed() -> None:

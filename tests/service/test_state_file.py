@@ -172,7 +172,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "damaged"),
         (lambda path: path.write_bytes(os.urandom(500)), "damaged"),
         (lambda path: path.write_bytes(b"[" * 100000), "damaged"),
-        (lambda path: path.write_bytes(b"x" * ((1 << 20) + 1)), "longer than"),
+        (lambda path: path.write_bytes(b"x" * ((4 << 20) + 1)), "longer than"),
         (lambda path: _edit(path, lambda state: state.update(format=2)), "format 2"),
         (lambda path: _edit(path, lambda state: state.update(boot="yesterday")), "was started"),
         (lambda path: _edit(path, lambda state: state.update(pid_namespace=5)), "was started"),

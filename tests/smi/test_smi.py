@@ -237,7 +237,6 @@ def test_a_reset(node: Node) -> None:
         (("-c", "9" * 5000), 2, f"Invalid compute mode: {'9' * 5000}\nTerminating early due to previous errors.\n"),
         (("-c", "bogus"), 2, "ERROR: Option bogus is invalid for -c. Please run 'pympsd-smi -h' for help.\n\n"),
         (("-c", "²"), 2, "ERROR: Option ² is invalid for -c. Please run 'pympsd-smi -h' for help.\n\n"),
-        (("--bogus",), 255, "ERROR: Option --bogus is not recognized. Please run 'pympsd-smi -h'.\n\n"),
         (("--query-gpu=index,bogus",), 2, 'Field "bogus" is not a valid field to query.\n\n'),
         (("--query-compute-apps=bogus",), 2, 'Field "bogus" is not a valid field to query.\n\n'),
         (("--query-gpu=index", "--format=bogus"), 2, "Format modifier is not recognized.\n"),
@@ -337,11 +336,33 @@ def test_an_invalid_machine_is_reported_once() -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--list-gpu"], "pympsd-smi: there is no option --list-gpu; did you mean --list-gpus?\n"),
+        (["-Q"], "pympsd-smi: there is no option -Q; did you mean -q?\n"),
+        (["--query-gpus=index"], "pympsd-smi: there is no option --query-gpus=index; did you mean --query-gpu?\n"),
+        (["--bogus"], "pympsd-smi: there is no option --bogus.\n"),
+        (["-L=1"], "pympsd-smi: there is no option -L=1.\n"),
+    ],
+)
+def test_a_mistyped_option_is_bad_usage(words: list[str], said: str) -> None:
+    done = smi("H200", *words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
+
+
+def test_a_mistyped_option_of_memory_limits_is_bad_usage() -> None:
+    done = smi("H200", "memory-limits", "--gett", "-i", "0", "-n", "/x")
+    assert done.returncode == 2
+    assert "there is no option --gett; did you mean --get?" in done.stdout + done.stderr
+
+
 def test_it_answers_under_the_vendors_name(tmp_path: Path) -> None:
     link = tmp_path / "nvidia-smi"
     link.symlink_to(SMI)
     done = smi("H200", "--bogus", program=str(link))
     assert done.stdout == "ERROR: Option --bogus is not recognized. Please run 'nvidia-smi -h'.\n\n"
+    assert done.returncode == 255
     assert smi("H200", "-h", program=str(link)).stdout.startswith("nvidia-smi: shows the emulated GPUs")
     assert "PYMPSD-SMI version" in smi("H200", "--version", program=str(link)).stdout
 

@@ -11,6 +11,7 @@ from pympsd.state_machine.handover.adoption import RETURN_TIMEOUT, first_serial
 from pympsd.state_machine.handover.persistent_state import (
     EMPTY_STATE,
     InitialDefaults,
+    PersistentConfiguration,
     PersistentQuit,
     PersistentServer,
     PersistentState,
@@ -20,6 +21,7 @@ from pympsd.state_machine.handover.persistent_state import (
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
+    Instruction,
     KillServer,
     Reply,
     SetTimer,
@@ -30,13 +32,15 @@ from pympsd.state_machine.instructions import (
     Working,
 )
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from tests.state_machine.conftest import DEVICES, Story
 
-A, B = 500, 600
+A, B, C, D = 500, 600, 700, 800
 SERVER, PID = 1, 847
 CLIENT = events.ReturnedClient(7, 4107, "train", 99, (events.ReturnedContext(3, 1, 1),))
 TIMER = Timer(TimerKind.RETURN, SERVER)
+PLACES = Timer(TimerKind.PLACES)
 
 
 def left(**more: object) -> PersistentState:
@@ -215,7 +219,9 @@ def test_only_values_set_by_commands_persist(story: Story) -> None:
     story.says("set_default_active_thread_percentage 40")
     story.says("set_default_device_pinned_mem_limit 1 2G")
     remembered = snapshot(story.daemon, initial)
-    assert remembered == PersistentState(thread_percentage=40.0, memory_limits={1: 2 << 30})
+    assert remembered == PersistentState(
+        thread_percentage=40.0, memory_limits={1: 2 << 30}, configuration=PersistentConfiguration(2, "", "")
+    )
     heir = Story(Daemon(0, DEVICES, ThreadPercentage(90.0), ClientPriority(1)))
     own = InitialDefaults.of(heir.daemon)
     heir.feed(events.PredecessorDied(remembered))
@@ -237,6 +243,80 @@ def test_a_start_request_persists(story: Story) -> None:
     (again,) = Story(Daemon(0, DEVICES)).feed(events.PredecessorDied(evolve(remembered, servers=())))
     assert isinstance(again, SpawnServer)
     assert again.uid == A
+
+
+def queued(story: Story) -> PersistentState:
+    """Return what a daemon leaves in whose queue are a client of A, a request for B and another client of A.
+
+    User C has the turn.
+    """
+    story.connects(1, C)
+    story.is_ready(1, PID)
+    initial = InitialDefaults.of(story.daemon)
+    waits(story, 2, A, connection=12)
+    story.says(f"start_server -uid {B}")
+    waits(story, 3, B, connection=11)
+    return snapshot(story.daemon, initial)
+
+
+def waits(story: Story, client: int, uid: int, connection: int) -> list[Instruction]:
+    """Let a client connect; its connection has a serial."""
+    peer = Peer(client + 100, uid, uid, (uid,))
+    return story.feed(events.ClientConnected(client, peer, "waits", 7, connection=connection))
+
+
+def begins_for(instructions: list[Instruction]) -> list[int]:
+    """Return the users for whom a server is started."""
+    return [one.uid for one in instructions if isinstance(one, SpawnServer)]
+
+
+def is_queued(story: Story) -> list[tuple[int, int]]:
+    """Return the users and clients in the queue."""
+    return [(entry.uid, entry.client) for entry in story.daemon.queue]
+
+
+@pytest.mark.parametrize("order", [(11, 12), (12, 11)])
+def test_the_queue_keeps_its_order_in_whatever_order_its_clients_return(story: Story, order: tuple[int, int]) -> None:
+    kept = queued(story)
+    assert is_queued(story) == [(A, 2), (B, 0), (B, 3)]
+    heir = Story(Daemon(0, DEVICES))
+    heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
+    heir.connects(9, D)  # later than all of them
+    uids = {12: A, 11: B}
+    for connection in order:
+        waits(heir, connection, uids[connection], connection)
+    assert is_queued(heir) == [(A, 12), (B, 0), (B, 11), (D, 9)]
+    again = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
+    assert again.queue_order == (12, 0, 11), "the last client's connection is not known"
+    assert again.wishes == (B,)
+
+
+def test_a_start_request_does_not_overtake_a_client_that_has_not_returned(story: Story) -> None:
+    kept = evolve(queued(story), servers=())
+    heir = Story(Daemon(0, DEVICES))
+    inherited = heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
+    assert inherited == [SetTimer(PLACES, RETURN_TIMEOUT)], "no server is started"
+    between = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
+    assert between.queue_order == kept.queue_order, "a daemon that is killed soon leaves the same queue"
+    assert begins_for(waits(heir, 5, A, connection=12)) == [A]
+
+
+def test_a_client_that_waited_and_does_not_return_is_given_up(story: Story) -> None:
+    kept = evolve(queued(story), servers=())
+    for connections, timed in ((frozenset({11}), []), (frozenset({12}), [B])):
+        heir = Story(Daemon(0, DEVICES))
+        begun = begins_for(heir.feed(events.PredecessorDied(kept, connections=connections)))
+        assert begun == ([] if timed else [B])
+        assert begins_for(heir.feed(events.TimerEnded(PLACES))) == timed
+        assert heir.daemon.places == {}
+
+
+def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -> None:
+    kept = evolve(queued(story), servers=())
+    heir = Story(Daemon(0, DEVICES))
+    heir.feed(events.PredecessorDied(kept, connections=frozenset({12})))
+    foreign = Peer(105, A, A, (A,), foreign=True)
+    assert begins_for(heir.feed(events.ClientConnected(5, foreign, "waits", 7, connection=12))) == [B]
 
 
 @pytest.mark.parametrize(

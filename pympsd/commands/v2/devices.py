@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.commands.arguments import A_PID, MAYBE_A_PID, flag
-from pympsd.commands.numbers import leading_integer
+from pympsd.commands.arguments import A_PID, MAYBE_A_PID, flag, optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import device_record
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.vocabulary.answers import lines, refusal
+from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
 TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
 
 
-def _first_number(words: Sequence[str]) -> int | None:
-    numbers = [leading_integer(word) for word in words if word != "--csv"]
-    return numbers[0] if numbers else None
+def _first_number(words: Sequence[str]) -> int | Answer | None:
+    return optional_pid([word for word in words if word != "--csv"])
 
 
 @command("device_query", takes=rf"{MAYBE_A_PID}( ?--csv)?|--csv {A_PID}", pid=_first_number, csv=flag("--csv"))

@@ -14,8 +14,11 @@ from pympsd.vocabulary.limits import BadLimit, ClientPriority
 ALLOWED = "a client priority is 0 (normal) or 1 (below normal)"
 
 
-def _level(words: Sequence[str]) -> int | None:
-    return leading_integer(words[0]) if words else None
+def _level(words: Sequence[str]) -> int | Answer | None:
+    level = leading_integer(words[0]) if words else None
+    if level in (0, 1) and words[0] not in ("0", "1"):
+        return refusal(diagnostic=f"{ALLOWED}, not {words[0][:80]!r}")
+    return level
 
 
 @command("set_default_client_priority", level=_level)

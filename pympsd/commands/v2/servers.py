@@ -41,7 +41,7 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     return Decision(lines(*(f"{each['pid']} {each['uid']}" for each in data)), data=data)
 
 
-@command("start_server", uid=user_id)
+@command("start_server", options=("-uid",), uid=user_id)
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
     """Start a server for the user UID (start_server -uid UID), or queue that while others' leave no room."""
     refused = may_change_settings(daemon, caller)

@@ -32,7 +32,7 @@ def _is_number(word: str) -> bool:
     return word.isascii() and word.isdecimal()
 
 
-@command("quit", asks_servers=True, timeout=_timeout)
+@command("quit", asks_servers=True, options=("-t",), timeout=_timeout)
 def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision:
     """Stop the servers when their clients have gone, then the daemon; with -t SECONDS by force after that time."""
     if not is_owner(daemon, caller):
@@ -40,7 +40,7 @@ def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision
     return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
 
 
-@command("shutdown_server", asks_servers=True, pid=loose_pid, forced=flag("-f"))
+@command("shutdown_server", asks_servers=True, options=("-f",), pid=loose_pid, forced=flag("-f"))
 def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> Decision:
     """Stop the server PID when its clients have gone; with -f at once, their work lost."""
     if (denied := may_change_settings(daemon, caller)) is not None:

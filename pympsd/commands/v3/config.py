@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from copy import deepcopy
+from hashlib import sha256
 from typing import Final
+
+from attrs import evolve
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Refused, Syntax
-from pympsd.commands.v3.output import moment
+from pympsd.commands.v3.grammar import Option, Refused, Syntax
+from pympsd.commands.v3.output import ABSENT, moment
 from pympsd.commands.v3.registry import command, data
 from pympsd.configuration.changes import (
     Change,
@@ -26,12 +30,11 @@ from pympsd.configuration.changes import (
     SetRules,
     SetServer,
     SetShares,
-    State,
     changes,
 )
-from pympsd.configuration.plan import Features, PartitionPlan, Surroundings
+from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
+from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
-from pympsd.configuration.show import shown
 from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, Reply
@@ -40,15 +43,29 @@ from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_
 from pympsd.state_machine.v3.gathering import Configuration, Gathering
 from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
-from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition
+from pympsd.state_machine.v3.partitions import create_partition, delete_partition
 from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.state_machine.v3.servers import NotPossible, clients, create_server, delete_server, set_server
+from pympsd.state_machine.v3.servers import NotPossible, create_server, delete_server, set_server
 from pympsd.state_machine.v3.servers import status as status_of
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
-from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.texts import BadText
 
 NO_CHANGE = "no change"
+MAX_LISTED: Final = 20
+"""Differences that ``config status`` lists."""
+_GENERATION: Final = re.compile("[0-9]{1,10}", re.ASCII)
+_HASH: Final = re.compile("(?:sha256:)?([0-9a-f]{12,64})", re.ASCII | re.IGNORECASE)
+
+
+def read_expected(text: str) -> int | str:
+    """Read a generation (a number), or the first digits of a SHA-256 in lower case."""
+    if _GENERATION.fullmatch(text):
+        return int(text)
+    found = _HASH.fullmatch(text)
+    if found is None:
+        raise BadText("a generation, or 12 to 64 hexadecimal digits of a SHA-256,", text)
+    return found[1].lower()
 
 
 @command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), in_both=True, takes_file=True)
@@ -71,57 +88,74 @@ def apply(
         raise Refused(
             "'config apply' needs the text of the file: give it as arguments, not on standard input.",
         )
-    surroundings = _surroundings(daemon)
+    surroundings = surroundings_of(daemon)
     try:
         plan, warnings = read_plan(text, surroundings)
     except BadFile as error:
         said = "\n".join(problem.shown(file) for problem in error.problems)
         return Decision(Answer(diagnostic=said, refused=True))
-
-    def count_clients(server: str, name: str | None) -> int:
-        return len(clients(daemon, server, name))
-
-    def count_clients_in(server: str, partition: SmPartition) -> int:
-        return len(clients_in(daemon, daemon.named_servers[server], partition))
-
-    servers, rules = daemon.named_servers, daemon.rules
-    state = State(
-        servers,
-        surroundings,
-        count_clients,
-        count_clients_in,
-        rules,
-        _features(daemon),
-        daemon.cgroup_limits,
-        daemon.shares,
-    )
-    wanted = changes(plan, state, prune=prune, force=force)
+    wanted = changes(plan, state_of(daemon, surroundings), prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
         return Decision(_tried(daemon, wanted, notes, force))
-    return Decision(None, tuple(_carry_out(daemon, caller, file, wanted, notes, force)))
+    applied = Configuration(
+        daemon.configuration.generation + 1, file, moment(caller.at) or "", text=text, plan=(surroundings, plan)
+    )
+    return Decision(None, tuple(_carry_out(daemon, caller, applied, wanted, notes, force)))
 
 
 @command(Syntax("config show"), in_both=True)
 def show(daemon: Daemon, caller: Caller) -> Decision:
-    """Print a configuration file of the rules, servers and namespaces that there are."""
-    surroundings, rules = _surroundings(daemon), daemon.rules or ()
-    limits, shares = daemon.cgroup_limits, daemon.shares.configured
-    return data(shown(daemon.named_servers, surroundings, rules, _features(daemon), limits, shares))
+    """Print a configuration file of the rules, servers and namespaces that there are; in protocol 2 also, as
+    comments, the commands that set its defaults.
+    """
+    return data(render(daemon))
 
 
-@command(Syntax("config status"), in_both=True)
-def status(daemon: Daemon, caller: Caller) -> Decision:
-    """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe."""
-    known = daemon.configuration
-    pending, failed = len(known.gathering.waiting) if known.gathering else 0, known.failed
-    pending += known.awaited
+@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), in_both=True)
+def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> Decision:
+    """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe. What has been
+    changed since counts as failed, and standard error lists it. With --expect the exit status is 0 only if the
+    configuration has this generation, or a hash that begins with these 12 to 64 digits: of the file (sha256sum FILE),
+    or in protocol 2 of what config show prints.
+    """
+    known, digest = daemon.configuration, compute_hash(daemon)
+    pending = known.awaited + (len(known.gathering.waiting) if known.gathering else 0)
+    differences = find_differences(daemon)
+    # What was refused usually differs, too.
+    failed = max(known.failed, len(differences))
     failed += sum(_failures(daemon, named) for named in daemon.named_servers.values())
     text = (
-        f"generation={known.generation} source={known.source or '-'} applied={known.applied or '-'} "
-        f"pending={pending} failed={failed}"
+        f"generation={known.generation} source={known.source or ABSENT} applied={known.applied or ABSENT} "
+        f"hash={digest or ABSENT} pending={pending} failed={failed}"
     )
-    return Decision(Answer((Part(text, logged=False),), refused=bool(pending or failed)))
+    unexpected = _unexpected(known, digest, expect)
+    notes = [*_difference_lines(known, differences), *unexpected]
+    if known.source and known.text is None and view.sees_all(daemon, caller):
+        notes.append("An earlier version applied this file; apply it again to have 'config status' compare with it.")
+    is_refused = bool(pending or failed or unexpected)
+    return Decision(Answer((Part(text, logged=False),), "\n".join(notes), refused=is_refused))
+
+
+def _difference_lines(known: Configuration, differences: list[str]) -> list[str]:
+    if not differences:
+        return []
+    more = len(differences) - MAX_LISTED
+    listed = [f"  {text}" for text in (*differences[:MAX_LISTED], *([f"and {more} more"] if more > 0 else []))]
+    return [f"Not all of the file is in force. 'config apply {known.source} --check' prints:", *listed]
+
+
+def _unexpected(known: Configuration, digest: str, expected: int | str | None) -> list[str]:
+    """Return the sentence on a configuration other than the expected one; nothing if it is that."""
+    if isinstance(expected, int) and expected != known.generation:
+        return [f"Generation {known.generation} is in force, not {expected}."]
+    if isinstance(expected, str):
+        of_file = sha256(known.text).hexdigest() if known.text else ""
+        if not digest.startswith(expected) and not of_file.startswith(expected):
+            return [
+                f"The configuration in force has {f'the hash {digest}' if digest else 'no hash'}, not {expected}."
+            ]
+    return []
 
 
 def _failures(daemon: Daemon, named: NamedServer) -> int:
@@ -139,36 +173,13 @@ _SET_FEATURE: Final = {
 }
 
 
-def _features(daemon: Daemon) -> Features:
-    return Features(daemon.default_socket, daemon.accounts_cgroups, daemon.audits_memory)
-
-
-def _surroundings(daemon: Daemon) -> Surroundings:
-    return Surroundings(
-        daemon.devices,
-        daemon.uid,
-        daemon.multiuser,
-        daemon.pipe_directory,
-        daemon.protocol,
-        daemon.has_own_servers,
-        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
-        {
-            name: named.allowed_devices
-            for name, named in daemon.named_servers.items()
-            if named.allowed_devices is not None
-        },
-    )
-
-
 def _carry_out(
-    daemon: Daemon, caller: Caller, file: str, wanted: list[Change], notes: list[str], force: bool
+    daemon: Daemon, caller: Caller, applied: Configuration, wanted: list[Change], notes: list[str], force: bool
 ) -> Iterator[Instruction]:
     gathering = daemon.gatherings.begin(caller.session)
     gathering.notes += notes
-    applied = moment(caller.at) or ""
-    generation = daemon.configuration.generation + 1
-    daemon.configuration = Configuration(generation, file, applied, gathering)
-    yield Log("configuration_applied", {"file": file, "generation": generation})
+    daemon.configuration = evolve(applied, gathering=gathering)
+    yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
     created = sum(isinstance(change, CreateServer) for change in wanted)
     if created > STARTS_AT_ONCE:
         gathering.awaits_starts = False

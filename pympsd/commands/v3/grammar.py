@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import field, frozen
 
+from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
 _KEY_AND_VALUE: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)=(.*)", re.ASCII | re.DOTALL)
@@ -124,7 +125,13 @@ def _value_of(syntax: Syntax, word: str, name: str, value: str | None, rest: lis
 def _unknown(syntax: Syntax, option: str) -> str:
     known = sorted(f"--{name}" for name in (*syntax.options, *syntax.flags))
     allowed = f"Options: {', '.join(known)}." if known else "It has none."
-    return f"Unknown option '{option}' of '{syntax.command}'. {allowed}"
+    return f"Unknown option '{option}' of '{syntax.command}'. {did_you_mean(option, known)}{allowed}"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a sentence that suggests a known word, and a blank; empty if none is similar."""
+    similar = find_similar(word, known)
+    return f"Did you mean '{similar}'? " if similar else ""
 
 
 def _places(syntax: Syntax, given: Mapping[str, str | None], count: int) -> list[str]:

@@ -13,6 +13,7 @@ from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands registe
     devices,
     features,
     help,
+    lspart,
     namespaces,
     servers,
     shares,
@@ -20,7 +21,7 @@ from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands registe
     translations,
     view,
 )
-from pympsd.commands.v3.grammar import Refused
+from pympsd.commands.v3.grammar import Refused, did_you_mean
 from pympsd.commands.v3.registry import COMMANDS, Command, data
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.answers import refusal
@@ -48,11 +49,14 @@ def decide(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | N
     if words[0] in translations.KEPT:
         asked = daemon if words[0] in translations.CHANGES else view.seen_by(daemon, caller)
         return REGISTRY[words[0]].run(asked, caller, words[1:])
+    if words[0] == lspart.NAME:
+        return lspart.answer(daemon, caller, list(words[1:]))
     translated = translations.refusal_of_other(words)
     if translated is not None:
         return Decision(translated)
     modules = ", ".join(sorted(COMMANDS))
-    return Decision(refusal(diagnostic=f"Unknown module '{words[0]}'. Modules: {modules}."))
+    meant = did_you_mean(words[0], (*COMMANDS, *translations.KNOWN, lspart.NAME))
+    return Decision(refusal(diagnostic=f"Unknown module '{words[0]}'. {meant}Modules: {modules}."))
 
 
 def command_of(words: Sequence[str]) -> Command | None:
@@ -67,6 +71,7 @@ def _of_module(daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes
     known = command_of(words)
     if known is None:
         verbs = f"Verbs: {', '.join(sorted(COMMANDS[module]))}."
+        verbs = f"{did_you_mean(rest[0], COMMANDS[module])}{verbs}" if rest else verbs
         wrong = f"Unknown verb '{rest[0]}' of module '{module}'." if rest else f"'{module}' needs a verb."
         return Decision(refusal(diagnostic=f"{wrong} {verbs}"))
     if rest[1:] == ["help"] or "--help" in rest:

@@ -5,12 +5,13 @@ A handler is a function ``(daemon, caller, **arguments) -> Decision``; it raises
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from pympsd.commands.registry import Caller, Decision, Handler
+from pympsd.commands.registry import JSON_OPTION, Caller, Decision, Handler
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Refused, Syntax, read_words
 from pympsd.commands.v3.output import Column, Format, Row, written
@@ -46,6 +47,11 @@ class Command:
         attached = {"text": file} if self.takes_file else {}
         if self.is_query:
             daemon = view.seen_by(daemon, caller)
+        if self.is_query and JSON_OPTION in words:
+            words = [word for word in words if word != JSON_OPTION]
+            if "format" not in self.syntax.options:
+                return _as_json(self.run(daemon, caller, words, file))
+            words.append("--format=json")
         try:
             return self.handler(daemon, caller, **read_words(self.syntax, words), **attached)
         except Refused as error:
@@ -58,6 +64,15 @@ class Command:
         if self.is_query:
             return refusal(diagnostic=" ".join(filter(None, (str(error), error.hint))))
         return refusal(str(error), diagnostic=error.hint)
+
+
+def _as_json(decision: Decision) -> Decision:
+    """Return a decision whose printed text, of a query without rows, is a string of JSON."""
+    answer = decision.answer
+    if answer is None or not answer.printed:
+        return decision
+    text = json.dumps(answer.printed.removesuffix("\n"))
+    return evolve(decision, answer=evolve(answer, parts=(Part(text, logged=False),)))
 
 
 COMMANDS: Final[dict[str, dict[str, Command]]] = {}

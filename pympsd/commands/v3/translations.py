@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from pympsd.commands.registry import REGISTRY, Caller, Decision
+from pympsd.commands.registry import LEFT_OUT, REGISTRY, Caller, Decision
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import Namespace
 from pympsd.vocabulary.answers import Answer, refusal
@@ -35,6 +35,9 @@ DEFAULTS: Final = frozenset(
 OF_SERVERS: Final = frozenset({"get_active_thread_percentage", "get_device_pinned_mem_limit"})
 """The same of the server whose PID they name."""
 
+KNOWN: Final = KEPT | DEFAULTS | OF_SERVERS
+"""All that are answered."""
+
 
 @frozen
 class _Translation:
@@ -58,7 +61,6 @@ _TRANSLATIONS: Final = {
     ),
     "set_default_client_priority": _Translation("namespace set default --server=NAME --client-priority={0}", ("N",)),
     "sm_partition": _Translation("sm-partition create P --server=NAME --device=UUID --chunks=N"),
-    "lspart": _Translation("sm-partition list --all"),
 }
 
 
@@ -71,7 +73,7 @@ def refusal_of_other(words: Sequence[str]) -> Answer | None:
     arguments = (*given, *known.unless_given[len(given) :])
     text = known.text.format(*arguments)
     if words[0] == "start_server" and "-mlopart" in given:
-        text += " --locality-domains=true"
+        text += f" (-mlopart has no counterpart here: {LEFT_OUT['-mlopart']})"
     if given and words[0] == "sm_partition" and given[0] == "rm":
         text = "sm-partition delete P --server=NAME --device=UUID"
     return refusal(diagnostic=f"{words[0]} is a command of protocol 2; this daemon speaks 3: {text}")

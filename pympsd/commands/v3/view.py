@@ -42,11 +42,13 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if sees_all(daemon, caller):
         return daemon
     named = daemon.named_servers.get(caller.server)
+    # Neither the text of the file nor its differences concern others.
     hidden: dict[str, Any] = {
         "rules": None,
         "cgroup_limits": {},
         "taken": defaultdict(Counter),
         "refusals": Counter(),
+        "configuration": evolve(daemon.configuration, text=None, plan=None),
     }
     if named is None:
         return evolve(daemon, named_servers={}, servers={}, **hidden)

@@ -146,6 +146,19 @@ class PipeDirectory:
             finally:
                 os.close(fd)
 
+    def mark_named_servers(self, has_named_servers: bool) -> None:
+        """Create the file that shows clients that there are named servers, or remove it; raise Unusable."""
+        path = self.name(files.NAMED_SERVERS)
+        if has_named_servers:
+            try:
+                os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, PID_MODE))
+            except OSError as error:
+                raise Unusable(self.given, f"{path}: {error.strerror}; remove it") from None
+        else:
+            # One that cannot be removed has programs refused that would run without MPS: no limit is lost.
+            with contextlib.suppress(OSError):
+                remains.remove(path)
+
     def remove(self, file: str) -> None:
         """Remove one of the directory's files if a daemon made it, unless another daemon has taken the directory."""
         if not self.taken_by_another():

@@ -6,7 +6,7 @@ daemon makes under that name is replaced or removed:
     control, control_privileged, pympsd.control, pympsd.keeper    a socket
     log                                                           a FIFO
     nvidia-cuda-mps-control.pid                                   a regular file with a PID in it
-    control_lock                                                  an empty regular file with one name
+    control_lock, pympsd.named-servers                            an empty regular file with one name
     pympsd.state, pympsd.state.new                                a regular file that begins as a saved state does
 
 An empty file also counts as a PID file or a state file, because that is what a full disk or a power failure leaves.
@@ -82,8 +82,8 @@ def _expected(name: str) -> tuple[str, int, Callable[[bytes], bool] | None]:
         return "FIFO", stat.S_IFIFO, None
     if name == files.PID:
         return "PID file", stat.S_IFREG, _is_pid
-    if name == files.LOCK:
-        return "lock file", stat.S_IFREG, lambda data: not data
+    if name in (files.LOCK, files.NAMED_SERVERS):
+        return "lock file" if name == files.LOCK else "empty file", stat.S_IFREG, lambda data: not data
     return "state file", stat.S_IFREG, _is_state
 
 

@@ -27,7 +27,8 @@ from pympsd.vocabulary.namespaces import NamespaceLimits
 
 FORMAT: Final = 1
 MODE: Final = 0o600
-MOST_BYTES: Final = 1 << 20
+MOST_BYTES: Final = 4 << 20
+"""The largest configuration file takes 1.4 MiB of it."""
 MOST_DEVICES: Final = 256
 """Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
 DYING_SECONDS: Final = 1.0

@@ -22,7 +22,7 @@ from pympsd.channel.packet_channel import PacketChannel
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files.state_file import SavedState, StateRefused, device_keys, read
-from pympsd.service.inheritance import Inherited, link_name
+from pympsd.service.inheritance import Inherited, link_name, serial_of
 from pympsd.service.processes.children import LEAVE_SECONDS
 from pympsd.service.processes.known_process import KnownProcess
 from pympsd.service.processes.process_sessions import kill_session
@@ -180,7 +180,9 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
         for each in saved.remembered.servers
         if (server := _awaited(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
     ]
-    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited), _other_devices(dispatcher, saved)))
+    connections = frozenset(serial_of(one.name) for one in left.connections)
+    other_devices = _other_devices(dispatcher, saved)
+    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited), other_devices, connections))
     if awaited:
         dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
     for server in awaited:

@@ -41,6 +41,8 @@ class ClientSession(Waiting):
     to_server: str = ""
     """The server and the namespace whose socket it came by."""
     to_namespace: str = ""
+    connection: int = 0
+    """The serial of its connection."""
     _command: str = field(default="", init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:
@@ -75,6 +77,7 @@ class ClientSession(Waiting):
             at=self.since,
             container_pid=container_pid_of(self.peer.pid),
             kernel_limits=of_kernel,
+            connection=self.connection,
         )
         await self.queue(dispatcher, self, connected, self._hung_up)
 

@@ -10,7 +10,7 @@ from attrs import define
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted
+from pympsd.service.inheritance import Noted, serial_of
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import OperatorSession, RefusedOperator
 from pympsd.service.sessions.peers import operator_uid, send_credentials, with_pidfd
@@ -125,7 +125,8 @@ class Conversation:
             self.dispatcher.hold(entry.name, sock.fileno(), frames.encode(first.kind, first.body))
         known = with_pidfd(sock, peer)
         try:
-            client = ClientSession(self.dispatcher.serials.take(), known, channel, hello, self.server, self.namespace)
+            came_by = self.server, self.namespace, serial_of(entry.name)
+            client = ClientSession(self.dispatcher.serials.take(), known, channel, hello, *came_by)
             with channel.allowance.keeping(HELLO_COPIES * len(first.body)):
                 await run_with_sender(channel, client.run, self.dispatcher)
         finally:

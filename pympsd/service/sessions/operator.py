@@ -33,6 +33,10 @@ class OperatorSession:
         """Say that the command takes its time."""
         self.channel.send_raw(frames.encode(frames.OPERATOR_WORKING))
 
+    def note(self, text: str) -> None:
+        """Send a line for standard error; the answer follows."""
+        self.channel.send_raw(b"".join(_text_frames(frames.OPERATOR_STDERR, f"{text}\n")))
+
     def answer(self, answer: Answer) -> None:
         """Send the whole answer: stdout, stderr, and whether the command was refused."""
         parts = _text_frames(frames.OPERATOR_STDOUT, answer.printed)

@@ -22,6 +22,9 @@ class _StartingOperator:
     def working(self) -> None:
         """Do nothing: no operator waits."""
 
+    def note(self, text: str) -> None:
+        """Do nothing: a configuration file has no words that are left out."""
+
     def answer(self, answer: Answer) -> None:
         self.answers.append(answer)
         self.answered.set()

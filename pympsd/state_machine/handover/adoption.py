@@ -13,7 +13,7 @@ from attrs import evolve
 from pympsd.state_machine import debuggers, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
 from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
+from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.handover.other_devices import moved
 from pympsd.state_machine.handover.persistent_state import (
@@ -36,7 +36,7 @@ from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.statuses import ServerStatus
 
 RETURN_TIMEOUT: Final = 10.0
-"""Seconds a server has to report to the next daemon."""
+"""Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
 GENERATION_BITS: Final = 40
 """The serials of a generation begin at its number shifted left by this."""
 
@@ -64,8 +64,9 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     if left.quit is not None and left.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, left.quit.timeout)
-    for uid in left.wishes:
-        yield from queue.join(daemon, QueueEntry(daemon.tickets.take(), daemon.serving_uid(uid)))
+    yield from queue.restore(daemon, left.wishes, left.queue_order, event.connections)
+    if daemon.places:
+        yield SetTimer(Timer(TimerKind.PLACES), RETURN_TIMEOUT)
     yield from serve_queue(daemon)
 
 
@@ -127,6 +128,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
             source=known.source,
             applied=known.applied,
             refused=known.failed,
+            text=known.text,
         )
     if left.memory_limits is not None:
         daemon.memory_limits = in_memory(left.memory_limits)

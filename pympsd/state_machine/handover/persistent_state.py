@@ -102,6 +102,7 @@ class PersistentConfiguration:
     source: str
     applied: str
     failed: int = 0
+    text: bytes | None = None
 
 
 @frozen
@@ -115,6 +116,8 @@ class PersistentState:
     memory_limits: dict[int, int] | None = None
     wishes: tuple[int, ...] = ()
     """The users with a queued start request (the name is the state file's key)."""
+    queue_order: tuple[int, ...] = ()
+    """The queue: the serial of each client's connection, or 0 for the next of the start requests."""
     servers: tuple[PersistentServer, ...] = ()
     quit: PersistentQuit | None = None
     protocol: int = 2
@@ -172,6 +175,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         client_priority=None if priority == initial.client_priority else priority.level,
         memory_limits=None if limits == initial.memory_limits else _in_bytes(limits),
         wishes=tuple(entry.uid for entry in daemon.queue if not entry.client) if daemon.protocol == 2 else (),
+        queue_order=_queue_order(daemon),
         servers=tuple(_persistent(server) for server in daemon.running_servers()),
         quit=_persistent_quit(daemon.quitting),
         protocol=daemon.protocol,
@@ -186,6 +190,15 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         configuration=_persistent_configuration(daemon.configuration),
         shares=dict(daemon.shares.configured),
     )
+
+
+def _queue_order(daemon: Daemon) -> tuple[int, ...]:
+    """Return the order of the queue, with the clients whose return is still awaited; empty if it does not matter."""
+    if daemon.protocol == 3:
+        return ()
+    entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
+    places = [(ticket, connection) for connection, ticket in daemon.places.items()]
+    return tuple(connection for _, connection in sorted((*entries, *places)))
 
 
 def check(state: PersistentState, devices: int) -> None:
@@ -334,7 +347,7 @@ def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
 def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:
     if not known.generation:
         return None
-    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed)
+    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed, known.text)
 
 
 def _in_bytes(limits: dict[int, PinnedMemory]) -> dict[int, int]:

@@ -5,8 +5,9 @@ Ticket numbers are the only clock: when an entry's time is over it draws one mor
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
@@ -16,15 +17,48 @@ from pympsd.vocabulary.namespaces import server_of_user
 
 
 def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
-    """Append an entry that cannot be served at once to the queue."""
+    """Insert an entry that cannot be served immediately into the queue."""
     uids = {server.uid for server in daemon.servers.values()} | {one.uid for one in daemon.queue}
-    before = _before(daemon, entry.uid)
-    daemon.queue.append(entry)
+    before = _before(daemon, entry)
+    insert(daemon, entry)
     if before:
         yield _wait_line(entry, before)
     # Without others the next server is this user's own: no user can overtake.
     if uids - {entry.uid}:
         yield from _limit_overtaking(daemon, entry)
+
+
+def insert(daemon: Daemon, entry: QueueEntry) -> None:
+    """Insert an entry into the queue: as the last one, unless it waited when the previous daemon died."""
+    insort(daemon.queue, entry, key=lambda one: one.ticket)
+
+
+def restore(
+    daemon: Daemon, wishes: Sequence[int], order: Sequence[int], connections: Set[int]
+) -> Iterator[Instruction]:
+    """Restore the queue that the previous daemon had.
+
+    ``wishes``: the users of the start requests; ``order``: for each entry the serial of the client's connection, or 0
+    for the next start request; ``connections``: those that still exist. Their clients return as soon as their
+    connections are served, in any order, and have reserved tickets until then.
+    """
+    requests = list(wishes)
+    for connection in order or [0] * len(requests):
+        if connection in connections:
+            daemon.places[connection] = daemon.tickets.take()
+        elif not connection and requests:
+            yield from join(daemon, _start_request(daemon, requests.pop(0)))
+    for uid in requests:
+        yield from join(daemon, _start_request(daemon, uid))
+
+
+def _start_request(daemon: Daemon, uid: int) -> QueueEntry:
+    return QueueEntry(daemon.tickets.take(), daemon.serving_uid(uid))
+
+
+def is_behind_a_place(daemon: Daemon, entry: QueueEntry) -> bool:
+    """Whether a client that waited before an entry has not returned yet."""
+    return any(ticket < entry.ticket for ticket in daemon.places.values())
 
 
 def _limit_overtaking(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
@@ -109,13 +143,14 @@ def _wait_line(entry: QueueEntry, before: str) -> Log:
     return Log("turn_awaited", {"pid": entry.peer.pid, "uid": entry.uid, "before": before})
 
 
-def _before(daemon: Daemon, uid: int) -> str:
-    """Return what an entry of this user that joins the queue now waits for: the other users before it, in order."""
+def _before(daemon: Daemon, entry: QueueEntry) -> str:
+    """Return what an entry that joins the queue waits for: the other users before it, in order."""
+    uid = entry.uid
     if daemon.together:
         waits = daemon.is_full and daemon.server_named(server_of_user(uid)) is None
         return f"one of {len(daemon.servers)} users" if waits else ""
     users = [server.uid for server in daemon.servers.values()]
-    ahead = [entry.uid for entry in daemon.queue]
+    ahead = [one.uid for one in daemon.queue if one.ticket < entry.ticket]
     if uid in ahead and not is_closed_to_newcomers(daemon, uid):
         # Served together with the entries of its user that wait already.
         ahead = ahead[: ahead.index(uid)]

@@ -55,6 +55,10 @@ class Configuration:
     """The number of those that were refused, if an earlier daemon began them."""
     awaited: bool = False
     """The daemon starts, and has not come to its file yet."""
+    text: bytes | None = field(default=None, repr=False)
+    """The content of the file; None: there is none, or an earlier version of pympsd applied it."""
+    plan: tuple[object, object] | None = field(default=None, eq=False, repr=False)
+    """What was read from the text last: the surroundings and the plan (see `pympsd.configuration.in_force`)."""
 
     @property
     def failed(self) -> int:

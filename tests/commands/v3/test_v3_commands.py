@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from copy import deepcopy
+from hashlib import sha256
 
 import pytest
 
@@ -204,10 +205,14 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
         ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
         ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
-        ("lspart", "lspart is a command of protocol 2; this daemon speaks 3: sm-partition list --all"),
+        ("lspart --all", "'lspart' takes no arguments, not '--all'."),
+        ("srver list", "Unknown module 'srver'. Did you mean 'server'? Modules: client, "),
+        ("get_server_lst", "Unknown module 'get_server_lst'. Did you mean 'get_server_list'? Modules: client, "),
+        ("server lst", "Unknown verb 'lst' of module 'server'. Did you mean 'list'? Verbs: create, "),
+        ("server list --frmat=csv", "Unknown option '--frmat' of 'server list'. Did you mean '--format'? Options: "),
         (
             "start_server -uid 5 -mlopart",
-            "start_server is a command of protocol 2; this daemon speaks 3: server crea",
+            "start_server is a command of protocol 2; this daemon speaks 3: server create --uid=5 (-mlopart has no ",
         ),
     ],
 )
@@ -388,13 +393,13 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
 
 def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
     daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
-    text = 'schema_version = "1.0"\n[servers.c]\npinned_memory_limit = "{}=4G"\n'
+    text = 'schema_version = "1.0"\n[servers.c]\nuid = 7\npinned_memory_limit = "{}=4G"\n'
     assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
         "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
     )
     assert daemon.named_servers["c"].namespaces["default"].pinned_memory == {1: PinnedMemory(4 << 30)}
     assert _ask(daemon, "config apply F", file=text.format(1)).diagnostic.startswith(
-        "F:3: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
+        "F:4: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
     )
 
 
@@ -489,6 +494,8 @@ def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
 
 
 FILE = """schema_version = "1.0"
+[servers.a]
+uid = 7
 [servers.a.namespaces.hi]
 active_thread_percentage = "30"
 [servers.c.namespaces.lo]
@@ -508,7 +515,10 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
     assert _answers(begun) == []
     status = _ask(daemon, "config status")
     assert status.refused
-    assert status.printed == "generation=1 source=F applied=1970-01-01T00:00:01Z pending=2 failed=0\n"
+    assert status.printed == (
+        f"generation=1 source=F applied=1970-01-01T00:00:01Z hash={sha256(FILE.encode()).hexdigest()} "
+        "pending=2 failed=0\n"
+    )
     assert _opened(daemon, "c", "lo") == []
     spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned[0].server, 900))
@@ -560,7 +570,7 @@ def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -
 def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:
     daemon.configuration = Configuration(awaited=True)
     assert _ask(daemon, "config status").refused
-    assert _ask(daemon, "config status").printed == "generation=0 source=- applied=- pending=1 failed=0\n"
+    assert _ask(daemon, "config status").printed == ("generation=0 source=- applied=- hash=- pending=1 failed=0\n")
     _ask(daemon, "config apply F", file='schema_version = "1.0"')
     assert not _ask(daemon, "config status").refused
 
@@ -619,6 +629,7 @@ def test_a_check_says_what_the_real_run_refuses(daemon: Daemon) -> None:
     _ask(daemon, f"sm-partition create p --server=b --device={one} --chunks=12")
     text = f"""schema_version = "1.0"
 [servers.a]
+uid = 7
 devices = [{{ uuid = "{zero}", sm_partitions = [{{ name = "y", chunks = 1 }}] }}]
 [servers.c]
 devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{ name = "w", chunks = 2 }}] }}]
@@ -645,11 +656,12 @@ def test_partitions_of_a_file_are_on_devices_that_their_server_has(daemon: Daemo
     daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
     text = """schema_version = "1.0"
 [servers.c]
+uid = 7
 {}
 devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
 """
     assert _ask(daemon, "config apply F", file=text.format("", zero)).diagnostic == (
-        "F:4: servers.c.devices.0.uuid: the server's allowed_devices lack it"
+        "F:5: servers.c.devices.0.uuid: the server's allowed_devices lack it"
     )
     other = _ask(daemon, "config apply F", file=text.format('allowed_devices = "0"', zero))
     assert other.printed == "server 'c' keeps its devices: delete it first to give it others\n"
@@ -774,3 +786,54 @@ def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> No
     for device in json.loads(_printed(daemon, "device list --format=json")):
         assert {key: device[key] for key in keys} == dict.fromkeys(keys)
     assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}
+
+
+def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
+    zero, one = (device.uuid for device in DEVICES)
+    _ask(daemon, f"sm-partition create p --server=b --device={zero} --chunks=10")
+    _ask(daemon, f"sm-partition create q --server=b --device={zero} --chunks=2")
+    process = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
+    process.clients = {9: Client(9, 77, 8, "python", 11, partitions={0: "q"})}
+    rows = [line.split() for line in _printed(daemon, "lspart", 1000).splitlines()]
+    ids = [row["visible-uuid"] for row in json.loads(_printed(daemon, "sm-partition list --format=json"))]
+    assert rows == [
+        ["GPU", "Partition", "free", "used", "free", "used", "clients"],
+        ["chunks", "chunks", "SM", "SM"],
+        [zero[:12], "3", "12", "36", "96"],
+        [zero[:12], ids[0], "10", "80", "No"],
+        [zero[:12], ids[1], "2", "16", "Yes"],
+        [one[:12], "15", "0", "132", "0"],
+    ]
+    (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, b"lspart", server="b", namespace="default")))
+    assert (tenant.refused, tenant.printed) == (True, "")
+    daemon.has_own_servers = False
+    assert _ask(daemon, "lspart").refused
+
+
+def test_every_query_answers_with_json(daemon: Daemon) -> None:
+    for query in LISTS:
+        rows = json.loads(_printed(daemon, f"{query} --format=json"))
+        assert json.loads(_printed(daemon, f"{query} --json")) == rows
+    assert json.loads(_printed(daemon, "server get a uid --json")) == "7"
+    assert json.loads(_printed(daemon, "config show --json")) == _printed(daemon, "config show").removesuffix("\n")
+    assert "Unknown option '--json' of 'server create'" in _ask(daemon, "server create x --json").printed
+    assert _ask(daemon, "server list --json --format=csv").refused
+    assert _ask(daemon, "server get x uid --json").printed == ""
+
+
+FIVE = "\N{ARABIC-INDIC DIGIT FIVE}"
+NO_NUMBERS = {
+    "server create x --uid={}": (NO_USER, 99999999999, "-1", "0x10", "1e3", "5x", "+5", "", FIVE),
+    "server set a --active-thread-percentage={}": ("0", "-1", "1e2", "0x32", "101", "5x", FIVE),
+    "namespace set hi --server=a --pinned-memory-limit={}": ("-1G", "0G", "0x1G", "1e3M", f"{'9' * 30}G", f"{FIVE}G"),
+    "namespace set hi --server=a --client-priority={}": ("2", "-1", "0x1", "01", "+1", FIVE),
+    "sm-partition create p --server=b --device=0 --chunks={}": ("0", "-1", "0x1", "1e1", "9" * 9, FIVE),
+    "client terminate {}": ("-1", "0x10", "3165259x", "9" * 30, FIVE),
+}
+
+
+@pytest.mark.parametrize("line", [line.format(number) for line, numbers in NO_NUMBERS.items() for number in numbers])
+def test_a_number_that_is_not_one_changes_nothing(daemon: Daemon, line: str) -> None:
+    before = deepcopy(daemon.named_servers)
+    assert _ask(daemon, line).refused
+    assert daemon.named_servers == before

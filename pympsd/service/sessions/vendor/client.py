@@ -78,6 +78,7 @@ class VendorClientSession(Waiting):
             origin=origin_of(self.known) if self.dispatcher.state.asks_origins else None,
             at=self.since,
             container_pid=container_pid_of(self.peer.pid),
+            connection=self.key,
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

@@ -28,6 +28,9 @@ class ToolSession:
     def working(self) -> None:
         """Say nothing: the tool waits without a limit."""
 
+    def note(self, text: str) -> None:
+        """Do nothing: the protocol has no place for diagnostics."""
+
     def answer(self, answer: Answer) -> None:
         """Send the printed lines; the protocol has no place for diagnostics."""
         for part in answer.parts:

@@ -1,0 +1,141 @@
+"""Which configuration is in force in a daemon: its hash, and what of its file has been changed since.
+
+The daemon keeps the text of the file that was applied last, and not only its plan: after a restart the devices may
+have other indices, and the text is read again for those. A plan is computed once for each set of surroundings,
+because a readiness probe asks again and again.
+
+The hash is one that an administrator can compute without pympsd. In protocol 3 it is that of the file
+(``sha256sum FILE``). A daemon of protocol 2 is configured by commands; there it is that of what ``config show``
+prints, with its defaults (``pympsd config show | sha256sum``).
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import cast
+
+from attrs import evolve
+
+from pympsd.configuration.changes import State, changes
+from pympsd.configuration.plan import Features, Plan, Surroundings
+from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.configuration.show import shown
+from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.v3.partitions import clients_in
+from pympsd.state_machine.v3.servers import clients
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.partitions import SmPartition
+
+Defaults = tuple[ThreadPercentage, ClientPriority, dict[int, PinnedMemory]]
+
+
+def surroundings_of(daemon: Daemon) -> Surroundings:
+    """Return what a file is checked against."""
+    return Surroundings(
+        daemon.devices,
+        daemon.uid,
+        daemon.multiuser,
+        daemon.pipe_directory,
+        daemon.protocol,
+        daemon.has_own_servers,
+        {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
+        {
+            name: named.allowed_devices
+            for name, named in daemon.named_servers.items()
+            if named.allowed_devices is not None
+        },
+    )
+
+
+def state_of(daemon: Daemon, surroundings: Surroundings) -> State:
+    """Return the state with which a plan is compared."""
+
+    def count_clients(server: str, name: str | None) -> int:
+        return len(clients(daemon, server, name))
+
+    def count_clients_in(server: str, partition: SmPartition) -> int:
+        return len(clients_in(daemon, daemon.named_servers[server], partition))
+
+    return State(
+        daemon.named_servers,
+        surroundings,
+        count_clients,
+        count_clients_in,
+        daemon.rules,
+        _features(daemon),
+        daemon.cgroup_limits,
+        daemon.shares,
+    )
+
+
+def find_differences(daemon: Daemon) -> list[str]:
+    """Return what ``config apply --check`` would print for the file that was applied last, without "no change".
+
+    Without a file, or if its text is not known, nothing differs.
+    """
+    if not daemon.configuration.text:
+        return []
+    surroundings = surroundings_of(daemon)
+    try:
+        plan = _read_once(daemon, surroundings)
+    except BadFile as error:
+        return [problem.shown(daemon.configuration.source) for problem in error.problems]
+    return [change.text for change in changes(plan, state_of(daemon, surroundings))]
+
+
+def render(daemon: Daemon) -> str:
+    """Return the daemon's state as a configuration file."""
+    return shown(
+        daemon.named_servers,
+        surroundings_of(daemon),
+        daemon.rules or (),
+        _features(daemon),
+        daemon.cgroup_limits,
+        daemon.shares.configured,
+        _default_commands(daemon) if daemon.protocol == 2 else (),
+    )
+
+
+def compute_hash(daemon: Daemon) -> str:
+    """Return the SHA-256 of the configuration in force, in hexadecimal; empty: there is none, or it is not known."""
+    if daemon.protocol == 2:
+        return sha256(f"{render(daemon)}\n".encode("utf-8", "surrogateescape")).hexdigest()
+    text = daemon.configuration.text
+    return "" if text is None else sha256(text).hexdigest()
+
+
+def defaults_of(daemon: Daemon) -> Defaults:
+    """Return the defaults that commands of protocol 2 set."""
+    return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
+
+
+def count_change(daemon: Daemon, before: Defaults) -> None:
+    """Begin a new generation of the configuration if a command has changed a default of protocol 2."""
+    if defaults_of(daemon) != before:
+        daemon.configuration = evolve(daemon.configuration, generation=daemon.configuration.generation + 1)
+
+
+def _features(daemon: Daemon) -> Features:
+    return Features(daemon.default_socket, daemon.accounts_cgroups, daemon.audits_memory)
+
+
+def _read_once(daemon: Daemon, surroundings: Surroundings) -> Plan:
+    """Return the plan of the file that was applied last; raise BadFile."""
+    configuration = daemon.configuration
+    if configuration.plan is None or configuration.plan[0] != surroundings:
+        plan, _ = read_plan(configuration.text or b"", surroundings)
+        daemon.configuration = evolve(configuration, plan=(surroundings, plan))
+        return plan
+    return cast(Plan, configuration.plan[1])
+
+
+def _default_commands(daemon: Daemon) -> tuple[str, ...]:
+    """Return the commands of protocol 2 that set the daemon's defaults."""
+    return (
+        f"set_default_active_thread_percentage {daemon.thread_percentage}",
+        f"set_default_client_priority {daemon.client_priority}",
+        *(
+            f"set_default_device_pinned_mem_limit {device} {limit}"
+            for device, limit in sorted(daemon.memory_limits.items())
+        ),
+    )

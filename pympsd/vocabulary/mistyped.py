@@ -1,0 +1,52 @@
+"""What a mistyped word was probably meant to be, for the messages of every command line."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+BAD_USAGE: Final = 2
+SIMILARITY: Final = 0.7
+"""The least similarity of a suggestion, from 0 to 1 (difflib's ratio)."""
+
+
+def find_similar(word: str, known: Iterable[str]) -> str:
+    """Return the known word that is most like another one; empty if none is like it."""
+    import difflib
+
+    by_lower_case = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(word.lower(), by_lower_case, 1, SIMILARITY)
+    return by_lower_case[found[0]] if found else ""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that suggests a known word: ``; did you mean --users?``, or ``.``"""
+    similar = find_similar(word, known)
+    return f"; did you mean {similar}?" if similar else "."
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one sentence on standard error, and the exit status 2."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        """Parse arguments; an unknown option is reported first, because it may be why others are missing."""
+        for word in args or ():
+            if word == "--":
+                break
+            if word.startswith("-") and len(word) > 1 and not self._is_option(word):
+                option = word.partition("=")[0]
+                self.error(f"there is no option {option}{suggest(option, self._option_string_actions)}")
+        parsed: argparse.Namespace = super().parse_args(args, namespace)
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """Print a sentence and exit."""
+        self.exit(BAD_USAGE, f"{self.prog}: {message}\n")
+
+    def _is_option(self, word: str) -> bool:
+        """Whether a word is an option, may be an abbreviation of one, or is a negative number."""
+        option = word.partition("=")[0]
+        if word.startswith("--"):
+            return any(known.startswith(option) for known in self._option_string_actions)
+        return word[:2] in self._option_string_actions or self._negative_number_matcher.match(word) is not None
