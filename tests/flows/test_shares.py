@@ -145,7 +145,7 @@ def test_a_configuration_file_sets_shares_which_outlive_the_daemon(daemon: Daemo
     start(daemon, "--user-share", "namespaces=1")
     file = daemon.directory / "shares.toml"
     file.write_text('schema_version = "1.0"\n[shares]\nnamespaces = 2\nbuffers = "32M"\n')
-    assert ctl(daemon, f"config apply {file}") == "set shares: namespaces 1 -> 2, buffers 67108864 -> 33554432"
+    assert ctl(daemon, f"config apply {file}") == "set shares: namespaces 1 -> 2, buffers 16777216 -> 33554432"
     assert ctl(daemon, f"config apply {file}") == "no change"
     assert asked(daemon, GREEDY, "server create greedy") == ""
     made, refusal = taken(daemon, GREEDY, "namespace create n{} --server=greedy")
