@@ -38,7 +38,7 @@ def test_answers_of_several_commands_in_one_session(daemon: DaemonProcess) -> No
         "Server 7 not found\nServer 7 not found\n\n"
     )
     wait_until(lambda: daemon.log()[-1] == "UI closed", "the end of the session")
-    assert daemon.log()[4:] == [
+    assert daemon.log()[5:] == [
         "Accepting connection...",
         "NEW UI",
         "Cmd:get_server_list",
