@@ -193,6 +193,15 @@ def resolved(machine: str) -> str:
     return os.path.realpath(machine) if is_file(machine) else machine
 
 
+def unusable_directory(machine: str) -> str:
+    """Return what is wrong with the directory of PYMPSD_STATE_DIRECTORY, if a machine's state belongs there."""
+    named = os.environ.get(DIRECTORY)
+    if not named or os.path.isdir(named) or not state_folder_of(machine).path.startswith(os.path.join(named, "")):
+        return ""
+    effect = "compute modes cannot be set, and pympsd-smi cannot see which processes use the devices"
+    return f"{DIRECTORY}={named} is not a directory: {effect}. Make it (mkdir -p {named})"
+
+
 def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[DeviceFacts, ...]:
     """Return a machine's devices with their current compute modes; raise BadMachine."""
     modes = state_folder_of(machine).modes()

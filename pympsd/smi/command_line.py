@@ -6,7 +6,7 @@ import os
 import sys
 
 from pympsd.devices.machine import VARIABLE, BadMachine
-from pympsd.devices.state_folder import with_machine_file
+from pympsd.devices.state_folder import unusable_directory, with_machine_file
 from pympsd.smi import changes, queries, report, summary
 from pympsd.smi.machine import Machine, NoSuchDevice
 from pympsd.smi.options import Action, Refused, Request, parse, usage
@@ -59,6 +59,8 @@ def _answer(request: Request, name: str) -> tuple[str, int]:
         case Action.VERSION:
             return _version(), 0
     text = with_machine_file(os.environ).get(VARIABLE) or "H200"
+    if complaint := unusable_directory(text):
+        sys.stderr.write(f"{name}: {complaint}\n")
     machine = Machine.of(text, request.action not in WITHOUT_PROCESSES)
     devices = machine.chosen(request.ids)
     match request.action:

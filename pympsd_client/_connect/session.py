@@ -10,6 +10,7 @@ from typing import Any, Final
 from pympsd.channel.descriptors import close_all, require_room
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import PERCENTAGE
 from pympsd.wire.messages import (
     CloseContext,
     ContextClosed,
@@ -181,6 +182,6 @@ class Session:
 def _percentage_now() -> float | None:
     """Return the percentage for a context made now; None if the environment has no valid one."""
     try:
-        return ThreadPercentage.parse(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")).value
+        return ThreadPercentage.parse(os.environ.get(PERCENTAGE, "")).value
     except BadLimit:
         return None
