@@ -246,6 +246,10 @@ class Daemon:
         except BlockingIOError:
             raise TimeoutError from None
 
+    def end_sending(self) -> None:
+        """Let the daemon know that no command follows."""
+        self.socket.shutdown(_socket.SHUT_WR)
+
     def receive(self) -> "tuple[int, bytes]":
         """Return the kind and body of the next frame; raise TimeoutError if the daemon is silent."""
         self._gather(frames.HEADER_BYTES)

@@ -50,9 +50,9 @@ class StateFolder:
     def path(self) -> str:
         """The path of the folder, whether or not it exists."""
         if not self.description:
-            return os.path.join(_directory(), "pympsd-devices.state")
+            return os.path.join(directory(), "pympsd-devices.state")
         if self.description.startswith(CONFIGURATION):
-            return os.path.join(_directory(), f"{self.description.strip('/').replace('/', '-')}.state")
+            return os.path.join(directory(), f"{self.description.strip('/').replace('/', '-')}.state")
         return f"{self.description}.state"
 
     def make(self) -> None:
@@ -164,8 +164,8 @@ def state_folder_of(machine: str) -> StateFolder:
     return StateFolder(os.path.realpath(machine) if is_file(machine) else "")
 
 
-def _directory() -> str:
-    """Return the folder of the state that is beside no file."""
+def directory() -> str:
+    """Return the folder of the state of machines that is not next to their description."""
     if named := os.environ.get(DIRECTORY):
         return named
     try:

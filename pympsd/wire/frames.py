@@ -23,6 +23,10 @@ OPERATOR_PROTOCOL = 7
 OPERATOR_FILE = 8
 """The text of the file that the next line names: it is read with the operator's rights, not the daemon's."""
 ASKS_PROTOCOL = b"?"
+OPERATOR_MACHINE = 9
+"""The daemon's machine as JSON, the only answer to a hello with the body ASKS_MACHINE: its backend, and what
+PYMPSD_EMULATED_DEVICES and PYMPSD_STATE_DIRECTORY are for it."""
+ASKS_MACHINE = b"machine"
 
 FIRST_MESSAGE_KIND = 16
 """Kinds from here on are messages (messages.py)."""
