@@ -75,7 +75,7 @@ OPTIONS: Final = (
     ),
     ("--metrics PORT|PATH", "with -d or -f: serve OpenMetrics text at a port of 127.0.0.1, or a Unix socket"),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
-    ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
+    ("--log-dialect documented|r580|json", "with -d or -f: the dialect of the logs; also PYMPSD_LOG_DIALECT"),
     ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _PATIENCE),
     ("--terminate-by-reset", _RESET),
