@@ -1,30 +1,25 @@
-"""PYMPSD_EXPLAIN: lines on standard error about calls that failed and about settings that are wrong.
+"""PYMPSD_EXPLAIN: lines on standard error about calls that failed; `setting_reports` has those about settings.
 
-With 1 every failed call is explained, whether the program imports `pympsd_client` or runs under pympsd-run, and
-cuInit reports the wrong settings of the environment. With 0 nothing is. Without the variable, `pympsd_client.routing`
-alone writes a line for each function that pympsd does not support, once.
+With 1 every failed call is explained, whether the program imports `pympsd_client` or runs under pympsd-run. With 0
+none is. Without the variable, `pympsd_client.routing` alone writes a line for each function that pympsd does not
+support, once.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.variables import EXPLAIN, Reader, problems
+from pympsd.vocabulary.variables import EXPLAIN
 from pympsd_client._arguments.errors import CudaError, failed, name_of
+from pympsd_client._arguments.setting_reports import is_on, write
 
 _QUIET: Final = frozenset({Result.ERROR_NOT_READY})
 """Answers to a question, no failures."""
 _explained: Final[set[str]] = set()
 """The functions that a line was written about."""
-
-
-def is_on() -> bool:
-    """Return whether all failed calls are explained."""
-    return os.environ.get(EXPLAIN, "") not in ("", "0")
 
 
 def explain(name: str, code: int, reason: str, *, is_lacking: bool = False, result: str = "") -> None:
@@ -34,7 +29,7 @@ def explain(name: str, code: int, reason: str, *, is_lacking: bool = False, resu
         return
     _explained.add(name)
     result = result or (name_of(code) or b"").decode() or str(code)
-    _write(f"{name}: {result}: {reason}")
+    write(f"{name}: {result}: {reason}")
 
 
 def failed_call(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
@@ -47,14 +42,3 @@ def failed_call(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
         return failed(error, outputs)
 
     return explained
-
-
-def report_settings(environment: Mapping[str, str]) -> None:
-    """Write a line for each wrong setting of a client, if all failed calls are explained."""
-    if is_on():
-        for problem in problems(environment, Reader.CLIENT).values():
-            _write(problem)
-
-
-def _write(sentence: str) -> None:
-    print(f"pympsd: {sentence}", file=sys.stderr, flush=True)

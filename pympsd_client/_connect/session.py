@@ -20,6 +20,7 @@ from pympsd.wire.messages import (
     SessionWelcome,
 )
 from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.setting_reports import report_settings
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.api_version import check_api_version
 from pympsd_client._connect.connection import Device, Opened, open_stream
@@ -181,7 +182,9 @@ class Session:
 
 def _percentage_now() -> float | None:
     """Return the percentage for a context made now; None if the environment has no valid one."""
+    text = os.environ.get(PERCENTAGE, "")
+    report_settings({PERCENTAGE: text})
     try:
-        return ThreadPercentage.parse(os.environ.get(PERCENTAGE, "")).value
+        return ThreadPercentage.parse(text).value
     except BadLimit:
         return None

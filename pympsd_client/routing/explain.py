@@ -9,7 +9,8 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.entry_point import exhausted
 from pympsd_client._arguments.errors import CudaError, failed
-from pympsd_client._arguments.explanations import explain, is_on
+from pympsd_client._arguments.explanations import explain
+from pympsd_client._arguments.setting_reports import is_on
 
 _BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
 """Results of programs that run on a GPU."""

@@ -15,7 +15,8 @@ from pympsd_client._api import stream as streams
 from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
-from pympsd_client._arguments.explanations import explain, is_on
+from pympsd_client._arguments.explanations import explain
+from pympsd_client._arguments.setting_reports import is_on
 from pympsd_client._arguments.values import check_count
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread

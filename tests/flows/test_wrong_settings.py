@@ -65,7 +65,10 @@ def test_the_variable_and_the_command_read_a_percent_sign_in_the_same_way(make_d
     daemon = make_daemon(**{PERCENTAGE: "50%"})
     assert "pympsd reads 50" in daemon.start().stderr
     assert daemon.say("get_default_active_thread_percentage") == "50.0\n"
-    assert daemon.say("set_default_active_thread_percentage 25%") == "25.0\n"
+    for text, percentage in (("25%", "25.0\n"), ("33,3", "33.0\n")):
+        done = daemon.run([], f"set_default_active_thread_percentage {text}")
+        assert (done.stdout, done.stderr) == (percentage, f"{text!r} is read as {percentage[:2]}\n")
+    assert daemon.run([], "set_default_active_thread_percentage 12.5").stderr == ""
     one_line(daemon, "a number without a percent sign (pympsd reads 50), not '50%'", "control.log")
 
 
