@@ -346,6 +346,10 @@ class Daemon:
         except BlockingIOError:
             raise TimeoutError from None
 
+    def end_sending(self) -> None:
+        """Let the daemon know that no command follows."""
+        self.socket.shutdown(_socket.SHUT_WR)
+
     def receive(self) -> "tuple[int, bytes]":
         """Return the kind and body of the next frame.
 

@@ -16,7 +16,7 @@ from pympsd.configuration.plan import Plan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
-from pympsd.devices.state_folder import with_machine_file
+from pympsd.devices.state_folder import unusable_directory, with_machine_file
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
@@ -26,7 +26,7 @@ from pympsd.process_title import show_as
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.service.files.state_file import lost_in_protocol_2, trace_left
 from pympsd.service.files.symbolic_links import check_links
-from pympsd.service.metrics import listen
+from pympsd.service.metrics import end, listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
@@ -40,11 +40,11 @@ from pympsd.vocabulary.settings import (
     SCHEDULING_POLICY,
     TURN_POLICIES,
     TURN_POLICY,
-    BadSetting,
     Settings,
     check_executor_settings,
     with_shares,
 )
+from pympsd.vocabulary.variables import BadSetting
 
 READY = b"."
 CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
@@ -104,6 +104,8 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
         if lost and options.replace:
             return _complain(_would_lose(lost, settings), 1)
+        if options.metrics and options.replace:
+            _check_metrics(options.metrics, settings.pipe_directory)
         trace = trace_left(settings.pipe_directory)
         # Last: an error in this start must not end the daemon that runs.
         directory = (replace if options.replace else claim)(settings.pipe_directory)
@@ -111,7 +113,7 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
             return _complain(_would_lose(lost, settings), 1)
         if trace:
             _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
-        metrics = _metrics(options, settings.pipe_directory) if options.metrics else None
+        metrics, complaint = _metrics(options, settings.pipe_directory) if options.metrics else (None, "")
     except AlreadyRunning as error:
         print("An instance of this daemon is already running")
         return _complain(str(error), 1) if str(error) else 1
@@ -130,6 +132,9 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         return _complain(error.args[0], 1)
     except (BadSetting, ValueError) as error:
         return _complain(str(error), 1)
+    unusable = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
+    complaints = (*settings.complaints, *filter(None, (unusable, complaint)))
+    settings = evolve(settings, complaints=complaints)
     for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
         _complain(complaint, 0)
     for variable, folder in (
@@ -167,16 +172,31 @@ def _policies(machine: Machine) -> TurnPolicy:
     return chosen
 
 
-def _metrics(options: Options, pipe_directory: str) -> socket.socket | None:
-    """Return the socket of --metrics; None if it cannot be, and a daemon was replaced that cannot come back."""
+def _check_metrics(address: str, pipe_directory: str) -> None:
+    """Raise BadSetting for an address of --metrics that cannot be, before the running daemon is replaced.
+
+    An address that is in use passes, because that daemon itself may use it.
+    """
     try:
-        return listen(options.metrics, pipe_directory)
+        end(listen(address, pipe_directory), handed_over=False)
     except OSError as error:
-        reason = f"--metrics {options.metrics}: {error.strerror or error}"
+        if error.errno != errno.EADDRINUSE:
+            raise BadSetting(_cannot_listen(address, error)) from None
+
+
+def _metrics(options: Options, pipe_directory: str) -> tuple[socket.socket | None, str]:
+    """Return the socket of --metrics; None and why, if a daemon was replaced that cannot come back."""
+    try:
+        return listen(options.metrics, pipe_directory), ""
+    except OSError as error:
+        reason = _cannot_listen(options.metrics, error)
         if not options.replace:
             raise BadSetting(reason) from None
-        _complain(f"{reason}; the daemon starts without metrics", 0)
-        return None
+        return None, f"{reason}; the daemon starts without metrics"
+
+
+def _cannot_listen(address: str, error: OSError) -> str:
+    return f"--metrics {address}: {error.strerror or error}"
 
 
 def _configuration(

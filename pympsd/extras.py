@@ -18,9 +18,9 @@ FOLDER: Final = Path(__file__).parent / EXTRAS
 CHECKOUT: Final = Path(__file__).parents[1]
 PLACES: Final = (
     ("docs/man/*.1", "share/man/man1"),
-    ("docs/completions/pympsd", "share/bash-completion/completions"),
-    ("docs/completions/_pympsd", "share/zsh/site-functions"),
-    ("docs/completions/pympsd.fish", "share/fish/vendor_completions.d"),
+    ("docs/completions/bash/*", "share/bash-completion/completions"),
+    ("docs/completions/zsh/*", "share/zsh/site-functions"),
+    ("docs/completions/fish/*", "share/fish/vendor_completions.d"),
     ("docs/systemd/*.service", "lib/systemd/system"),
     ("docs/systemd/user/*.service", "lib/systemd/user"),
     ("docs/profile.d/*.sh", "etc/profile.d"),

@@ -22,6 +22,7 @@ from pympsd.version import VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.sm_rounding import rounding
+from pympsd.vocabulary.variables import problems
 from pympsd_client import driver, last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.process import process
@@ -79,6 +80,7 @@ def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
         wrong.append(answer["error"])
     variables = sorted(name for name in os.environ if name.startswith(("CUDA_", "PYMPSD_")))
     yield "environment", " ".join(f"{name}={os.environ[name]}" for name in variables) or "nothing of CUDA or pympsd"
+    wrong += filter(None, (*problems(os.environ).values(), answer.get("complaint", "")))
     if status == SILENT:
         wrong.append(f"the daemon does not answer: {daemon}")
         return

@@ -17,6 +17,7 @@ from pympsd.commands.v3.registry import COMMANDS
 from pympsd.state_machine.daemon_state import MOST_SERVERS
 from pympsd.version import VERSION
 from pympsd.vocabulary import shares
+from pympsd.vocabulary.variables import VARIABLES, Reader, plain
 
 USAGE: Final[dict[str, str]] = {
     "get_server_status": "PID",
@@ -64,11 +65,6 @@ _SHARES: Final = (
     f"{', '.join(f'{each.name} ({each.share})' for each in shares.RESOURCES)}; also {shares.VARIABLE}"
 )
 
-_BACKEND: Final = (
-    "vendor (the driver's own MPS server), cuda (pympsd's server on a GPU), emulated, or auto: the first of them "
-    "that this machine has, and emulated if PYMPSD_EMULATED_DEVICES is set"
-)
-
 _RESET: Final = (
     "with -d or -f: terminate_client resets a device that cannot stop the client's kernel within 10 s, as a fatal "
     "fault of it would; without it the answer is 702"
@@ -85,7 +81,7 @@ OPTIONS: Final = (
     ),
     ("--metrics PORT|PATH", "with -d or -f: serve OpenMetrics text at a port of 127.0.0.1, or a Unix socket"),
     ("--replace", "with -d or -f: take over from the daemon that runs, if one does; servers and clients go on"),
-    ("--log-dialect NAME", "with -d or -f: documented (default), r580 or json; also PYMPSD_LOG_DIALECT"),
+    ("--log-dialect documented|r580|json", "with -d or -f: the dialect of the logs; also PYMPSD_LOG_DIALECT"),
     ("--users in-turn|together", _USERS),
     ("--turn-patience SECONDS", _PATIENCE),
     (f"{shares.OPTION} RESOURCE=VALUE", _SHARES),
@@ -118,63 +114,13 @@ OPTIONS: Final = (
     ("-h, --help", "print this"),
 )
 
-FILES: Final = (
-    (
-        "CUDA_MPS_PIPE_DIRECTORY",
-        "where the daemon's socket is; default /tmp/nvidia-mps, of root's daemon in protocol 3 /run/nvidia-mps",
-    ),
-    ("CUDA_MPS_PROTOCOL_VERSION", "2 or 3: the protocol of a daemon that is started"),
-    ("CUDA_MPS_LOG_DIRECTORY", "where control.log and server.log are; default /var/log/nvidia-mps"),
-    ("CUDA_VISIBLE_DEVICES", "the devices the daemon has, by index or UUID"),
-    ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "the default active thread percentage"),
-    ("CUDA_MPS_CLIENT_PRIORITY", "the default client priority"),
-    ("CUDA_MPS_SM_PARTITION", "of a client in protocol 3: its static SM partitions, 0/large"),
-    ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "the default pinned memory limits: 0=1G,GPU-...=512MB"),
-    ("PYMPSD_BACKEND", _BACKEND),
-    ("PYMPSD_VENDOR_SERVER", "the path of the driver's MPS server; default: the first in PATH"),
-    (
-        "PYMPSD_UNMAPPED_USERS",
-        "refuse or nobody: users without a number in the daemon's user namespace; default refuse",
-    ),
-    (shares.VARIABLE, "what a user who is not root may have: servers=16,namespaces=64,... ('share list' shows all)"),
-    ("PYMPSD_WORKER", "auto, native or python: what executes clients' records on a GPU"),
-    ("PYMPSD_DEVICE_CONNECTIONS", "hardware queues of an executor on a GPU, 1 to 32; default 32"),
-    (
-        "PYMPSD_STRICT_BOUNDS",
-        "1: an emulated GPU faults at the first byte beyond an allocation, not at the next unit",
-    ),
-    ("PYMPSD_TURN_POLICY", "order, fewest-turns or a plug-in: who of the waiting users is next; default order"),
-    (
-        "PYMPSD_SCHEDULING_POLICY",
-        "fair, memory, deadline:MILLISECONDS or a plug-in: whose work an emulated GPU runs next; default fair",
-    ),
-    ("PYMPSD_EMULATED_DEVICES", "the emulated machine: H200, 2xH200,1xP100, or the path of a TOML file"),
-    (
-        "PYMPSD_STATE_DIRECTORY",
-        "where the state of machines in short form, or described in /etc, is; default /run/pympsd, else /tmp",
-    ),
-)
+FILES: Final = tuple((each.name, plain(each.meaning)) for each in VARIABLES if Reader.DAEMON in each.readers)
+"""The variables that the daemon reads; clients read some of them, too."""
 
-CLIENT_VARIABLES: Final = (
-    (
-        "PYMPSD_UNMAPPED_DAEMON",
-        "refuse or trust: a daemon outside the user namespace that cannot prove whose it is; default refuse",
-    ),
-    (
-        "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
-        "1: each context of the client has the active thread percentage that its environment says when it is made",
-    ),
-    ("CUDA_DEVICE_MAX_CONNECTIONS", "above 2, the client's contexts take more of a device's 48 connections"),
-    ("PYMPSD_REQUIRE_MPS", "1: the client fails without a daemon; 0 (default): it runs on without"),
-    ("PYMPSD_LENIENT_LIMITS", "1: invalid entries of its memory limits are ignored and logged; 0: cuInit fails"),
-    ("PYMPSD_LAUNCHES", "auto, native (or no client) or python: whether repeated launches skip the interpreter"),
-    ("PYMPSD_TRACE", "a file to which every driver call of the program is written, with its time"),
-    (
-        "PYMPSD_EXPLAIN",
-        "under pympsd-run, 1: failed calls are explained on standard error; 0: none; else what is not supported",
-    ),
+CLIENT_VARIABLES: Final = tuple(
+    (each.name, plain(each.meaning)) for each in VARIABLES if Reader.DAEMON not in each.readers
 )
-"""Variables of programs, not of the daemon; CUDA_VISIBLE_DEVICES and the limits are a client's, too."""
+"""Variables of programs, not of the daemon."""
 
 TOOLS: Final = (
     (

@@ -1,6 +1,7 @@
 """Print the visible devices and their backend as JSON, ``{"devices": [...]}``; or ``{"error": "..."}``, status 1.
 
-They are those of a program by itself, or with ``--daemon`` those of a daemon.
+They are those of a program by itself, or with ``--daemon`` those of a daemon. ``complaint`` is about
+PYMPSD_STATE_DIRECTORY, and empty if that can be used.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from attrs import evolve
 
 from pympsd.devices.discovery import visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
-from pympsd.devices.state_folder import with_current_modes, with_machine_file
+from pympsd.devices.state_folder import unusable_directory, with_current_modes, with_machine_file
 from pympsd.vocabulary.settings import Settings
 
 
@@ -33,7 +34,8 @@ def main() -> int:
         devices = machine.devices
         if machine.backend == "emulated":
             devices = with_current_modes(devices, settings.emulated_devices)
-        answer: dict[str, object] = {"devices": devices, "backend": machine.backend}
+        complaint = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
+        answer: dict[str, object] = {"devices": devices, "backend": machine.backend, "complaint": complaint}
     except ValueError as error:
         answer = {"error": str(error)}
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")

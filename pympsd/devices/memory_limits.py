@@ -14,12 +14,10 @@ from attrs import frozen
 from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY, BadLimit, PinnedMemory
+from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS
 
 SHOWN: Final = 100
 """The number of characters of an invalid entry that are kept."""
-VARIABLES: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
-"""The documents use the second name once."""
-
 OF_CONTAINER: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 """MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit
 (apply-cuda-memory-limits), which takes a decimal number of 64 bits and nothing else."""
@@ -34,12 +32,12 @@ class BadEntry:
     entry: str
     """Cut if it is very long."""
     reason: str
-    variable: str = VARIABLES[0]
+    variable: str = MEMORY_LIMITS[0]
 
 
 def text_of(environment: Mapping[str, str]) -> str:
     """Return the text of an environment, empty if it has none; the first name wins."""
-    return next((environment[name] for name in VARIABLES if environment.get(name)), "")
+    return next((environment[name] for name in MEMORY_LIMITS if environment.get(name)), "")
 
 
 def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
@@ -62,7 +60,10 @@ def read(devices: Sequence[DeviceFacts], text: str, owner: str) -> tuple[dict[in
     limits: dict[int, PinnedMemory] = {}
     bad: list[BadEntry] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
-        word, _, value = (part.strip() for part in entry.partition("="))
+        word, equals, value = (part.strip() for part in entry.partition("="))
+        if not (word and equals) and any(character.isdigit() for character in entry):  # a limit, or a device
+            bad.append(BadEntry(entry[:SHOWN], f"the form is {MEMORY_LIMIT_FORM}"))
+            continue
         index = find_device(devices, word)
         if index is None:
             bad.append(BadEntry(entry[:SHOWN], no_such_device(devices, word[:SHOWN], owner)))

@@ -50,9 +50,9 @@ class StateFolder:
     def path(self) -> str:
         """The path of the folder, whether or not it exists."""
         if not self.description:
-            return os.path.join(_directory(), "pympsd-devices.state")
+            return os.path.join(directory(), "pympsd-devices.state")
         if self.description.startswith(CONFIGURATION):
-            return os.path.join(_directory(), f"{self.description.strip('/').replace('/', '-')}.state")
+            return os.path.join(directory(), f"{self.description.strip('/').replace('/', '-')}.state")
         return f"{self.description}.state"
 
     def make(self) -> None:
@@ -164,8 +164,8 @@ def state_folder_of(machine: str) -> StateFolder:
     return StateFolder(os.path.realpath(machine) if is_file(machine) else "")
 
 
-def _directory() -> str:
-    """Return the folder of the state that is beside no file."""
+def directory() -> str:
+    """Return the folder of the state of machines that is not next to their description."""
     if named := os.environ.get(DIRECTORY):
         return named
     try:
@@ -191,6 +191,15 @@ def with_machine_file(environment: Mapping[str, str]) -> dict[str, str]:
 def resolved(machine: str) -> str:
     """Return a description that means the same in any working directory."""
     return os.path.realpath(machine) if is_file(machine) else machine
+
+
+def unusable_directory(machine: str) -> str:
+    """Return what is wrong with the directory of PYMPSD_STATE_DIRECTORY, if a machine's state belongs there."""
+    named = os.environ.get(DIRECTORY)
+    if not named or os.path.isdir(named) or not state_folder_of(machine).path.startswith(os.path.join(named, "")):
+        return ""
+    effect = "compute modes cannot be set, and pympsd-smi cannot see which processes use the devices"
+    return f"{DIRECTORY}={named} is not a directory: {effect}. Make it (mkdir -p {named})"
 
 
 def with_current_modes(devices: Sequence[DeviceFacts], machine: str) -> tuple[DeviceFacts, ...]:

@@ -43,6 +43,7 @@ CONTROL_LINES: Final = {
         "Refusing commands of process {pid} of user {uid}: the socket is for clients only", None
     ),
     "client_refused": same("Refusing client {pid} from user {uid}: {reason}"),
+    "client_setting_wrong": Line("Client {pid} of user {uid}: {problem}", None),
     "turn_awaited": Line("Client {pid} of user {uid} waits for its turn after {before}", None),
     "turn_requested": Line("A server for user {uid} waits for its turn after {before}", None),
     "turn_policy_failed": Line(
@@ -135,6 +136,7 @@ SERVER_LINES: Final = {
     "device_unregistered": same(
         "Device {device} is served, but a server that wants it for itself cannot see that yet: {reason}"
     ),
+    "devices_not_registered": Line("pympsd-smi and other servers cannot see this server: {reason}", None),
     "device_registered": Line("Device {device} is registered now", None),
     "server_shutdown_notified": same("Server has been notified to shutdown"),
     "server_shutdown_busy": same("Server was unable to shutdown due to {workers} active clients"),
@@ -168,6 +170,7 @@ SERVER_LINES: Final = {
         r580_who="Client",
         r580_pid="pid",
     ),
+    "client_setting_wrong": Line("Client {pid}: {problem}", None),
     "client_limit_ignored": same("{variable}: {entry} is ignored: {reason}", r580_who="Client", r580_pid="pid"),
     "client_limit_refused": same("{variable}: {entry} is refused: {reason}", r580_who="Client", r580_pid="pid"),
     "connection_limit": same("Failed to accept new client. Maximum number of clients ({most}) reached."),

@@ -57,6 +57,20 @@ def _mode(word: str) -> str:
     return mode
 
 
+def set_persistence(devices: Sequence[Device], word: str) -> tuple[str, int]:
+    """Accept a persistence mode, which changes nothing: no client has to wait for an emulated device to be ready.
+
+    Scripts set it before they start MPS, and take a failure for a broken GPU.
+    """
+    if word.upper() not in ("0", "1", "DISABLED", "ENABLED"):
+        raise Refused(f"ERROR: Option {word} is invalid for -pm; it is 0 or 1.\n\n", BAD_VALUE)
+    if os.geteuid() != 0:
+        gpu = devices[0].bus_id
+        return f"Unable to set persistence mode for GPU {gpu}: Insufficient Permissions\n{EARLY_END}", NO_PERMISSION
+    lines = (f"GPU {each.bus_id} is emulated and always ready: persistence mode has no effect.\n" for each in devices)
+    return "".join(lines) + ALL_DONE, 0
+
+
 def reset(devices: Sequence[Device]) -> tuple[str, int]:
     """Reset devices that no process uses, which takes no work on emulated ones."""
     if os.geteuid() != 0:

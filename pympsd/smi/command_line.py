@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from typing import TextIO
 
-from pympsd.devices.machine import VARIABLE, BadMachine
-from pympsd.devices.state_folder import with_machine_file
-from pympsd.smi import changes, queries, report, summary
+from attrs import evolve
+
+from pympsd.devices.machine import BadMachine
+from pympsd.devices.state_folder import unusable_directory
+from pympsd.smi import changes, monitors, queries, report, source, summary
+from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Machine, NoSuchDevice
-from pympsd.smi.options import Action, Refused, Request, UnknownOption, parse, usage
+from pympsd.smi.options import (
+    NOT_SUPPORTED,
+    UNSUPPORTED_COMMANDS,
+    Action,
+    Refused,
+    Request,
+    UnknownOption,
+    parse,
+    usage,
+)
 from pympsd.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 from pympsd.vocabulary.mistyped import BAD_USAGE
 
@@ -20,8 +37,12 @@ NO_OUTPUT = 74
 """As that of pympsd."""
 VENDORS_NAME = "nvidia-smi"
 """The name of a link under which refusals are nvidia-smi's."""
-WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE)
+INTERRUPTED = 130
+"""As a shell reports a process that SIGINT ended."""
+WITHOUT_PROCESSES = (Action.LIST, Action.SET_MODE, Action.SET_PERSISTENCE)
 """Actions that do not show processes, and so need not wait for the lock of the machine's folder."""
+Answer = tuple[str, int]
+"""A text and the exit status; with a status other than 0 the text is a message, for standard error."""
 
 
 def main(arguments: list[str]) -> int:
@@ -30,46 +51,125 @@ def main(arguments: list[str]) -> int:
     if arguments and arguments[0].startswith("--argv0="):
         name = os.path.basename(arguments[0].partition("=")[2])
         arguments = arguments[1:]
-    try:
-        if arguments[:1] == ["memory-limits"]:
-            from pympsd.smi import memory_limits  # only this asks a daemon
-
-            text, status = memory_limits.answer(arguments[1:], name)
-        else:
-            text, status = _answer(parse(arguments), name)
-    except Refused as error:
-        if isinstance(error, UnknownOption) and name != VENDORS_NAME:
-            sys.stderr.write(f"{name}: {error.own_text}")
-            return BAD_USAGE
-        text, status = error.text.replace("{program}", name), error.status
-    except NoSuchDevice:
-        text, status = "No devices were found\n", NOT_FOUND
-    except BadMachine as error:
-        sys.stderr.write(f"{name}: {error}\n")
-        return NO_MACHINE
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # as `nvidia-smi | head -1` ends
-            sys.stderr.write(f"{name}: standard output: {error.strerror}: not all could be printed\n")
-            return NO_OUTPUT
+    status = 0
+    with ExitStack() as files:
+        try:
+            path, answers = _answers(arguments, name)
+            output: TextIO = files.enter_context(open(path, "w")) if path else sys.stdout
+            for text, status in answers:
+                if failure := _write(text, sys.stderr if status else output, path):
+                    break
+            else:
+                return status
+        except Refused as error:
+            if isinstance(error, UnknownOption) and name != VENDORS_NAME:
+                sys.stderr.write(f"{name}: {error.own_text}")
+                return BAD_USAGE
+            text, status = error.text.replace("{program}", name), error.status
+            failure = _write(text, sys.stderr if status else sys.stdout)
+        except NoSuchDevice:
+            failure, status = _write("No devices were found\n", sys.stderr), NOT_FOUND
+        except BadMachine as error:
+            failure, status = _write(f"{name}: {error}\n", sys.stderr), NO_MACHINE
+        except OSError as error:  # of -f
+            failure = f"{error.filename}: {error.strerror}"
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    if failure and failure != _CLOSED:
+        sys.stderr.write(f"{name}: {failure}: not all could be printed\n")
+        return NO_OUTPUT
     return status
 
 
-def _answer(request: Request, name: str) -> tuple[str, int]:
-    match request.action:
-        case Action.HELP:
-            return usage(name), 0
-        case Action.VERSION:
-            return _version(), 0
-    text = with_machine_file(os.environ).get(VARIABLE) or "H200"
-    machine = Machine.of(text, request.action not in WITHOUT_PROCESSES)
+_CLOSED = "closed"
+"""The failure of an output whose reader has ended, as `nvidia-smi | head -1` does."""
+
+
+def _write(text: str, output: TextIO, path: str = "") -> str:
+    """Write a text; return what kept it from being written, or nothing."""
+    try:
+        output.write(text)
+        output.flush()
+    except OSError as error:
+        if not path:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+        return _CLOSED if isinstance(error, BrokenPipeError) else f"{path or 'standard output'}: {error.strerror}"
+    return ""
+
+
+def _answers(arguments: list[str], name: str) -> tuple[str, Iterator[Answer]]:
+    """Return the file that answers go to, empty for standard output, and the answers; raise Refused."""
+    command, *rest = arguments or [""]
+    if command == "memory-limits":
+        from pympsd.smi import memory_limits  # only this gives a daemon commands
+
+        return "", iter([memory_limits.answer(rest, name)])
+    if command in monitors.COMMANDS:
+        monitor = monitors.parse(arguments)
+        return ("", iter([(usage(name), 0)])) if monitor is None else (monitor.file, _reports(monitor, name))
+    if command == "topo":
+        return "", iter([(monitors.topology(rest, _machine(name, False).devices), 0)])
+    if command in UNSUPPORTED_COMMANDS:
+        raise Refused(f"ERROR: {command} is not supported by emulated GPUs.\n\n", NOT_SUPPORTED)
+    request = parse(arguments)
+    return request.file, _repeated(request, name)
+
+
+def _reports(monitor: monitors.Monitor, name: str) -> Iterator[Answer]:
+    """Yield the reports of dmon or pmon, one each interval."""
+    machine = _machine(name)
+    for number in count():
+        if number:
+            time.sleep(monitor.seconds)
+            machine = Machine.of(machine.text)
+        yield monitors.report(monitor, machine.chosen(monitor.ids), number), 0
+        if number + 1 == monitor.count:
+            return
+
+
+def _repeated(request: Request, name: str) -> Iterator[Answer]:
+    """Yield the answer to a request, and if it has an interval again and again."""
+    immediate: dict[Action, Callable[[], str]] = {
+        Action.HELP: lambda: usage(name),
+        Action.VERSION: _version,
+        Action.GPU_FIELDS: lambda: queries.fields_help(DEVICE_FIELDS, DEVICE_ALIASES),
+        Action.APP_FIELDS: lambda: queries.fields_help(PROCESS_FIELDS, PROCESS_ALIASES),
+    }
+    if request.action in immediate:
+        yield immediate[request.action](), 0
+        return
+    has_processes = request.action not in WITHOUT_PROCESSES
+    machine = _machine(name, has_processes)
+    while True:
+        yield _answer(request, machine)
+        if request.interval is None:
+            return
+        time.sleep(request.interval)
+        machine = Machine.of(machine.text, has_processes)
+        request = evolve(request, form=request.form | {"noheader"})
+
+
+def _machine(name: str, has_processes: bool = True) -> Machine:
+    """Return the machine that is shown; raise BadMachine."""
+
+    def warn(sentence: str) -> None:
+        sys.stderr.write(f"{name}: {sentence}\n")
+
+    text = source.machine(warn)
+    if complaint := unusable_directory(text):
+        warn(complaint)
+    return Machine.of(text, has_processes)
+
+
+def _answer(request: Request, machine: Machine) -> Answer:
     devices = machine.chosen(request.ids)
     match request.action:
         case Action.LIST:
             return summary.listing(devices), 0
+        case Action.QUERY if request.xml:
+            from pympsd.smi import xml_report  # what it imports takes time
+
+            return xml_report.report(machine, devices, report.parts(request.value)), 0
         case Action.QUERY:
             return report.report(machine, devices, request.value), 0
         case Action.QUERY_GPU:
@@ -78,6 +178,8 @@ def _answer(request: Request, name: str) -> tuple[str, int]:
             return queries.of_processes(devices, request.value, request.form), 0
         case Action.SET_MODE:
             return changes.set_mode(machine, devices, request.value)
+        case Action.SET_PERSISTENCE:
+            return changes.set_persistence(devices, request.value)
         case Action.RESET:
             return changes.reset(devices)
         case _:

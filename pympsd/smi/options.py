@@ -1,4 +1,8 @@
-"""The command line of pympsd-smi; its refusals are those of nvidia-smi 580 (recorded)."""
+"""The command line of pympsd-smi; its refusals are those of nvidia-smi 580 (recorded).
+
+Every option of nvidia-smi is in a table here: it is carried out, or refused by its name because an emulated GPU has
+nothing that it could change. `usage`, the manual page and the completions of shells name the same options.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,12 @@ from attrs import frozen
 from pympsd.vocabulary.mistyped import suggest
 
 BAD_VALUE: Final = 2
+NOT_SUPPORTED: Final = 3
 BAD_OPTION: Final = 255
+DEFAULT_LOOP_SECONDS: Final = 5.0
 _CSV_MODIFIERS: Final = frozenset({"csv", "noheader", "nounits"})
+_MAX_INTERVAL: Final = 1 << 31
+"""In the unit of the option; nvidia-smi takes a 32-bit number."""
 
 
 class Refused(Exception):
@@ -29,7 +37,7 @@ class UnknownOption(Refused):
 
     def __init__(self, word: str, option: str) -> None:
         super().__init__(f"ERROR: Option {word} is not recognized. Please run '{{program}} -h'.\n\n", BAD_OPTION)
-        known = (*_SHORT, *_VALUED, *_PLAIN)
+        known = (*SHORT, *VALUED, *PLAIN)
         self.own_text = f"there is no option {word}{suggest(word, () if option in known else known)}\n"
         """The sentence under pympsd's own name."""
 
@@ -43,58 +51,151 @@ class Action(Enum):
     QUERY_GPU = "--query-gpu"
     QUERY_APPS = "--query-compute-apps"
     SET_MODE = "--compute-mode"
+    SET_PERSISTENCE = "--persistence-mode"
     RESET = "--gpu-reset"
     HELP = "--help"
+    GPU_FIELDS = "--help-query-gpu"
+    APP_FIELDS = "--help-query-compute-apps"
     VERSION = "--version"
 
 
 @frozen
 class Request:
-    """A command line; ``ids`` is None for all devices, ``value`` the action's value."""
+    """A command line, read."""
 
     action: Action = Action.SUMMARY
     ids: str | None = None
     value: str = ""
     form: frozenset[str] = frozenset()
     """The given modifiers, of csv, noheader and nounits."""
+    xml: bool = False
+    file: str = ""
+    """Where the output goes; empty: standard output."""
+    interval: float | None = None
+    """Seconds between two outputs; None: there is one output."""
 
 
-_SHORT: Final = {
+SHORT: Final = {
     "-L": "--list-gpus",
     "-q": "--query",
     "-c": "--compute-mode",
+    "-pm": "--persistence-mode",
     "-r": "--gpu-reset",
     "-h": "--help",
     "-i": "--id",
     "-d": "--display",
+    "-x": "--xml-format",
+    "-f": "--filename",
+    "-l": "--loop",
+    "-lms": "--loop-ms",
 }
-_VALUED: Final = frozenset({"--id", "--display", "--format", "--compute-mode", "--query-gpu", "--query-compute-apps"})
-_PLAIN: Final = frozenset({"--list-gpus", "--query", "--gpu-reset", "--help", "--version"})
+VALUED: Final = {
+    "--id": "ID",
+    "--display": "WHAT",
+    "--format": "FORMAT",
+    "--filename": "FILE",
+    "--loop": "SECONDS",
+    "--loop-ms": "MILLISECONDS",
+    "--compute-mode": "MODE",
+    "--persistence-mode": "MODE",
+    "--query-gpu": "FIELDS",
+    "--query-compute-apps": "FIELDS",
+}
+PLAIN: Final = (
+    "--list-gpus",
+    "--query",
+    "--xml-format",
+    "--gpu-reset",
+    "--help",
+    "--help-query-gpu",
+    "--help-query-compute-apps",
+    "--version",
+)
+UNSUPPORTED: Final = {
+    "--unit": "-u",
+    "--list-excluded-gpus": "-B",
+    "--dtd": "",
+    "--debug": "",
+    "--query-supported-clocks": "",
+    "--query-accounted-apps": "",
+    "--query-retired-pages": "",
+    "--query-remapped-rows": "",
+    "--help-query-supported-clocks": "",
+    "--help-query-accounted-apps": "",
+    "--help-query-retired-pages": "",
+    "--help-query-remapped-rows": "",
+    "--ecc-config": "-e",
+    "--reset-ecc-errors": "-p",
+    "--driver-model": "-dm",
+    "--force-driver-model": "-fdm",
+    "--gom": "",
+    "--lock-gpu-clocks": "-lgc",
+    "--reset-gpu-clocks": "-rgc",
+    "--lock-memory-clocks": "-lmc",
+    "--reset-memory-clocks": "-rmc",
+    "--lock-memory-clocks-deferred": "-lmcd",
+    "--reset-memory-clocks-deferred": "-rmcd",
+    "--applications-clocks": "-ac",
+    "--reset-applications-clocks": "-rac",
+    "--power-limit": "-pl",
+    "--scope": "-sc",
+    "--cuda-clocks": "-cc",
+    "--accounting-mode": "-am",
+    "--clear-accounted-apps": "-caa",
+    "--auto-boost-default": "",
+    "--auto-boost-permission": "",
+    "--gpu-target-temp": "-gtt",
+    "--gpu-virt-mode": "-vm",
+    "--multi-instance-gpu": "-mig",
+    "--toggle-led": "-tl",
+}
+"""Options of nvidia-smi that an emulated GPU cannot carry out, with their short forms."""
+UNSUPPORTED_COMMANDS: Final = (
+    *("drain", "nvlink", "clocks", "encodersessions", "fbcsessions", "mig", "daemon", "replay", "vgpu"),
+    *("boost-slider", "power-hint", "conf-compute", "compute-policy", "power-smoothing", "power-profiles", "c2c"),
+)
 _ACTIONS: Final = {action.value: action for action in Action if action is not Action.SUMMARY}
 _QUERIES: Final = (Action.QUERY_GPU, Action.QUERY_APPS)
+_IMMEDIATE: Final = (Action.HELP, Action.VERSION, Action.GPU_FIELDS, Action.APP_FIELDS)
+"""Actions for which all other options are ignored."""
+_REPEATED: Final = (Action.SUMMARY, Action.LIST, Action.QUERY, *_QUERIES)
+"""Actions that may be repeated at an interval."""
+_ALLOWED: Final = {
+    "--id": tuple(action for action in Action if action is not Action.LIST),
+    "--display": (Action.QUERY,),
+    "--xml-format": (Action.QUERY,),
+    "--format": _QUERIES,
+    "--filename": _REPEATED,
+    "--loop": _REPEATED,
+    "--loop-ms": _REPEATED,
+}
+"""The actions that an option goes with."""
 
 
 def parse(arguments: Sequence[str]) -> Request:
     """Return the request of a command line; raise Refused."""
     given = _read(list(arguments))
     asked = [option for option in given if option in _ACTIONS]
-    for early in (Action.HELP, Action.VERSION):
+    for early in _IMMEDIATE:
         if early.value in asked:
             return Request(early)
     if len(asked) > 1:
         _not_valid(given[asked[1]][0])
     action = _ACTIONS[asked[0]] if asked else Action.SUMMARY
-    if "--id" in given and action is Action.LIST:
-        _not_valid(given["--id"][0])
-    if "--display" in given and action is not Action.QUERY:
-        _not_valid(given["--display"][0])
-    if "--format" in given and action not in _QUERIES:
-        _not_valid(given["--format"][0])
-    ids = given["--id"][1] if "--id" in given else None
-    value = given[asked[0]][1] if asked else ""
-    if action is Action.QUERY and "--display" in given:
-        value = given["--display"][1]
-    return Request(action, ids, value, _form(given))
+    for option, actions in _ALLOWED.items():
+        if option in given and action not in actions:
+            _not_valid(given[option][0])
+    values = {option: value for option, (_, value) in given.items()}
+    value = values[asked[0]] if asked else ""
+    return Request(
+        action,
+        values.get("--id"),
+        values.get("--display", "") if action is Action.QUERY else value,
+        _form(values),
+        "--xml-format" in given,
+        values.get("--filename", ""),
+        _interval(given),
+    )
 
 
 def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
@@ -103,25 +204,51 @@ def _read(arguments: list[str]) -> dict[str, tuple[str, str]]:
     while arguments:
         word = arguments.pop(0)
         written, equals, value = word.partition("=")
-        option = _SHORT.get(written, written)
-        if option in _PLAIN and not equals:
+        option = SHORT.get(written, written)
+        if option in PLAIN and not equals:
             given[option] = (written, "")
-        elif option in _VALUED and (written in _SHORT) <= (not equals):
-            if not equals:
+        elif option in VALUED and (written in SHORT) <= (not equals):
+            if not equals and not (option == "--loop" and not _is_number(arguments[:1])):
                 value = arguments.pop(0) if arguments else ""
-            if not value:
+            if not value and option != "--loop":
                 _refuse(f"Option {written} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
             given[option] = (written, value)
+        elif option in UNSUPPORTED or option in UNSUPPORTED.values():
+            _refuse(f"Option {written} is not supported by emulated GPUs.", NOT_SUPPORTED)
         else:
             raise UnknownOption(word, written)
     return given
 
 
-def _form(given: dict[str, tuple[str, str]]) -> frozenset[str]:
-    words = [word.strip() for word in given["--format"][1].split(",")] if "--format" in given else []
+def _is_number(words: Sequence[str]) -> bool:
+    return bool(words) and not words[0].startswith("-")
+
+
+def _form(values: dict[str, str]) -> frozenset[str]:
+    words = [word.strip() for word in values["--format"].split(",")] if "--format" in values else []
     if not _CSV_MODIFIERS.issuperset(words):
         raise Refused("Format modifier is not recognized.\n", BAD_VALUE)
     return frozenset(words)
+
+
+def _interval(given: dict[str, tuple[str, str]]) -> float | None:
+    """Return the seconds of -l or -lms, of which -lms counts; raise Refused."""
+    for option, unit in (("--loop-ms", 0.001), ("--loop", 1.0)):
+        if option not in given:
+            continue
+        written, text = given[option]
+        if not text:
+            return DEFAULT_LOOP_SECONDS
+        return interval(written, text) * unit
+    return None
+
+
+def interval(option: str, text: str) -> int:
+    """Return a number above 0, as intervals and counts are; raise Refused."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= len(str(_MAX_INTERVAL)) else 0
+    if not 0 < number < _MAX_INTERVAL:
+        _refuse(f"Option {option} takes a whole number above 0, not {text!r}.", BAD_VALUE)
+    return number
 
 
 def _not_valid(written: str) -> NoReturn:
@@ -135,22 +262,32 @@ def _refuse(sentence: str, status: int) -> NoReturn:
 def usage(program: str) -> str:
     """Return the help text."""
     return f"""\
-{program}: shows the emulated GPUs of this machine (PYMPSD_EMULATED_DEVICES) and changes their compute modes.
+{program}: shows the emulated GPUs of this machine and changes their compute modes. The machine is that of the daemon
+of CUDA_MPS_PIPE_DIRECTORY, if it runs, and otherwise the one that PYMPSD_EMULATED_DEVICES describes.
 
 {program} [-i ID]                   a table of the GPUs and of the processes on them
 {program} -L                        list the GPUs
-{program} [-i ID] -q [-d WHAT]      what is known of each; WHAT: COMPUTE, MEMORY, PIDS, or several with commas
+{program} [-i ID] -q [-d WHAT] [-x] what is known of each; WHAT: COMPUTE, MEMORY, PIDS, or several; -x: XML
 {program} [-i ID] -c MODE           set the compute mode; MODE: 0/DEFAULT, 1/EXCLUSIVE_THREAD (deprecated: means 3),
                                     2/PROHIBITED, 3/EXCLUSIVE_PROCESS. Root's
+{program} [-i ID] -pm MODE          accepted without an effect; MODE: 0 or 1. Root's
 {program} [-i ID] -r                reset a GPU that no process uses. Root's
 {program} [-i ID] --query-gpu=FIELDS [--format=csv[,noheader][,nounits]]
-                                    FIELDS: index, uuid, name, pci.bus_id, memory.total, memory.used, memory.free,
-                                    compute_mode, compute_cap, count, driver_version
+                                    FIELDS: those of --help-query-gpu; what an emulated GPU lacks is [N/A]
 {program} [-i ID] --query-compute-apps=FIELDS [--format=...]
-                                    FIELDS: pid, process_name, used_memory, gpu_name, gpu_uuid, gpu_bus_id
-{program} memory-limits --help       limits of the memory of a cgroup's clients, which a daemon in protocol 3 keeps
+                                    FIELDS: those of --help-query-compute-apps
+{program} topo -m                   how near the GPUs are to each other
+{program} dmon [-i ID] [-d SECONDS] [-c COUNT] [-s pucvmet] [-o DT] [-f FILE]
+                                    the GPUs, a line for each every second
+{program} pmon [-i ID] [-d SECONDS] [-c COUNT] [-s um] [-o DT] [-f FILE]
+                                    the processes, a line for each every second
+{program} memory-limits --help      limits of the memory of a cgroup's clients, which a daemon in protocol 3 keeps
 {program} -h | --version
 
+-l [SECONDS] (default 5) and -lms MILLISECONDS repeat a table, list or query until it is interrupted; -f FILE writes
+its output to a file. Messages are written to standard error. Options of nvidia-smi that change what an emulated GPU
+does not have are refused by name, with status 3.
 ID is an index, a UUID or a PCI bus id, or several with commas; without -i all GPUs are meant.
-Long forms: --list-gpus, --id=, --query, --display=, --compute-mode=, --gpu-reset, --help.
+Long forms: --list-gpus, --id=, --query, --display=, --xml-format, --filename=, --loop=, --loop-ms=, --compute-mode=,
+--persistence-mode=, --gpu-reset, --help.
 """

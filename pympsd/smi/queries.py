@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Device, Machine, Process
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB
 from pympsd.version import DRIVER_VERSION
 
-MEMORY_UNIT: Final = "MiB"
+NOT_AVAILABLE: Final = "[N/A]"
 
 _OF_DEVICES: Final[dict[str, Callable[[Device], object]]] = {
+    "timestamp": lambda _: _now(),
     "index": lambda device: device.index,
     "uuid": lambda device: device.facts.uuid,
     "name": lambda device: device.facts.name,
     "pci.bus_id": lambda device: device.bus_id,
+    "pci.domain": lambda device: f"0x{device.bus_id.split(':')[0][-4:]}",
+    "pci.bus": lambda device: f"0x{device.bus_id.split(':')[1]}",
+    "pci.device": lambda device: f"0x{device.bus_id.split(':')[2].partition('.')[0]}",
     "memory.total": lambda device: device.total // MIB,
+    "memory.reserved": lambda _: 0,
     "memory.used": lambda device: device.used // MIB,
     "memory.free": lambda device: device.total // MIB - device.used // MIB,
     "compute_mode": lambda device: device.shown_mode,
     "compute_cap": lambda device: ".".join(map(str, device.facts.compute_capability)),
     "driver_version": lambda _: DRIVER_VERSION,
 }
+"""What an emulated device has."""
 _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
+    "timestamp": lambda _, process: _now(),
     "pid": lambda _, process: process.pid,
     "process_name": lambda _, process: process.name,
     "used_gpu_memory": lambda _, process: process.used // MIB,
@@ -32,32 +41,42 @@ _OF_PROCESSES: Final[dict[str, Callable[[Device, Process], object]]] = {
     "gpu_uuid": lambda device, _: device.facts.uuid,
     "gpu_bus_id": lambda device, _: device.bus_id,
 }
-_OTHER_NAMES: Final = {
-    "gpu_uuid": "uuid",
-    "gpu_name": "name",
-    "gpu_bus_id": "pci.bus_id",
-}
-_OTHER_PROCESS_NAMES: Final = {"used_memory": "used_gpu_memory", "name": "process_name"}
-_IN_MIB: Final = frozenset({"memory.total", "memory.used", "memory.free", "used_gpu_memory"})
 
 
 def of_devices(machine: Machine, devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
-    """Return a row for each device; raise Refused for an unknown field."""
+    """Return a row for each device; raise Refused for a field that nvidia-smi does not know."""
     known: dict[str, Callable[[Device], object]] = {**_OF_DEVICES, "count": lambda _: len(machine.devices)}
-    names = _names(fields, known, _OTHER_NAMES)
-    return _csv(names, ([known[name](device) for name in names] for device in devices), form)
+    names = _names(fields, DEVICE_FIELDS, DEVICE_ALIASES)
+    rows = ([known[name](device) if name in known else None for name in names] for device in devices)
+    return _csv(DEVICE_FIELDS, names, rows, form)
 
 
 def of_processes(devices: Sequence[Device], fields: str, form: frozenset[str]) -> str:
     """Return a row for each process, servers before their clients; raise Refused for an unknown field."""
-    names = _names(fields, _OF_PROCESSES, _OTHER_PROCESS_NAMES)
+    names = _names(fields, PROCESS_FIELDS, PROCESS_ALIASES)
     rows = (
-        [_OF_PROCESSES[name](device, process) for name in names] for device in devices for process in device.processes
+        [_OF_PROCESSES[name](device, process) if name in _OF_PROCESSES else None for name in names]
+        for device in devices
+        for process in device.processes
     )
-    return _csv(names, rows, form)
+    return _csv(PROCESS_FIELDS, names, rows, form)
 
 
-def _names(fields: str, known: Iterable[str], others: dict[str, str]) -> list[str]:
+def fields_help(fields: Mapping[str, str], aliases: Mapping[str, str]) -> str:
+    """Return the list of --help-query-gpu or --help-query-compute-apps."""
+    lines = ["List of valid properties to query:", ""]
+    for name in fields:
+        others = [f' or "{alias}"' for alias, field in aliases.items() if field == name]
+        lines.append(f'"{name}"{"".join(others)}')
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _now() -> str:
+    seconds = time.time()
+    return f"{time.strftime('%Y/%m/%d %H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
+
+
+def _names(fields: str, known: Iterable[str], others: Mapping[str, str]) -> list[str]:
     names = []
     for field in (word.strip() for word in fields.split(",")):
         name = others.get(field, field)
@@ -67,9 +86,17 @@ def _names(fields: str, known: Iterable[str], others: dict[str, str]) -> list[st
     return names
 
 
-def _csv(names: Sequence[str], rows: Iterable[Sequence[object]], form: frozenset[str]) -> str:
-    units = [f" {MEMORY_UNIT}" if name in _IN_MIB and "nounits" not in form else "" for name in names]
-    lines = [", ".join(f"{value}{unit}" for value, unit in zip(row, units, strict=True)) for row in rows]
+def _csv(
+    units: Mapping[str, str], names: Sequence[str], rows: Iterable[Sequence[object]], form: frozenset[str]
+) -> str:
+    """Return the lines; None in a row is a value that an emulated device does not have."""
+    after = [f" {units[name]}" if units[name] and "nounits" not in form else "" for name in names]
+    lines = [
+        ", ".join(
+            NOT_AVAILABLE if value is None else f"{value}{unit}" for value, unit in zip(row, after, strict=True)
+        )
+        for row in rows
+    ]
     if "noheader" not in form:
-        lines.insert(0, ", ".join(f"{name} [{MEMORY_UNIT}]" if name in _IN_MIB else name for name in names))
+        lines.insert(0, ", ".join(f"{name} [{units[name]}]" if units[name] else name for name in names))
     return "".join(f"{line}\n" for line in lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pympsd.smi.machine import Device, Machine
@@ -16,7 +16,8 @@ _COLUMN: Final = 55
 
 def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
     """Return the report; an empty ``display`` means all of it. Raise Refused for an unknown part."""
-    parts = _parts(display)
+    chosen = parts(display)
+    shown = [part for name, part in _DISPLAYS.items() if not chosen or name in chosen]
     lines = [
         "",
         "==============NVSMI LOG==============",
@@ -29,19 +30,18 @@ def report(machine: Machine, devices: Sequence[Device], display: str) -> str:
     ]
     for device in devices:
         lines.append(f"GPU {device.bus_id}")
-        for part in parts:
+        for part in shown if chosen else (_identity, *shown):
             lines += part(device)
         lines.append("")
     return "\n".join(lines) + "\n"
 
 
-def _parts(display: str) -> list[Callable[[Device], Iterator[str]]]:
-    if not display:
-        return [_identity, *_DISPLAYS.values()]
-    wanted = {word.strip().upper() for word in display.split(",")}
-    if not wanted <= _DISPLAYS.keys():
+def parts(display: str) -> frozenset[str]:
+    """Return the parts that -d names, nothing for all of the report; raise Refused for an unknown part."""
+    requested = frozenset(word.strip().upper() for word in display.split(",")) if display else frozenset()
+    if not requested <= _DISPLAYS.keys():
         raise Refused("Failed to parse --display/-d flags\n", BAD_VALUE)
-    return [part for name, part in _DISPLAYS.items() if name in wanted]
+    return requested
 
 
 def _identity(device: Device) -> Iterator[str]:

@@ -29,6 +29,7 @@ from pympsd.vocabulary.limits import (
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 from pympsd.vocabulary.sm_rounding import multiprocessors
+from pympsd.vocabulary.variables import MEMORY_LIMITS
 
 _NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
 
@@ -54,7 +55,7 @@ def default_limits(devices: Sequence[DeviceFacts], text: str) -> tuple[dict[int,
     Each valid entry counts, whatever the others are; the last one for a device wins.
     """
     limits, bad = memory_limits.read(devices, text, "this daemon")
-    complaints = [f"{memory_limits.VARIABLES[0]}: {one.entry!r} is left out: {one.reason}" for one in bad]
+    complaints = [f"{MEMORY_LIMITS[0]}: {one.entry!r} is left out: {one.reason}" for one in bad]
     return limits, complaints
 
 

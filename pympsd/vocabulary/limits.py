@@ -30,10 +30,10 @@ class ThreadPercentage:
 
     @classmethod
     def parse(cls, text: str) -> ThreadPercentage:
-        """Read a percentage from an environment variable."""
+        """Read a percentage from an environment variable; a percent sign may follow, as it may in a command."""
         try:
             # Unlike Python, C accepts no underscores in a number.
-            number = float(text if "_" not in text else "")
+            number = float(text.rstrip().removesuffix("%") if "_" not in text else "")
         except ValueError:
             raise BadLimit(f"an active thread percentage is a number above 0, up to 100, not {text!r}") from None
         return cls(number)

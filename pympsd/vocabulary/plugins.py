@@ -5,7 +5,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from pympsd.vocabulary.settings import SCHEDULING_POLICIES, TURN_POLICIES, BadSetting
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, TURN_POLICIES
+from pympsd.vocabulary.variables import BadSetting
 
 METHODS: Final = {
     SCHEDULING_POLICIES: ("add", "remove", "drop", "next", "charge"),

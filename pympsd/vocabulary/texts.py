@@ -58,12 +58,12 @@ def read_memory(text: str) -> PinnedMemory | None:
 
 def read_memory_by_device(text: str) -> dict[str, PinnedMemory | None]:
     """Read a limit for all devices (key ``""``), or ``0=4G,GPU-...=8G``, one for each device that is named."""
-    if "=" not in text:
+    if "=" not in text and ":" not in text:
         return {"": read_memory(text)}
     limits: dict[str, PinnedMemory | None] = {}
     for entry in text.split(","):
         device, _, value = entry.partition("=")
-        if not device or device in limits:
+        if not device or device in limits or "=" not in entry:
             raise BadText("one limit for all devices, or one a device as in 0=4G,1=8G;", text)
         limits[device] = read_memory(value)
     return limits

@@ -27,6 +27,10 @@ CREDENTIALS_REQUEST = 9
 """Of clients and operators, before their hello: the daemon is to show whose it is (``channel/daemon_owner.py``)."""
 CREDENTIALS = 10
 """The answer, sent with credentials of the kernel (SCM_CREDENTIALS)."""
+OPERATOR_MACHINE = 11
+"""The daemon's machine as JSON, the only answer to a hello with the body ASKS_MACHINE: its backend, and what
+PYMPSD_EMULATED_DEVICES and PYMPSD_STATE_DIRECTORY are for it."""
+ASKS_MACHINE = b"machine"
 
 FIRST_MESSAGE_KIND = 16
 """Kinds from here on are messages (messages.py)."""

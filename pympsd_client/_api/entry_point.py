@@ -16,6 +16,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import bindings, graph_structs, memory_structs, resources, shared_handles, structs
 from pympsd_client._arguments.arrays import array_structs, texture_structs
 from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
+from pympsd_client._arguments.explanations import failed_call
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.numbers import number, text, unsigned
 from pympsd_client._arguments.values import returned
@@ -136,7 +137,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_HostMemory": HostMemory,
         "_core": core,
         "_exhausted": _exhausted,
-        "_failed": failed,
+        "_failed": failed_call(signature.name),
         "_not_permitted": _not_permitted,
         "_number": number,
         "_process": process,

@@ -13,22 +13,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import LAUNCHES, BadSetting, read
 from pympsd_client._arguments.errors import CudaError, invalid_value
 
 if TYPE_CHECKING:
     from pympsd.wire.module_layout import FunctionLayout
     from pympsd_client.native._launches import Launcher, Writer
 
-CHOICE: Final = "PYMPSD_LAUNCHES"
-"""auto: native launches if the extension is there; native: fail at cuInit without it; python: never."""
-_CHOICES: Final = ("auto", "native", "python")
-
 
 def _chosen() -> Any:
     """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
-    choice = os.environ.get(CHOICE) or "auto"
-    if choice not in _CHOICES:
-        raise invalid_value(f"{CHOICE} is {choice!r}: {', '.join(_CHOICES)} are allowed")
+    try:
+        choice = read(os.environ, LAUNCHES, "auto")
+    except BadSetting as error:
+        raise invalid_value(str(error)) from None
     if choice == "python":
         return None
     try:
@@ -36,7 +34,7 @@ def _chosen() -> Any:
     except ImportError as error:
         if choice == "native":
             reason = "install pympsd where a C compiler and Python's headers are"
-            reason = f"{CHOICE} is native and launches are Python's here ({error}): {reason}"
+            reason = f"{LAUNCHES} is native and launches are Python's here ({error}): {reason}"
             raise CudaError(Result.ERROR_NOT_SUPPORTED, reason) from None
         return None
     return _launches

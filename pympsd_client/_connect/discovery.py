@@ -10,10 +10,10 @@ from attrs import frozen
 
 from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.vocabulary import files
+from pympsd.vocabulary.variables import LENIENT_LIMITS, REQUIRE_MPS, BadSetting, read
 from pympsd_client._arguments.errors import invalid_value
 
-REQUIRE: Final = "PYMPSD_REQUIRE_MPS"
-_SWITCHES: Final = (REQUIRE, "PYMPSD_LENIENT_LIMITS")
+_SWITCHES: Final = (REQUIRE_MPS, LENIENT_LIMITS, TRUST_VARIABLE)
 _FORWARDED: Final = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_GPU_MEMORY_LIMIT")
 _FORWARDED_PREFIXES: Final = ("CUDA_MPS_", "PYMPSD_")
 
@@ -46,17 +46,17 @@ def control_socket(environment: Mapping[str, str]) -> str:
 def check_switches(environment: Mapping[str, str]) -> None:
     """Raise INVALID_VALUE for a switch with another value than it has: ``true`` must not count as off."""
     for name in _SWITCHES:
-        if environment.get(name, "") not in ("", "0", "1"):
-            raise invalid_value(f"{name} is {environment[name]!r}: 1 for yes, 0 or nothing for no are allowed")
-    if environment.get(TRUST_VARIABLE, "") not in ("", "refuse", "trust"):
-        raise invalid_value(f"{TRUST_VARIABLE} is {environment[TRUST_VARIABLE]!r}: refuse and trust are allowed")
+        try:
+            read(environment, name, "")
+        except BadSetting as error:
+            raise invalid_value(str(error)) from None
 
 
 def without_daemon(environment: Mapping[str, str], why: NoDaemon, native_driver: Callable[[], bool]) -> Way:
     """Return the way without a daemon of ours; ``native_driver``: ask whether libcuda loads and initialises."""
     if why.drivers:
         return Way.NATIVE if native_driver() else Way.REFUSE
-    required = environment.get(REQUIRE)
+    required = environment.get(REQUIRE_MPS)
     if required == "1" or (why.limited and required != "0"):
         return Way.REFUSE
     return Way.NATIVE if native_driver() else Way.PRIVATE
@@ -67,8 +67,8 @@ def refusal(why: NoDaemon) -> str:
     if why.drivers:
         return f"{why.reason}, and this machine's driver is not usable: libcuda does not load, or cuInit fails"
     if why.limited:
-        return f"{why.reason}; without MPS this program would have no limits ({REQUIRE}=0 lets it run so)"
-    return f"{why.reason}, and {REQUIRE}=1 asks for one"
+        return f"{why.reason}; without MPS this program would have no limits ({REQUIRE_MPS}=0 lets it run so)"
+    return f"{why.reason}, and {REQUIRE_MPS}=1 asks for one"
 
 
 def hello_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -17,12 +17,12 @@ from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import REQUIRE_MPS
 from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome
 from pympsd.wire.versions import Versions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.conversation import Conversation, Ended
 from pympsd_client._connect.discovery import (
-    REQUIRE,
     NoDaemon,
     command_line,
     control_socket,
@@ -81,7 +81,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
         what = f"the MPS control daemon at {control_socket(environment)}"
         _check_owner(daemon, environment, what)
         hello = _hello(environment)
-        if hello.traced and environment.get(REQUIRE) == "1":
+        if hello.traced and environment.get(REQUIRE_MPS) == "1":
             # The daemon would answer the same after a wait.
             return NoDaemon("this process runs under a debugger, for which there is no MPS server")
         daemon.send(hello)

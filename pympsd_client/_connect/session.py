@@ -10,6 +10,7 @@ from typing import Any, Final
 from pympsd.channel.descriptors import close_all, require_room
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import PERCENTAGE
 from pympsd.wire.messages import (
     CloseContext,
     ContextClosed,
@@ -19,6 +20,7 @@ from pympsd.wire.messages import (
     SessionWelcome,
 )
 from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.setting_reports import report_settings
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.api_version import check_api_version
 from pympsd_client._connect.connection import Device, Opened, open_stream
@@ -180,7 +182,9 @@ class Session:
 
 def _percentage_now() -> float | None:
     """Return the percentage for a context made now; None if the environment has no valid one."""
+    text = os.environ.get(PERCENTAGE, "")
+    report_settings({PERCENTAGE: text})
     try:
-        return ThreadPercentage.parse(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")).value
+        return ThreadPercentage.parse(text).value
     except BadLimit:
         return None

@@ -85,8 +85,15 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        if not _leads_the_drivers_server():
-            from pympsd_client.routing.pointers import replace  # what it imports takes time
+        # What these import takes time.
+        if _leads_the_drivers_server():
+            import os
+
+            from pympsd_client._arguments.setting_reports import report_settings
+
+            report_settings(os.environ)
+        else:
+            from pympsd_client.routing.pointers import replace
 
             replace(module.__name__, module.__dict__["__pyx_capi__"])
 

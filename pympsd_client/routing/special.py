@@ -15,10 +15,12 @@ from pympsd_client._api import stream as streams
 from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
+from pympsd_client._arguments.explanations import explain
+from pympsd_client._arguments.setting_reports import is_on
 from pympsd_client._arguments.values import check_count
 from pympsd_client._objects.process import process
 from pympsd_client._objects.thread_local import this_thread
-from pympsd_client.routing import coredumps, explain, graphs, memory, resources
+from pympsd_client.routing import coredumps, graphs, memory, resources
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES
 
@@ -59,13 +61,13 @@ def _launch_by_config() -> tuple[Callable[..., Any], str]:
 def _public(name: str) -> Callable[..., Any]:
     """Return the client's public function; its tuple is a result for the C part."""
     function: Callable[..., Any] = getattr(driver, name)
-    if name == "cuLaunchKernel" and not explain.is_on():  # it has to be fast, and is complete
+    if name == "cuLaunchKernel" or is_on():  # it has to be fast, and is complete; or it explains its own failures
         return function
 
     def explained(*arguments: Any) -> Any:
         answer = function(*arguments)
         if code := int(answer[0]):
-            explain.say(name, code, last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
+            explain(name, code, last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
     return explained

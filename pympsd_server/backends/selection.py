@@ -6,7 +6,7 @@ import os
 import sys
 
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import BadSetting
+from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.interface import BackendError, Device
 

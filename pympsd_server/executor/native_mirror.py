@@ -8,7 +8,8 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import WORKER, BadSetting, chosen_worker
+from pympsd.vocabulary.settings import chosen_worker
+from pympsd.vocabulary.variables import WORKER, BadSetting
 from pympsd.wire.records import Kind
 from pympsd_server.backends.interface import BackendError, Context, Device
 from pympsd_server.native.access import NativeAccess, NativeDevice

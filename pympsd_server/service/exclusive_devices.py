@@ -42,6 +42,8 @@ class RegisteredDevices:
     folder: StateFolder | None = None
     unregistered: dict[int, str] = field(factory=dict, init=False)
     """The reason for each device that is not registered yet, by ordinal."""
+    unusable: str = field(default="", init=False)
+    """Why no device can be registered; empty if devices can be, or need not be."""
     _registrations: dict[int, Registration] = field(factory=dict, init=False)
 
     def add(self, device: int, registration: Registration) -> None:
@@ -55,6 +57,8 @@ class RegisteredDevices:
 
     async def register_late(self, log: Any) -> None:
         """Log the devices that are not registered, and register them as soon as the folder is free."""
+        if self.unusable:
+            log.warning("devices_not_registered", reason=self.unusable)
         for ordinal, reason in self.unregistered.items():
             log.warning("device_unregistered", device=ordinal, reason=reason)
         while self.unregistered:
@@ -118,6 +122,8 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
             raise CannotStart(start_checks.cannot_be_held(ordinal, device, folder.explain(error))) from None
         if isinstance(error, TimeoutError):
             devices.unregistered[ordinal] = folder.explain(error)
+        else:
+            devices.unusable = folder.explain(error)
 
 
 def _holder(pid: int) -> start_checks.DeviceHolder:

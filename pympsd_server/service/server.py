@@ -10,13 +10,14 @@ from attrs import define, field
 
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.devices.memory_limits import BadEntry
+from pympsd.devices.memory_limits import OF_CONTAINER, BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import BUFFERS
 from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.variables import MEMORY_LIMITS, Reader, problems
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
@@ -33,6 +34,8 @@ DELETED: Final = RequestRefused(
 """The last message of a server, to no request."""
 FAULT_STATUS: Final = 1
 """The exit status of a server that a fatal fault ends."""
+_LIMITS_OF_MEMORY: Final = (*MEMORY_LIMITS, OF_CONTAINER)
+"""Settings whose wrong entries have log lines of their own, because devices have to be known."""
 
 
 class Observer(Protocol):
@@ -145,8 +148,10 @@ class Server:
         return client_percentage(most, admitted.environment)
 
     def client_connected(self, client: Client) -> None:
-        """Log a new client process, which is context 0 in the log."""
+        """Log a new client process, which is context 0 in the log, and its wrong settings."""
         self.log.info("client_requested", pid=client.pid, context=0)
+        for problem in problems(client.environment, Reader.CLIENT, but_for=_LIMITS_OF_MEMORY).values():
+            self.log.warning("client_setting_wrong", pid=client.pid, problem=problem)
         while self._dropped_devices:
             device = self._dropped_devices.pop(0)
             self.log.info("server_context_remade", device=device, name=self.devices[device].name)

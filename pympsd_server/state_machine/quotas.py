@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ClientPriority, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors, rounding
+from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 
 
 class AffinityRefused(ValueError):
@@ -66,7 +67,7 @@ def context_multiprocessors(
 def client_percentage(server: ThreadPercentage, environment: Mapping[str, str]) -> ThreadPercentage:
     """Return a client's percentage: its environment only lowers it; an invalid value means no limit."""
     try:
-        return min(server, ThreadPercentage.parse(environment.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")))
+        return min(server, ThreadPercentage.parse(environment.get(PERCENTAGE, "")))
     except BadLimit:
         return server
 
@@ -91,6 +92,6 @@ def memory_limit(server: int, client: int) -> int:
 def client_priority(default: int, environment: Mapping[str, str]) -> int:
     """Return a client's priority level: its own setting, else the default."""
     try:
-        return ClientPriority.parse(environment.get("CUDA_MPS_CLIENT_PRIORITY", "")).level
+        return ClientPriority.parse(environment.get(PRIORITY, "")).level
     except BadLimit:
         return default

@@ -78,7 +78,7 @@ def test_cuinit_fails_without_the_extension_that_was_asked_for() -> None:
 @pytest.mark.parametrize("choice", ["Native", "c", "python "])
 def test_cuinit_refuses_an_unknown_choice_by_name(choice: str) -> None:
     done = run_python(INIT, PYMPSD_LAUNCHES=choice)
-    said = f"CUDA_ERROR_INVALID_VALUE PYMPSD_LAUNCHES is {choice!r}: auto, native, python are allowed\n"
+    said = f"CUDA_ERROR_INVALID_VALUE PYMPSD_LAUNCHES is one of auto, native, python, not {choice!r}\n"
     assert (done.returncode, done.stdout) == (0, said), done.stderr
 
 

@@ -10,26 +10,25 @@ import pytest
 
 from pympsd import control_client, options
 from pympsd.commands.manual import man_page, usage
-from pympsd.vocabulary import files, settings
+from pympsd.vocabulary.variables import EXPLAIN, VARIABLES, Reader, readme_table
 
-NAME = re.compile(r"\b(?:CUDA|PYMPSD)_[A-Z_]+[A-Z]\b")
-ALIASES = {"CUDA_MPS_DEVICE_MEM_LIMIT"}
+NAME = re.compile(r"\b(?:CUDA|NVIDIA|PYMPSD)_[A-Z_]+[A-Z]\b")
+ROOT = Path(__file__).parents[2]
 TEXTS = {"usage": usage("pympsd"), "manual page": man_page().replace("\\-", "-")}
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 def test_every_variable_the_daemon_reads_is_there(text: str) -> None:
-    read = set(NAME.findall(inspect.getsource(settings) + inspect.getsource(files))) - ALIASES
-    assert len(read) > 8
+    read = {each.name for each in VARIABLES if Reader.DAEMON in each.readers}
     assert read - set(NAME.findall(text)) == set()
 
 
-def test_every_variable_of_the_readme_is_in_the_manual_page() -> None:
-    readme = Path(__file__).parents[2].joinpath("README.md").read_text()
-    rows = [line.split("|")[1] for line in readme.splitlines() if line.startswith("| `")]
-    listed = set(NAME.findall(" ".join(rows)))
-    assert "PYMPSD_TRACE" in listed
-    assert listed - set(NAME.findall(TEXTS["manual page"])) == set()
+def test_every_variable_is_in_the_readme_and_in_the_manual_pages() -> None:
+    assert readme_table() in (ROOT / "README.md").read_text()
+    assert {each.name for each in VARIABLES} - set(NAME.findall(TEXTS["manual page"])) == set()
+    page = (ROOT / "docs/man/pympsd-smi.1").read_text()
+    assert {each.name for each in VARIABLES if Reader.SMI in each.readers} - set(NAME.findall(page)) == set()
+    assert EXPLAIN in (ROOT / "docs/man/pympsd-run.1").read_text()
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)

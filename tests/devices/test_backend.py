@@ -11,7 +11,8 @@ from attrs import evolve
 from pympsd.devices.discovery import Machine, NoDriver, Probed, visible_machine
 from pympsd.devices.driver_probe import SERVER_NAME, find_vendor_server, probed_by
 from pympsd.devices.machine import describe
-from pympsd.vocabulary.settings import BadSetting, Settings
+from pympsd.vocabulary.settings import Settings
+from pympsd.vocabulary.variables import BadSetting
 
 DEVICES = describe("2xH200")
 FOUND = Probed(DEVICES)

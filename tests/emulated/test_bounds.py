@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pympsd.vocabulary.settings import BadSetting, check_executor_settings
+from pympsd.vocabulary.settings import check_executor_settings
+from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.bounds import HARDWARE, STRICT, Bounds, chosen_bounds
 from pympsd_server.backends.emulated.ptx.faults import IllegalAddress

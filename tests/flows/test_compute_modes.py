@@ -268,7 +268,7 @@ def test_a_device_is_reset_only_when_it_is_not_in_use(make_node: MakeNode) -> No
     node.client(daemon).connect()
     busy = node.smi("-i", "0", "-r")
     assert busy.returncode == 255
-    assert "1 device is currently being used by one or more other processes" in busy.stdout
+    assert "1 device is currently being used by one or more other processes" in busy.stderr
     daemon.say("quit -t 0")
     wait_until(lambda: node.smi("-i", "0", "-r").returncode == 0, "the reset")
 

@@ -246,6 +246,8 @@ def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, star
 
 IMPOSSIBLE = {
     "junk": "junk is no device of this process",
+    "1G": "the form is DEVICE=LIMIT, as in 0=1G",
+    "0:1G": "the form is DEVICE=LIMIT, as in 0=1G",
     "0=": "a whole number from 1 and G or M",
     "0=abc": "a whole number from 1 and G or M",
     "0=1T": "a whole number from 1 and G or M",

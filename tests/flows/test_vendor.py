@@ -59,6 +59,16 @@ def test_a_program_is_a_client_without_change(daemon: DaemonProcess, client: Ven
     assert daemon.say("get_device_client_list") == f"[0] 00:00.0, NVIDIA H200\n{client.pid}.1\n"
 
 
+def test_wrong_settings_of_a_program_are_in_the_daemons_log_once(daemon: DaemonProcess) -> None:
+    wrong = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50%", "CUDA_MPS_CLIENT_PRIORITY": "high", "PYMPSD_EXPLAIN": "9"}
+    with VendorClient.start(pipe(daemon), settings=wrong) as program:
+        assert program.connect().ask("ctx 0") == "ctx CUDA_SUCCESS"
+        lines = [line for line in daemon.log() if line.startswith(f"Client {program.pid} of user 0: ")]
+    assert [line.partition(": ")[2].partition(" is ")[0] for line in lines] == list(wrong)[:2]
+    assert lines[0].endswith("(pympsd reads 50), not '50%'")
+    assert lines[1].endswith("0 (normal) or 1 (below normal), not 'high'")
+
+
 FAKE_NVML = r"""
 #include <stdio.h>
 #include <stdlib.h>

@@ -20,7 +20,7 @@ from pympsd.journal.files import LogFile
 from pympsd.journal.line_format import LogEntry, line, render
 from pympsd.journal.setup import Journal
 from pympsd.options import DIALECTS as OPTION_DIALECTS
-from pympsd.vocabulary.settings import DIALECTS as SETTING_DIALECTS
+from pympsd.vocabulary.variables import DIALECTS as SETTING_DIALECTS
 
 CATALOGUES = (CONTROL_LINES, SERVER_LINES)
 TEXTS = (Dialect.DOCUMENTED, Dialect.R580)

@@ -11,7 +11,7 @@ import pytest
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import WORKER
+from pympsd.vocabulary.variables import WORKER
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor import native_mirror
 from pympsd_server.executor.native_mirror import Workers

@@ -10,7 +10,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import WORKER
+from pympsd.vocabulary.variables import WORKER
 from pympsd.wire.executor_messages import Attach, Attached, Detach, DropClient, ExecutorDone, ExecutorRefused
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor import attachments

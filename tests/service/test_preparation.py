@@ -10,7 +10,7 @@ from pympsd import daemonize
 from pympsd.devices.discovery import Probed
 from pympsd.devices.machine import describe
 from pympsd.options import Options
-from pympsd.vocabulary.settings import CONNECTIONS, WORKER
+from pympsd.vocabulary.variables import CONNECTIONS, WORKER
 
 
 @pytest.mark.parametrize("backend", ["auto", "cuda"])

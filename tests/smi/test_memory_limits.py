@@ -27,8 +27,9 @@ def smi(pipe: str, *words: str, user: int | None = None) -> tuple[int, str]:
     environment = {"CUDA_MPS_PIPE_DIRECTORY": pipe, "PATH": os.environ["PATH"]}
     command = [SMI, "memory-limits", *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, user=user)
-    assert not done.stderr
-    return done.returncode, done.stdout
+    printed, nothing = (done.stderr, done.stdout) if done.returncode else (done.stdout, done.stderr)
+    assert not nothing
+    return done.returncode, printed
 
 
 def limits(daemon: Daemon) -> list[tuple[str, int | None, int | None]]:

@@ -19,9 +19,11 @@ BUS = tuple(f"00000000:00:0{6 + n}.0" for n in range(4))
 
 
 def printed(node: Node, *arguments: str, status: int = 0) -> str:
+    """Return what it prints: with another status than 0 a message, which is on standard error."""
     done = node.smi(*arguments)
-    assert (done.returncode, done.stderr) == (status, ""), done.stdout
-    return done.stdout
+    printed, nothing = (done.stderr, done.stdout) if status else (done.stdout, done.stderr)
+    assert (done.returncode, nothing) == (status, ""), printed
+    return printed
 
 
 def modes(node: Node) -> list[str]:
@@ -192,10 +194,10 @@ def test_the_retired_mode_means_the_one_that_replaced_it(node: Node, word: str) 
 def test_only_root_changes_a_mode(node: Node) -> None:
     done = node.smi("-c", "3", uid=1000)
     unable = f"Unable to set the compute mode for GPU {BUS[0]}: Insufficient Permissions\n"
-    assert (done.returncode, done.stdout) == (4, f"{unable}Terminating early due to previous errors.\n")
+    assert (done.returncode, done.stderr) == (4, f"{unable}Terminating early due to previous errors.\n")
     assert modes(node) == ["Default"] * 4
     done = node.smi("-i", "0", "-r", uid=1000)
-    assert (done.returncode, done.stdout) == (
+    assert (done.returncode, done.stderr) == (
         4,
         f"Unable to disable persistence mode for GPU {BUS[0]}: Insufficient Permissions\n",
     )
@@ -217,7 +219,7 @@ def test_a_locked_folder_is_reported_and_nothing_is_reset(node: Node) -> None:
         assert "fuser -v" in done.stderr
         done = node.smi("-c", "3")
         assert done.returncode == 255
-        assert "keeps it locked. Find that process" in done.stdout
+        assert "keeps it locked. Find that process" in done.stderr
         assert printed(node, "-L").count("\n") == 4, "without processes to show, it does not look for them"
     assert modes(node) == ["Default"] * 4
 
@@ -361,7 +363,7 @@ def test_it_answers_under_the_vendors_name(tmp_path: Path) -> None:
     link = tmp_path / "nvidia-smi"
     link.symlink_to(SMI)
     done = smi("H200", "--bogus", program=str(link))
-    assert done.stdout == "ERROR: Option --bogus is not recognized. Please run 'nvidia-smi -h'.\n\n"
+    assert done.stderr == "ERROR: Option --bogus is not recognized. Please run 'nvidia-smi -h'.\n\n"
     assert done.returncode == 255
     assert smi("H200", "-h", program=str(link)).stdout.startswith("nvidia-smi: shows the emulated GPUs")
     assert "PYMPSD-SMI version" in smi("H200", "--version", program=str(link)).stdout

@@ -1,20 +1,18 @@
 """Settings from an environment: every variable, its default, its complaint."""
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.settings import (
-    CONNECTIONS,
-    DIALECTS,
-    WORKER,
-    BadSetting,
     Settings,
     check_executor_settings,
     chosen_connections,
     chosen_worker,
 )
+from pympsd.vocabulary.variables import CONNECTIONS, DIALECTS, STRICT_BOUNDS, VARIABLES, WORKER, BadSetting
 
 PERCENTAGE_COMPLAINT = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE should be between (0.0, 100.0]"
 PRIORITY_COMPLAINT = "CUDA_MPS_CLIENT_PRIORITY should be between [0,1]"
@@ -106,13 +104,31 @@ def test_only_settings_that_are_read_are_refused() -> None:
     check_executor_settings({CONNECTIONS: "64"}, "emulated")
     with pytest.raises(BadSetting, match=WORKER):
         check_executor_settings({WORKER: "x"}, "emulated")
-    unread = {WORKER: "x", CONNECTIONS: "64"}
-    assert Settings.from_environment(unread) == Settings.from_environment({}), "without an executor neither is read"
 
 
-def test_an_empty_pympsd_variable_counts_as_not_set() -> None:
-    ours = ("BACKEND", "WORKER", "DEVICE_CONNECTIONS", "EMULATED_DEVICES", "LOG_DIALECT", "TURN_PATIENCE", "USERS")
-    assert Settings.from_environment({f"PYMPSD_{name}": "" for name in ours}) == Settings.from_environment({})
+def test_wrong_settings_that_prevent_no_start_are_complaints() -> None:
+    unread = {WORKER: "x", CONNECTIONS: "64", STRICT_BOUNDS: "x", "PYMPSD_EXPLAIN": "9"}
+    settings = Settings.from_environment(unread)
+    assert settings.complaints == (
+        "PYMPSD_WORKER is one of auto, native, python, not 'x'",
+        "PYMPSD_DEVICE_CONNECTIONS is a number from 1 to 32, not '64'",
+        "PYMPSD_STRICT_BOUNDS is 0 or 1, not 'x'",
+    ), "a client's setting is not the daemon's"
+    assert evolve(settings, complaints=()) == Settings.from_environment({}), "without an executor none is read"
+
+
+def test_a_percentage_with_a_percent_sign_is_read_and_reported() -> None:
+    settings = Settings.from_environment({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50%"})
+    assert settings.thread_percentage == ThreadPercentage(50.0)
+    (complaint,) = settings.complaints
+    assert complaint.endswith("is a number without a percent sign (pympsd reads 50), not '50%'")
+
+
+def test_an_empty_variable_counts_as_not_set() -> None:
+    empty = {each.name: "" for each in VARIABLES if each.name != "CUDA_VISIBLE_DEVICES"}
+    assert Settings.from_environment(empty) == Settings.from_environment({})
+    for backend in ("cuda", "emulated"):
+        check_executor_settings(empty, backend)
 
 
 @pytest.mark.parametrize("text", DIALECTS)
@@ -138,14 +154,16 @@ def test_empty_directories_mean_the_defaults_and_an_empty_selection_stays() -> N
     assert settings.visible_devices == ""
 
 
-@pytest.mark.parametrize("text", ["0", "-5", "101", "100.01", "abc", "", "nan", "inf", "-inf", "12abc", "1_0"])
+@pytest.mark.parametrize(
+    "text", ["0", "-5", "101", "100.01", "abc", "%", "200%", "33,3", "nan", "inf", "-inf", "12abc", "1_0"]
+)
 def test_an_invalid_percentage_gives_a_complaint_and_the_default(text: str) -> None:
     settings = Settings.from_environment({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": text})
     assert settings.complaints == (PERCENTAGE_COMPLAINT,)
     assert settings.thread_percentage == ThreadPercentage(100.0)
 
 
-@pytest.mark.parametrize("text", ["2", "-1", "abc", "", "0.5", "10", "\N{ARABIC-INDIC DIGIT ZERO}"])
+@pytest.mark.parametrize("text", ["2", "-1", "abc", "high", "0.5", "10", "\N{ARABIC-INDIC DIGIT ZERO}"])
 def test_an_invalid_priority_gives_a_complaint_and_the_default(text: str) -> None:
     settings = Settings.from_environment({"CUDA_MPS_CLIENT_PRIORITY": text})
     assert settings.complaints == (PRIORITY_COMPLAINT,)

@@ -89,3 +89,9 @@ def test_a_long_text_is_refused_at_once() -> None:
     with pytest.raises(BadText):
         read_memory("0" * 1_000_000 + "x")
     assert read_memory("0" * 1_000_000 + "4G") == PinnedMemory(4 << 30)
+
+
+@pytest.mark.parametrize("text", ["0:1G", "0=1G,1G", "GPU-1:1G"])
+def test_a_memory_limit_that_names_a_device_in_another_way_is_answered_with_the_form(text: str) -> None:
+    with pytest.raises(BadText, match="one limit for all devices, or one a device as in 0=4G,1=8G"):
+        read_memory_by_device(text)

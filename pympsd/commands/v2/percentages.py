@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from attrs import evolve
+
 from pympsd.commands.arguments import A_PID, loose_pid
 from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
@@ -14,6 +16,8 @@ from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
+_SHOWN = 80
+"""The number of characters of a word that are repeated."""
 INVALID = "Invalid percentage, expected between (0.0, 100.0]"
 
 
@@ -30,22 +34,41 @@ def percentage_at(position: int) -> Callable[[Sequence[str]], ThreadPercentage |
     return read
 
 
+def note_at(position: int) -> Callable[[Sequence[str]], str]:
+    """Make a reader of the note about a percentage that more follows than C reads: ``33,3`` is 33 (recorded)."""
+
+    def read(words: Sequence[str]) -> str:
+        word = words[position] if len(words) > position else ""
+        number = leading_float(word)
+        try:
+            is_whole = number is None or ("%" not in word and ThreadPercentage.parse(word).value == number)
+        except BadLimit:
+            is_whole = False
+        return "" if is_whole else f"{word[:_SHOWN]!r} is read as {number:g}"
+
+    return read
+
+
+def _set(in_force: ThreadPercentage, note: str) -> Answer:
+    return evolve(lines(str(in_force)), diagnostic=note)
+
+
 def _refused(in_force: ThreadPercentage) -> Answer:
     """Return a refusal; recorded: the complaint is only logged, and the value that stays in force is printed."""
     parts = (Part(INVALID, printed=False), Part(str(in_force)))
     return Answer(parts, diagnostic=f"{INVALID}; it stays {in_force}", refused=True)
 
 
-@command("set_default_active_thread_percentage", percentage=percentage_at(0))
+@command("set_default_active_thread_percentage", percentage=percentage_at(0), note=note_at(0))
 @volta_only("active thread percentages have")
-def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | None) -> Decision:
+def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | None, note: str) -> Decision:
     """Set the active thread percentage that the next server starts with: above 0, up to 100."""
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     if percentage is None:
         return Decision(_refused(daemon.thread_percentage))
     daemon.thread_percentage = percentage
-    return Decision(lines(str(percentage)))
+    return Decision(_set(percentage, note))
 
 
 @command("get_default_active_thread_percentage", takes="", prints_anyway=True)
@@ -55,9 +78,11 @@ def get_default(daemon: Daemon, caller: Caller) -> Decision:
     return _shown(daemon.thread_percentage)
 
 
-@command("set_active_thread_percentage", pid=loose_pid, percentage=percentage_at(1))
+@command("set_active_thread_percentage", pid=loose_pid, percentage=percentage_at(1), note=note_at(1))
 @volta_only("active thread percentages have")
-def set_of_server(daemon: Daemon, caller: Caller, pid: int, percentage: ThreadPercentage | None) -> Decision:
+def set_of_server(
+    daemon: Daemon, caller: Caller, pid: int, percentage: ThreadPercentage | None, note: str
+) -> Decision:
     """Set the active thread percentage of the later clients of the server PID."""
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
@@ -67,7 +92,7 @@ def set_of_server(daemon: Daemon, caller: Caller, pid: int, percentage: ThreadPe
     if percentage is None:
         return Decision(_refused(server.thread_percentage))
     server.thread_percentage = percentage
-    return Decision(lines(str(percentage)), (limits_update(server),))
+    return Decision(_set(percentage, note), (limits_update(server),))
 
 
 @command("get_active_thread_percentage", takes=A_PID, pid=loose_pid)

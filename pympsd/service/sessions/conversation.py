@@ -12,7 +12,7 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted, serial_of
 from pympsd.service.sessions.client import ClientSession
-from pympsd.service.sessions.operator import OperatorSession, RefusedOperator
+from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
 from pympsd.service.sessions.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.state_machine.v3 import routing
@@ -107,6 +107,9 @@ class Conversation:
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
+            if first.body == frames.ASKS_MACHINE:
+                await run_with_sender(channel, MachineSession(channel).run, self.dispatcher)
+                return
             if self.accepts_clients and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
                 await run_with_sender(channel, RefusedOperator(peer, channel, self.server).run, self.dispatcher)
                 return

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 import trio
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.devices import machine, state_folder
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
@@ -103,6 +105,24 @@ class RefusedOperator:
                 if frame.kind == frames.OPERATOR_LINE:
                     self.channel.send_raw(frames.encode(frames.OPERATOR_DONE, b"\1"))
                     await self.channel.drain()
+
+
+@define
+class MachineSession:
+    """A pympsd-smi, which shows this daemon's devices and the processes on them: it asks nothing else."""
+
+    channel: MessageChannel
+
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Send which machine the daemon has, and where its state is."""
+        settings = dispatcher.settings
+        answer = {
+            "backend": settings.backend,
+            machine.VARIABLE: settings.emulated_devices,
+            state_folder.DIRECTORY: state_folder.directory(),
+        }
+        self.channel.send_raw(frames.encode(frames.OPERATOR_MACHINE, json.dumps(answer).encode()))
+        await self.channel.drain()
 
 
 def _text_frames(kind: int, text: str) -> list[bytes]:

@@ -27,6 +27,8 @@ _GET_CGROUP_NAMESPACE, _GET_PID_NAMESPACE, _GET_USER_NAMESPACE = 0xFF01, 0xFF05,
 """ioctls of a pidfd, which open the namespace (linux/pidfd.h, Linux 6.11)."""
 _GROUPS_ROOM = 1024
 """The largest buffer that getsockopt takes in Python: 256 groups."""
+ENVIRONMENT_BYTES = 1 << 18
+"""More of an environment is not read."""
 COMMAND_BYTES = 4096
 """The rest of a longer command line is cut."""
 AnySocket = socket.socket | trio.socket.SocketType
@@ -184,6 +186,19 @@ def command_of(pid: int, reported: str) -> str:
     except OSError:
         data = b""
     return sanitised((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
+
+
+def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
+    """Return CUDA's variables in the environment that a process began with; none if it cannot be read."""
+    try:
+        with open(f"/proc/{known.peer.pid}/environ", "rb", buffering=0) as file:
+            data = file.read(ENVIRONMENT_BYTES)
+    except OSError:
+        return {}
+    if known.pidfd < 0 or has_ended(known.pidfd):  # another process may have the PID by now
+        return {}
+    entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
+    return {name: text for name, _, text in entries if name.startswith("CUDA_")}
 
 
 def namespace_of(known: KnownPeer, reported: int) -> int:

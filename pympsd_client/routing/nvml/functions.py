@@ -10,6 +10,7 @@ from typing import Any, Final
 from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
+from pympsd_client._arguments import explanations
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import contexts
@@ -217,7 +218,7 @@ def failed(name: str, error: BaseException | None) -> int:
         code = nvml.LOST if error.code == Result.ERROR_MPS_CONNECTION_FAILED else nvml.UNKNOWN
     reason = error.reason if isinstance(error, CudaError) else str(error)
     is_lacking = isinstance(error, explain.Missing)
-    explain.say(name, code, reason, is_lacking=is_lacking, result=_RESULTS[code][0])
+    explanations.explain(name, code, reason, is_lacking=is_lacking, result=_RESULTS[code][0])
     return code
 
 

@@ -16,7 +16,8 @@ from pympsd.devices.discovery import NoDriver, Probed, visible_machine
 from pympsd.devices.driver_probe import probed_by
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import CONNECTIONS, Settings
+from pympsd.vocabulary.settings import Settings
+from pympsd.vocabulary.variables import CONNECTIONS
 from pympsd_server.backends.cuda.driver.probe import pci_of
 from pympsd_server.backends.cuda.objects.device import prepare_environment
 from pympsd_server.backends.interface import BackendError

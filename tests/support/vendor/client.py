@@ -179,10 +179,11 @@ class Program:
 
     def _converse(self, **device: int) -> socket.socket:
         settings: dict[str, float] = {}
-        if percentage := os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"):
-            settings["percentage"] = float(percentage)
-        if priority := os.environ.get("CUDA_MPS_CLIENT_PRIORITY"):
-            settings["priority"] = int(priority)
+        # libcuda ignores a value that is not a number.
+        with contextlib.suppress(KeyError, ValueError):
+            settings["percentage"] = float(os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"])
+        with contextlib.suppress(KeyError, ValueError):
+            settings["priority"] = int(os.environ["CUDA_MPS_CLIENT_PRIORITY"])
         try:
             server = be_handed_over()
         except OSError:

@@ -16,12 +16,20 @@ from attrs import define, field
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import command_of, command_of_hidden, container_pid_of, namespace_of, process_of
+from pympsd.service.sessions.peers import (
+    command_of,
+    command_of_hidden,
+    container_pid_of,
+    cuda_variables_of,
+    namespace_of,
+    process_of,
+)
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.vocabulary.variables import Reader, problems
 from pympsd.wire.vendor.handshake import DESCRIPTOR, PACKET_BYTES
 
 HANG_UP_SECONDS: Final = 10.0
@@ -51,6 +59,7 @@ class VendorClientSession(Waiting):
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is handed over to a server or refused, or is gone."""
+        self._report_settings()
         try:
             await self.queue(dispatcher, self, self._connected(), self._left)
             if self.offer is not None:
@@ -64,6 +73,16 @@ class VendorClientSession(Waiting):
         elif self._admitted is not None:
             self._admitted.handoffs.remove(self)
             dispatcher.feed(ClientGonePushed(self._admitted.serial, self.client))
+
+    def _report_settings(self) -> None:
+        """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""
+        pid, uid = self.peer.pid, self.peer.uid
+        servers = self.dispatcher.state.running_servers()
+        if not pid or any(client.pid == pid for server in servers for client in server.clients.values()):
+            return
+        for problem in problems(cuda_variables_of(self.known), Reader.CLIENT).values():
+            if self.dispatcher.may_log(uid, problem):
+                self.dispatcher.log.warning("client_setting_wrong", pid=pid, uid=uid, problem=problem)
 
     def _connected(self) -> ClientConnected:
         return ClientConnected(

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text, window_of
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.settings import BadSetting, chosen_connections
+from pympsd.vocabulary.settings import chosen_connections
+from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.capabilities import Capabilities

@@ -1,0 +1,146 @@
+"""``dmon``, ``pmon`` and ``topo``: what nvidia-smi prints a line for each of, at an interval.
+
+An emulated GPU has memory that processes hold; every other column is a dash, as nvidia-smi prints what a GPU lacks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.smi.machine import Device
+from pympsd.smi.options import BAD_OPTION, BAD_VALUE, NOT_SUPPORTED, Refused, interval
+from pympsd.smi.summary import MIB, in_order
+
+COMMANDS: Final = ("dmon", "pmon")
+OPTIONS: Final = {"-i": "ID", "-d": "SECONDS", "-c": "COUNT", "-s": "METRICS", "-o": "DT", "-f": "FILE"}
+_GROUPS: Final = {
+    "dmon": {
+        "p": (("pwr", "W"), ("gtemp", "C"), ("mtemp", "C")),
+        "u": (("sm", "%"), ("mem", "%"), ("enc", "%"), ("dec", "%"), ("jpg", "%"), ("ofa", "%")),
+        "c": (("mclk", "MHz"), ("pclk", "MHz")),
+        "v": (("pviol", "%"), ("tviol", "bool")),
+        "m": (("fb", "MB"), ("bar1", "MB"), ("ccpm", "MB")),
+        "e": (("sbecc", "errs"), ("dbecc", "errs"), ("pci", "errs")),
+        "t": (("rxpci", "MB/s"), ("txpci", "MB/s")),
+    },
+    "pmon": {
+        "u": (("sm", "%"), ("mem", "%"), ("enc", "%"), ("dec", "%"), ("jpg", "%"), ("ofa", "%")),
+        "m": (("fb", "MB"), ("ccpm", "MB")),
+    },
+}
+"""The columns of each letter of -s, with their units."""
+_DEFAULTS: Final = {"dmon": "puc", "pmon": "u"}
+_KNOWN: Final = "fb"
+_HEADER_EVERY: Final = 20
+"""Reports between two headers."""
+_TOPOLOGY_LEGEND: Final = """
+Legend:
+
+  X    = Self
+  NODE = The GPUs of an emulated machine have its node in common
+"""
+
+
+@frozen
+class Monitor:
+    """A command line of dmon or pmon, read."""
+
+    command: str
+    ids: str | None = None
+    seconds: int = 1
+    count: int | None = None
+    metrics: str = ""
+    stamps: str = ""
+    """D: with the date; T: with the time."""
+    file: str = ""
+
+    @property
+    def columns(self) -> list[tuple[str, str]]:
+        """The columns and their units, in the order of the letters."""
+        return [column for letter in self.metrics for column in _GROUPS[self.command][letter]]
+
+
+def parse(arguments: Sequence[str]) -> Monitor | None:
+    """Read ``dmon`` or ``pmon`` and its options; None: its help is asked for. Raise Refused."""
+    command, *rest = arguments
+    given: dict[str, str] = {}
+    while rest:
+        option = rest.pop(0)
+        if option in ("-h", "--help"):
+            return None
+        if option not in OPTIONS:
+            _refuse(f"Option {option} is not recognized. Please run '{{program}} -h'.", BAD_OPTION)
+        if not rest:
+            _refuse(f"Option {option} is missing its value. Please run '{{program}} -h' for help.", BAD_OPTION)
+        given[option] = rest.pop(0)
+    metrics, stamps = given.get("-s", _DEFAULTS[command]), given.get("-o", "")
+    for option, text, letters in (("-s", metrics, "".join(_GROUPS[command])), ("-o", stamps, "DT")):
+        if not set(text) <= set(letters):
+            _refuse(f"Option {option} of {command} takes letters of {letters}, not {text!r}.", BAD_VALUE)
+    count = interval("-c", given["-c"]) if "-c" in given else None
+    seconds = interval("-d", given["-d"]) if "-d" in given else 1
+    return Monitor(command, given.get("-i"), seconds, count, metrics, stamps, given.get("-f", ""))
+
+
+def report(monitor: Monitor, devices: Sequence[Device], number: int) -> str:
+    """Return a report's lines, the first of which are the header if ``number`` (from 0) is due to have it."""
+    lines = _header(monitor) if number % _HEADER_EVERY == 0 else []
+    stamp = _stamp(monitor)
+    rows = _device_rows(monitor, devices) if monitor.command == "dmon" else _process_rows(monitor, devices)
+    return "".join(f"{line}\n" for line in (*lines, *(f"{stamp}{row}" for row in rows)))
+
+
+def topology(arguments: Sequence[str], devices: Sequence[Device]) -> str:
+    """Return the matrix of ``topo -m``; raise Refused for its other options."""
+    if list(arguments) not in (["-m"], ["--matrix"]):
+        raise Refused("ERROR: of topo only -m is supported by emulated GPUs.\n\n", NOT_SUPPORTED)
+    names = [f"GPU{device.index}" for device in devices]
+    lines = ["\t".join(("", *names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"))]
+    for name in names:
+        cells = (" X " if other == name else "NODE" for other in names)
+        lines.append("\t".join((name, *cells, "N/A", "N/A", "N/A")))
+    return "".join(f"{line}\n" for line in lines) + _TOPOLOGY_LEGEND
+
+
+def _header(monitor: Monitor) -> list[str]:
+    stamps = "".join(f"{name:<11}" for letter, name in (("D", "Date"), ("T", "Time")) if letter in monitor.stamps)
+    units = "".join(
+        f"{name:<11}" for letter, name in (("D", "YYYYMMDD"), ("T", "HH:MM:SS")) if letter in monitor.stamps
+    )
+    process = ("        pid   type", "          #    C/G") if monitor.command == "pmon" else ("", "")
+    command = ("    command", "    name") if monitor.command == "pmon" else ("", "")
+    first = "".join(f"{name:>7}" for name, _ in monitor.columns)
+    second = "".join(f"{unit:>7}" for _, unit in monitor.columns)
+    return [f"#{stamps} gpu{process[0]}{first}{command[0]}", f"#{units} Idx{process[1]}{second}{command[1]}"]
+
+
+def _stamp(monitor: Monitor) -> str:
+    forms = (form for letter, form in (("D", " %Y%m%d  "), ("T", " %H:%M:%S  ")) if letter in monitor.stamps)
+    return time.strftime("".join(forms))
+
+
+def _device_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
+    for device in devices:
+        yield f"{device.index:>5}{_cells(monitor, device.used)}"
+
+
+def _process_rows(monitor: Monitor, devices: Sequence[Device]) -> Iterator[str]:
+    for device in devices:
+        for process in in_order(device.processes):
+            name = process.name.rpartition("/")[2][:15]
+            yield f"{device.index:>5}{process.pid:>11}{process.kind:>7}{_cells(monitor, process.used)}    {name}"
+        if not device.processes:
+            yield f"{device.index:>5}{'-':>11}{'-':>7}{_cells(monitor, None)}    -"
+
+
+def _cells(monitor: Monitor, used: int | None) -> str:
+    shown = "-" if used is None else str(used // MIB)
+    return "".join(f"{shown if name == _KNOWN else '-':>7}" for name, _ in monitor.columns)
+
+
+def _refuse(sentence: str, status: int) -> None:
+    raise Refused(f"ERROR: {sentence}\n\n", status)

@@ -1,0 +1,71 @@
+"""Which machine is shown: that of the daemon of the pipe directory, and without one what the environment describes.
+
+A daemon may have been started with another PYMPSD_EMULATED_DEVICES or PYMPSD_STATE_DIRECTORY than this program. It
+answers a hello with the body ASKS_MACHINE in both protocols, and writes no line about a command to its log. A daemon
+that is neither root's nor this user's is not asked: the answer names files that are read, and with -c written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Final
+
+from pympsd import control_client, pipe_sockets
+from pympsd.devices.machine import VARIABLE, BadMachine
+from pympsd.devices.state_folder import DIRECTORY, resolved, with_machine_file
+from pympsd.wire import frames
+
+SECONDS: Final = 2.0
+"""How long a daemon may take to answer."""
+DEFAULT_MACHINE: Final = "H200"
+
+
+def machine(warn: Callable[[str], None]) -> str:
+    """Return the description of the machine; raise BadMachine if the daemon has GPUs.
+
+    If it is a daemon's, PYMPSD_STATE_DIRECTORY is set in this process to that of the daemon.
+    """
+    text = with_machine_file(os.environ).get(VARIABLE) or DEFAULT_MACHINE
+    answer = _ask(warn)
+    if not answer:
+        return text
+    path, backend = os.fsdecode(pipe_sockets.pipe_directory()), answer["backend"]
+    if backend != "emulated":
+        reason = f"the daemon of {path} has this machine's GPUs (backend {backend}), and no emulated ones"
+        raise BadMachine(f"{reason}: ask the driver's nvidia-smi, or name another CUDA_MPS_PIPE_DIRECTORY")
+    for name, ours in ((VARIABLE, resolved(text)), (DIRECTORY, os.environ.get(DIRECTORY, ""))):
+        if os.environ.get(name) and ours != answer[name]:
+            warn(f"{name}={os.environ[name]} is not that of the daemon of {path}, which has {answer[name]}")
+    os.environ[DIRECTORY] = answer[DIRECTORY]
+    return answer[VARIABLE]
+
+
+def _ask(warn: Callable[[str], None]) -> dict[str, str]:
+    """Return the daemon's answer; nothing if there is no daemon, or none that answers."""
+    daemon = control_client.Daemon()
+    path = pipe_sockets.control()
+    try:
+        reason = daemon.connect(path, SECONDS)
+        if reason == control_client.OTHER_KIND:
+            path = pipe_sockets.own()
+            reason = daemon.connect(path, SECONDS)
+        if reason or daemon.has_ended():
+            return {}
+        if warning := daemon.owner_warning(path, SECONDS).decode(errors="replace").strip():
+            warn(f"{warning}: it is not asked")
+            return {}
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_MACHINE))
+        daemon.end_sending()
+        kind, body = daemon.receive()
+        answer: dict[str, str] = json.loads(body) if kind == frames.OPERATOR_MACHINE else {}
+        return answer
+    except TimeoutError:
+        shown = path.decode(errors="replace")
+        warn(f"the daemon at {shown} says nothing for {SECONDS:g} s: the machine is what the environment describes")
+        return {}
+    except (control_client.DaemonGone, OSError):  # an earlier version, which does not know the question
+        return {}
+    finally:
+        daemon.close()

@@ -1,0 +1,125 @@
+"""-q -x: the report as XML, with the elements of nvidia-smi 580 (nvsmi_device_v12.dtd).
+
+What an emulated device lacks is ``N/A``, as it is for a GPU that lacks it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+from xml.sax.saxutils import escape, quoteattr
+
+from pympsd.smi.machine import Device, Machine
+from pympsd.smi.summary import MIB, in_order
+from pympsd.version import CUDA_VERSION, DRIVER_VERSION
+
+_HEAD: Final = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
+_LACKING: Final = "N/A"
+Elements = Sequence[tuple[str, object]]
+"""Names of elements, with a text or the elements in them."""
+
+
+def report(machine: Machine, devices: Sequence[Device], parts: frozenset[str]) -> str:
+    """Return the report; ``parts``: MEMORY, COMPUTE and PIDS, or nothing for all of it."""
+    head = (
+        ("timestamp", time.strftime("%a %b %e %H:%M:%S %Y")),
+        ("driver_version", DRIVER_VERSION),
+        ("cuda_version", f"{CUDA_VERSION // 1000}.{CUDA_VERSION % 1000 // 10}"),
+        ("attached_gpus", len(machine.devices)),
+    )
+    text = _HEAD + "<nvidia_smi_log>\n" + _elements(head, 1)
+    for device in devices:
+        text += f"\t<gpu id={quoteattr(device.bus_id)}>\n{_elements(_device(device, parts), 2)}\t</gpu>\n"
+    return f"{text}</nvidia_smi_log>\n"
+
+
+def _elements(elements: Elements, depth: int) -> str:
+    lines = []
+    for name, content in elements:
+        before = "\t" * depth
+        if isinstance(content, tuple):
+            lines.append(f"{before}<{name}>\n{_elements(content, depth + 1)}{before}</{name}>\n")
+        else:
+            lines.append(f"{before}<{name}>{escape(str(content))}</{name}>\n")
+    return "".join(lines)
+
+
+def _device(device: Device, parts: frozenset[str]) -> Elements:
+    each = {
+        "": _identity(device),
+        "MEMORY": _memory(device),
+        "COMPUTE": (("compute_mode", device.shown_mode),),
+        " ": _sensors(),
+        "PIDS": (("processes", _processes(device)),),
+    }
+    return [element for name, elements in each.items() if not parts or name in parts for element in elements]
+
+
+def _lacking(*names: str) -> Elements:
+    return tuple((name, _LACKING) for name in names)
+
+
+def _identity(device: Device) -> Elements:
+    domain, bus, rest = device.bus_id.split(":")
+    pci = (
+        ("pci_bus", bus),
+        ("pci_device", rest.partition(".")[0]),
+        ("pci_domain", domain[-4:]),
+        *_lacking("pci_device_id"),
+        ("pci_bus_id", device.bus_id),
+        *_lacking("pci_sub_system_id"),
+    )
+    return (
+        ("product_name", device.facts.name),
+        *_lacking("product_brand", "product_architecture", "display_mode", "display_attached", "display_active"),
+        *_lacking("persistence_mode", "addressing_mode"),
+        ("mig_mode", _lacking("current_mig", "pending_mig")),
+        ("mig_devices", "None"),
+        *_lacking("accounting_mode", "accounting_mode_buffer_size"),
+        ("driver_model", _lacking("current_dm", "pending_dm")),
+        *_lacking("serial"),
+        ("uuid", device.facts.uuid),
+        *_lacking("minor_number", "vbios_version", "multigpu_board", "board_id", "board_part_number"),
+        ("ecc_mode", _lacking("current_ecc", "pending_ecc")),
+        ("pci", pci),
+        *_lacking("fan_speed", "performance_state"),
+    )
+
+
+def _memory(device: Device) -> Elements:
+    total, used = device.total // MIB, device.used // MIB
+    sizes = (("total", total), ("reserved", 0), ("used", used), ("free", total - used))
+    return (
+        ("fb_memory_usage", tuple((name, f"{size} MiB") for name, size in sizes)),
+        ("bar1_memory_usage", _lacking("total", "used", "free")),
+    )
+
+
+def _sensors() -> Elements:
+    return (
+        ("utilization", _lacking("gpu_util", "memory_util", "encoder_util", "decoder_util", "jpeg_util", "ofa_util")),
+        ("temperature", _lacking("gpu_temp", "gpu_temp_tlimit", "memory_temp")),
+        (
+            "gpu_power_readings",
+            _lacking("power_state", "average_power_draw", "instant_power_draw", "current_power_limit"),
+        ),
+        ("clocks", _lacking("graphics_clock", "sm_clock", "mem_clock", "video_clock")),
+        ("max_clocks", _lacking("graphics_clock", "sm_clock", "mem_clock", "video_clock")),
+    )
+
+
+def _processes(device: Device) -> Elements:
+    return tuple(
+        (
+            "process_info",
+            (
+                *_lacking("gpu_instance_id", "compute_instance_id"),
+                ("pid", process.pid),
+                ("type", process.kind),
+                ("process_name", process.name),
+                ("used_memory", f"{process.used // MIB} MiB"),
+            ),
+        )
+        for process in in_order(device.processes)
+    )

@@ -1,0 +1,465 @@
+"""The environment variables that are settings: who reads each, what is allowed, and what a wrong value does.
+
+There is one table, ``VARIABLES``, because a variable has many readers that must agree. The daemon refuses or reports
+its own wrong values with it (`settings`), a server those of its clients in server.log, a program with PYMPSD_EXPLAIN
+those of its own, and ``python3 -m pympsd_client`` all of them. The manual pages and README's table are made from it.
+
+A row's ``check`` looks at a text alone. It cannot look at what the machine has: devices, files, entry points and the
+executors' user are checked by whoever uses the setting, and those readers name the variable in their own message.
+
+An empty variable counts as not set. CUDA_VISIBLE_DEVICES is the exception, because CUDA documents that an empty list
+hides every device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from enum import Flag, auto
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary import shares
+from pympsd.vocabulary.limits import (
+    PER_CONTEXT_PARTITIONING,
+    BadLimit,
+    ClientPriority,
+    PinnedMemory,
+    ThreadPercentage,
+)
+
+BACKENDS: Final = ("auto", "vendor", "cuda", "emulated")
+WORKERS: Final = ("auto", "native", "python")
+"""auto: native if that helps and is available; native: required; python: never native."""
+DIALECTS: Final = ("documented", "r580", "json")
+"""The wording of log lines: that of the MPS documents, that of driver 580, or JSON objects."""
+USERS: Final = ("in-turn", "together")
+"""Whether users take turns with one server, or have servers at the same time."""
+UNMAPPED_USERS: Final = ("refuse", "nobody")
+"""What becomes of clients whose user has no number in the daemon's user namespace: refused, or served as nobody."""
+MAX_CONNECTIONS: Final = 32
+"""CUDA's maximum of hardware queues."""
+
+BACKEND: Final = "PYMPSD_BACKEND"
+WORKER: Final = "PYMPSD_WORKER"
+LAUNCHES: Final = "PYMPSD_LAUNCHES"
+CONNECTIONS: Final = "PYMPSD_DEVICE_CONNECTIONS"
+"""The number of hardware queues of a context: each costs start time, but 16 clients on the driver's 8 run as 8."""
+STRICT_BOUNDS: Final = "PYMPSD_STRICT_BOUNDS"
+"""1: kernels of the emulated GPU reach the bytes that were asked for; 0: and those up to the hardware's next unit."""
+LOG_DIALECT: Final = "PYMPSD_LOG_DIALECT"
+TURN_PATIENCE: Final = "PYMPSD_TURN_PATIENCE"
+USERS_VARIABLE: Final = "PYMPSD_USERS"
+UNMAPPED_USERS_VARIABLE: Final = "PYMPSD_UNMAPPED_USERS"
+EXPLAIN: Final = "PYMPSD_EXPLAIN"
+REQUIRE_MPS: Final = "PYMPSD_REQUIRE_MPS"
+LENIENT_LIMITS: Final = "PYMPSD_LENIENT_LIMITS"
+PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
+MEMORY_LIMITS: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
+"""The documents use the second name once."""
+MEMORY_LIMIT_FORM: Final = "DEVICE=LIMIT, as in 0=1G or GPU-...=512M, several with commas"
+_SHOWN: Final = 100
+"""The number of characters of a wrong value that are shown."""
+_MAX_PATIENCE: Final = 1e9
+_NUMBER: Final = re.compile(r"\s*\+?0*([0-9]{1,4})\s*", re.ASCII)
+
+
+class Reader(Flag):
+    """The programs that read a variable. An executor's settings are its daemon's, in whose environment it runs."""
+
+    DAEMON = auto()
+    CLIENT = auto()
+    SMI = auto()
+
+
+_NAMES: Final = {Reader.DAEMON: "daemon", Reader.CLIENT: "client", Reader.SMI: "pympsd-smi"}
+Check = Callable[[str], str]
+"""Returns what a text has to be, as a sentence continues after "is"; nothing if the text is valid."""
+
+
+@frozen
+class Variable:
+    """A setting."""
+
+    name: str
+    readers: Reader
+    meaning: str
+    """As the manual page and README have it; names in backquotes."""
+    effect: str = ""
+    """What a wrong value does."""
+    check: Check | None = None
+    page: str = ""
+    """The page of docs/ that says more."""
+
+    @property
+    def reader_names(self) -> str:
+        """The readers, as the tables of the documents name them."""
+        return ", ".join(name for reader, name in _NAMES.items() if reader in self.readers)
+
+    def problem(self, text: str) -> str:
+        """Return what is wrong with a value, and what is allowed; nothing if it is valid or empty."""
+        allowed = self.check(text) if text and self.check is not None else ""
+        return f"{self.name} is {allowed}, not {text[:_SHOWN]!r}" if allowed else ""
+
+
+def _one_of(*values: str) -> Check:
+    return lambda text: "" if text in values else f"one of {', '.join(values)}"
+
+
+def _switch(text: str) -> str:
+    return "" if text in ("0", "1") else "0 or 1"
+
+
+def _whole_number(most: int) -> Check:
+    allowed = frozenset(map(str, range(1, most + 1)))
+    return lambda text: "" if text in allowed else f"a number from 1 to {most}"
+
+
+def _connections(text: str) -> str:
+    found = _NUMBER.fullmatch(text)
+    return "" if found and 0 < int(found[1]) <= MAX_CONNECTIONS else f"a number from 1 to {MAX_CONNECTIONS}"
+
+
+def _seconds(text: str) -> str:
+    try:
+        is_valid = 0.0 <= float(text) < _MAX_PATIENCE
+    except ValueError:
+        is_valid = False
+    return "" if is_valid else "a number of seconds, 0 or more"
+
+
+def _percentage(text: str) -> str:
+    try:
+        percentage = ThreadPercentage.parse(text)
+    except BadLimit:
+        return "a number above 0, up to 100"
+    # pympsd reads it as its command does; whether a driver does so is not known.
+    return f"a number without a percent sign (pympsd reads {percentage.value:g})" if "%" in text else ""
+
+
+def _priority(text: str) -> str:
+    try:
+        ClientPriority.parse(text)
+    except BadLimit:
+        return "0 (normal) or 1 (below normal)"
+    return ""
+
+
+def _memory_limits(text: str) -> str:
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        device, equals, value = (part.strip() for part in entry.partition("="))
+        try:
+            if not (device and equals):
+                return MEMORY_LIMIT_FORM
+            PinnedMemory.parse(value)
+        except BadLimit:
+            return f"{MEMORY_LIMIT_FORM}; a limit is a whole number and G or M, or 0 for none"
+    return ""
+
+
+def _shares(text: str) -> str:
+    try:
+        shares.read_shares([text])
+    except shares.BadShare as error:
+        return f"RESOURCE=VALUE, several with commas: {error}"
+    return ""
+
+
+def _mebibytes(text: str) -> str:
+    return "" if text.isascii() and text.isdecimal() else "a whole number of MiB"
+
+
+_BOTH: Final = Reader.DAEMON | Reader.CLIENT
+_DOES_NOT_START: Final = "the daemon does not start"
+_CUINIT_FAILS: Final = "cuInit fails"
+
+VARIABLES: Final = (
+    Variable(
+        "CUDA_MPS_PIPE_DIRECTORY",
+        _BOTH | Reader.SMI,
+        "directory of the daemon's sockets, lock and PID file; default `/tmp/nvidia-mps`, of root's daemon in "
+        "protocol 3 `/run/nvidia-mps`",
+        "the daemon does not start, a client finds none",
+    ),
+    Variable(
+        "CUDA_MPS_LOG_DIRECTORY",
+        Reader.DAEMON,
+        "directory of control.log and server.log; default `/var/log/nvidia-mps`",
+        "a warning, and no logs",
+    ),
+    Variable(
+        "CUDA_MPS_PROTOCOL_VERSION",
+        Reader.DAEMON,
+        "`2` (default) or `3`: the protocol of a daemon that is started; wins over `--protocol`",
+        _DOES_NOT_START,
+        _one_of("2", "3"),
+        "v3.md",
+    ),
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
+        _BOTH,
+        "devices that the daemon (or the client, in the daemon's numbering) sees, by index or UUID; if empty, none",
+        "the list ends before the first wrong entry; without any device the daemon does not start, and cuInit fails",
+    ),
+    Variable(
+        PERCENTAGE,
+        _BOTH,
+        "active thread percentage, above 0 and up to 100: the daemon's default for servers, or a client's own, which "
+        "only lowers it",
+        "reported, and otherwise as if it were not set; `50%` is read as 50, and reported",
+        _percentage,
+    ),
+    Variable(
+        PRIORITY,
+        _BOTH,
+        "`0` (normal) or `1` (below normal): the daemon's default for clients, or a client's own priority",
+        "reported, and otherwise as if it were not set",
+        _priority,
+    ),
+    Variable(
+        MEMORY_LIMITS[0],
+        _BOTH,
+        "`0=1G,GPU-...=512M`: limits of device memory, the daemon's defaults or a client's own",
+        "the daemon reports and leaves out a wrong entry; a client's cuInit fails",
+        _memory_limits,
+    ),
+    Variable(
+        MEMORY_LIMITS[1],
+        _BOTH,
+        f"another name of `{MEMORY_LIMITS[0]}`, which comes first",
+        "as there",
+        _memory_limits,
+    ),
+    Variable(
+        "NVIDIA_GPU_MEMORY_LIMIT",
+        Reader.CLIENT,
+        "MiB that a container's client may hold on each device; schedulers set it",
+        _CUINIT_FAILS,
+        _mebibytes,
+        "provisioning.md",
+    ),
+    Variable(
+        PER_CONTEXT_PARTITIONING,
+        Reader.CLIENT,
+        f"`1`: each context of the client has the percentage that `{PERCENTAGE}` is when it is made",
+        "reported, and otherwise as if it were not set",
+        _switch,
+    ),
+    Variable(
+        "CUDA_MPS_SM_PARTITION",
+        Reader.CLIENT,
+        "protocol 3: the client's static SM partitions, `0/large`",
+        "contexts fail with the reason",
+        None,
+        "v3.md",
+    ),
+    Variable(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        Reader.CLIENT,
+        f"1 to {MAX_CONNECTIONS}, default 2; above 2, the client's contexts take more of a device's 48 connections",
+        "reported; above 32 counts as 32, anything else as if it were not set",
+        _connections,
+    ),
+    Variable(
+        "CUDA_FORCE_API_VERSION",
+        Reader.CLIENT,
+        "`3020` or so: the API that a program asks for; before CUDA 4.0 (`4000`) it gets no context",
+        "ignored, as in C",
+    ),
+    Variable(
+        BACKEND,
+        _BOTH,
+        "`vendor` (the driver's own MPS server), `cuda` (pympsd's server on a GPU), `emulated`, or `auto` (default): "
+        "the first of them that the machine has, or `emulated` if an emulated machine is asked for",
+        _DOES_NOT_START,
+        _one_of(*BACKENDS),
+    ),
+    Variable(
+        "PYMPSD_VENDOR_SERVER",
+        Reader.DAEMON,
+        "path of the driver's MPS server; default: the first `nvidia-cuda-mps-server` in `PATH` that is not pympsd's",
+        _DOES_NOT_START,
+    ),
+    Variable(
+        WORKER,
+        Reader.DAEMON,
+        "what executes records on a GPU: `auto` (default), `native` (or start no executor) or `python`",
+        _DOES_NOT_START,
+        _one_of(*WORKERS),
+    ),
+    Variable(
+        LAUNCHES,
+        Reader.CLIENT,
+        "whether repeated launches skip the interpreter: `auto` (default), `native` (or fail) or `python`",
+        _CUINIT_FAILS,
+        _one_of(*WORKERS),
+    ),
+    Variable(
+        CONNECTIONS,
+        Reader.DAEMON,
+        f"hardware queues of an executor on a GPU, 1 to {MAX_CONNECTIONS} (default); fewer start quicker",
+        "backend `cuda`: the daemon does not start; others: reported",
+        _whole_number(MAX_CONNECTIONS),
+        "operations.md",
+    ),
+    Variable(
+        "PYMPSD_EMULATED_DEVICES",
+        _BOTH | Reader.SMI,
+        "the emulated machine: `H200`, `3xH200`, `2xH200,1xP100`, or the path of a TOML file; default: "
+        "`$XDG_CONFIG_HOME/pympsd/machine.toml` (`~/.config` without it), `/etc/pympsd/machine.toml`, else one H200",
+        "the daemon does not start; pympsd-smi exits with status 9",
+    ),
+    Variable(
+        "PYMPSD_STATE_DIRECTORY",
+        _BOTH | Reader.SMI,
+        "where the compute modes and the servers of machines are kept that are in short form, or described in "
+        "`/etc`; default `/run/pympsd`, or `/tmp` if root has not made that",
+        "reported; modes cannot be set, and pympsd-smi shows the processes of no other daemon",
+        None,
+        "security.md",
+    ),
+    Variable(
+        LENIENT_LIMITS,
+        Reader.CLIENT,
+        "`1`: invalid entries of the client's memory limits are ignored and logged; `0` (default): cuInit fails",
+        _CUINIT_FAILS,
+        _switch,
+    ),
+    Variable(
+        USERS_VARIABLE,
+        Reader.DAEMON,
+        "`in-turn` (default) or `together`, as `--users`",
+        _DOES_NOT_START,
+        _one_of(*USERS),
+    ),
+    Variable(
+        TURN_PATIENCE,
+        Reader.DAEMON,
+        "seconds, as `--turn-patience`; default 30",
+        _DOES_NOT_START,
+        _seconds,
+    ),
+    Variable(
+        "PYMPSD_TURN_POLICY",
+        Reader.DAEMON,
+        "who of the waiting users is next: `order` (default), `fewest-turns`, or a plug-in",
+        _DOES_NOT_START,
+        None,
+        "research.md",
+    ),
+    Variable(
+        "PYMPSD_SCHEDULING_POLICY",
+        Reader.DAEMON,
+        "whose work an emulated device runs next: `fair` (default), `memory`, `deadline:MILLISECONDS`, or a plug-in",
+        _DOES_NOT_START,
+        None,
+        "research.md",
+    ),
+    Variable(
+        UNMAPPED_USERS_VARIABLE,
+        Reader.DAEMON,
+        "`refuse` (default) or `nobody`: clients of users who have no number in the daemon's user namespace are "
+        "refused, or served as one user, 65534",
+        _DOES_NOT_START,
+        _one_of(*UNMAPPED_USERS),
+    ),
+    Variable(
+        shares.VARIABLE,
+        Reader.DAEMON,
+        "what each user other than root may have of it, `servers=16,namespaces=64,buffers=16M`, as "
+        f"`{shares.OPTION}`; `share list` prints all",
+        _DOES_NOT_START,
+        _shares,
+        "security.md",
+    ),
+    Variable(
+        "PYMPSD_UNMAPPED_DAEMON",
+        Reader.CLIENT,
+        "`refuse` (default) or `trust`: what programs and the command line do in a user namespace in which the "
+        "daemon's user has no number, if the daemon cannot prove that it is root's or theirs",
+        _CUINIT_FAILS,
+        _one_of("refuse", "trust"),
+        "security.md",
+    ),
+    Variable(
+        LOG_DIALECT,
+        Reader.DAEMON,
+        "`documented` (default), `r580` or `json`: the dialect of the logs",
+        _DOES_NOT_START,
+        _one_of(*DIALECTS),
+    ),
+    Variable(
+        STRICT_BOUNDS,
+        Reader.DAEMON,
+        "`1`: the emulated GPU ends every allocation at its last byte, and not, as a GPU does, at the next 512 bytes",
+        "backend `emulated`: the daemon does not start; others: reported",
+        _switch,
+    ),
+    Variable(
+        EXPLAIN,
+        Reader.CLIENT,
+        "`1`: each call that fails, and each wrong setting, is explained on stderr; `0`: none; default: under "
+        "pympsd-run what pympsd does not support, once for each function",
+        "counts as 1, and is reported",
+        _switch,
+    ),
+    Variable(
+        "PYMPSD_TRACE",
+        Reader.CLIENT,
+        "a file to which every driver call is written, with its time",
+        "reported, and no trace",
+        None,
+        "timelines.md",
+    ),
+    Variable(
+        REQUIRE_MPS,
+        Reader.CLIENT,
+        "`1`: a client fails without a daemon; `0`: it runs on without",
+        _CUINIT_FAILS,
+        _switch,
+    ),
+)
+
+BY_NAME: Final = {variable.name: variable for variable in VARIABLES}
+
+
+class BadSetting(ValueError):
+    """A setting that prevents a start; the message names the variable and what is allowed."""
+
+
+def plain(text: str) -> str:
+    """Return a text of the table without its backquotes, for a terminal or a manual page."""
+    return text.replace("`", "")
+
+
+def readme_table() -> str:
+    """Return README's table of the settings."""
+    rows = ["| variable | read by | meaning | a wrong value |", "| --- | --- | --- | --- |"]
+    for each in VARIABLES:
+        more = f" ([docs/{each.page}](docs/{each.page}))" if each.page else ""
+        rows.append(f"| `{each.name}` | {each.reader_names} | {each.meaning}{more} | {each.effect} |")
+    return "".join(f"{row}\n" for row in rows)
+
+
+def read(environment: Mapping[str, str], name: str, default: str) -> str:
+    """Return a variable's value, or the default if it is empty or not set; raise BadSetting for a wrong value."""
+    text = environment.get(name) or default
+    if problem := BY_NAME[name].problem(text):
+        raise BadSetting(problem)
+    return text
+
+
+def problems(
+    environment: Mapping[str, str], readers: Reader | None = None, but_for: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return what is wrong with an environment, by variable, in the table's order.
+
+    ``readers``: of which programs, default: of all. ``but_for``: the variables that are not looked at.
+    """
+    looked_at = (
+        each for each in VARIABLES if each.name not in but_for and (readers is None or readers & each.readers)
+    )
+    found = {each.name: each.problem(environment.get(each.name, "")) for each in looked_at}
+    return {name: problem for name, problem in found.items() if problem}
