@@ -40,7 +40,7 @@ def test_a_late_free_of_a_destroyed_context_frees_nothing_of_others(model: str) 
         assert neighbours.loaded.allocations
         for one in held:
             assert neighbour.memory.space.size_of(one) == 4096
-        for one in neighbours.loaded.addresses.values():
+        for one in neighbours.loaded.allocations:
             assert neighbour.memory.space.size_of(one)
         with pytest.raises(BackendError) as refused:
             context.allocate(1)
