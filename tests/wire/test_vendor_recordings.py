@@ -353,7 +353,9 @@ class Replay:
         """Let the session ask a server that registers and answers as recorded, and feed what it makes of that."""
         (conversation,) = [one for one in self.recording.servers() if one.pid == self.pid]
         ready, defaults = registration(conversation)
-        dispatcher = cast(Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None))
+        dispatcher = cast(
+            Dispatcher, SimpleNamespace(state=self.daemon, feed=self._feed, log=None, client_memory=None)
+        )
         session = VendorServerSession(dispatcher, self.serial, 0, self.pid, kill=lambda: None)
         ours, theirs = trio.socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         channel = PacketChannel(ours)

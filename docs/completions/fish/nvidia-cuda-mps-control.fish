@@ -7,9 +7,9 @@ function __pympsd_at
     string match -q -- $argv[1] (__pympsd_given)
 end
 function __pympsd_first
-    not string match -qr -- ' (get_client_list|get_device_client_list|ps|device_query|set_default_device_pinned_mem_limit|get_default_device_pinned_mem_limit|set_device_pinned_mem_limit|get_device_pinned_mem_limit|set_default_active_thread_percentage|get_default_active_thread_percentage|set_active_thread_percentage|get_active_thread_percentage|set_default_client_priority|get_default_client_priority|get_server_list|get_server_status|get_waiting_list|start_server|quit|shutdown_server|terminate_client|log|rules|trace|client|config|device|feature|memacct|context-share|namespace|server|sm-partition|top|plot)( |$)' (__pympsd_given)
+    not string match -qr -- ' (get_client_list|get_device_client_list|ps|device_query|set_default_device_pinned_mem_limit|get_default_device_pinned_mem_limit|set_device_pinned_mem_limit|get_device_pinned_mem_limit|set_default_active_thread_percentage|get_default_active_thread_percentage|set_active_thread_percentage|get_active_thread_percentage|set_default_client_priority|get_default_client_priority|get_server_list|get_server_status|get_waiting_list|start_server|quit|shutdown_server|terminate_client|log|rules|trace|client|config|device|feature|memacct|context-share|namespace|server|share|sm-partition|top|plot)( |$)' (__pympsd_given)
 end
-complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit shutdown_server sm-partition start_server terminate_client top trace'
+complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
 complete -c pympsd -n __pympsd_first -o d -x -a ''
 complete -c pympsd -n __pympsd_first -l daemon -x -a ''
 complete -c pympsd -n __pympsd_first -o f -x -a ''
@@ -26,6 +26,7 @@ complete -c pympsd -n __pympsd_first -l replace -x -a ''
 complete -c pympsd -n __pympsd_first -l log-dialect -x -a 'documented r580 json'
 complete -c pympsd -n __pympsd_first -l users -x -a 'in-turn together'
 complete -c pympsd -n __pympsd_first -l turn-patience
+complete -c pympsd -n __pympsd_first -l user-share
 complete -c pympsd -n __pympsd_first -l terminate-by-reset -x -a ''
 complete -c pympsd -n __pympsd_first -l clients-only -x -a ''
 complete -c pympsd -n __pympsd_first -l open-queries -x -a ''
@@ -37,6 +38,7 @@ complete -c pympsd -n __pympsd_first -l force -x -a ''
 complete -c pympsd -n __pympsd_first -o S -x -a ''
 complete -c pympsd -n __pympsd_first -l static-partitioning -x -a ''
 complete -c pympsd -n __pympsd_first -l strict -x -a ''
+complete -c pympsd -n __pympsd_first -l trust-daemon -x -a ''
 complete -c pympsd -n __pympsd_first -l timeout
 complete -c pympsd -n __pympsd_first -l install-extras -r -F
 complete -c pympsd -n __pympsd_first -l link-nvidia-names -r -F
@@ -59,6 +61,7 @@ complete -c pympsd -n "__pympsd_at '* config apply*'" -l prune
 complete -c pympsd -n "__pympsd_at '* config apply*'" -l force
 complete -c pympsd -n "__pympsd_at '* config show*'" -f
 complete -c pympsd -n "__pympsd_at '* config status*'" -f
+complete -c pympsd -n "__pympsd_at '* config status*'" -l expect -x
 complete -c pympsd -n "__pympsd_at '* context-share'" -f -a 'describe set'
 complete -c pympsd -n "__pympsd_at '* context-share describe*'" -f
 complete -c pympsd -n "__pympsd_at '* context-share describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -174,6 +177,10 @@ complete -c pympsd -n "__pympsd_at '* set_default_active_thread_percentage*'" -f
 complete -c pympsd -n "__pympsd_at '* set_default_client_priority*'" -f -a '0 1'
 complete -c pympsd -n "__pympsd_at '* set_default_device_pinned_mem_limit*'" -f
 complete -c pympsd -n "__pympsd_at '* set_device_pinned_mem_limit*'" -f -a '(pympsd get_server_list 2>/dev/null)'
+complete -c pympsd -n "__pympsd_at '* share'" -f -a 'list'
+complete -c pympsd -n "__pympsd_at '* share list*'" -f
+complete -c pympsd -n "__pympsd_at '* share list*'" -l uid -x
+complete -c pympsd -n "__pympsd_at '* share list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
 complete -c pympsd -n "__pympsd_at '* shutdown_server*'" -f -a '(pympsd get_server_list 2>/dev/null)'
 complete -c pympsd -n "__pympsd_at '* shutdown_server*'" -o f
 complete -c pympsd -n "__pympsd_at '* sm-partition'" -f -a 'create delete list'
@@ -202,7 +209,7 @@ complete -c pympsd -n "__pympsd_at '* top*'" -l filter
 complete -c pympsd -n "__pympsd_at '* top*'" -l interval
 complete -c pympsd -n "__pympsd_at '* trace'" -f -a 'start stop'
 complete -c pympsd -n "__pympsd_at '* trace stop*'" -f
-complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit shutdown_server sm-partition start_server terminate_client top trace'
+complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o d -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l daemon -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o f -x -a ''
@@ -219,6 +226,7 @@ complete -c nvidia-cuda-mps-control -n __pympsd_first -l replace -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l log-dialect -x -a 'documented r580 json'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l users -x -a 'in-turn together'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l turn-patience
+complete -c nvidia-cuda-mps-control -n __pympsd_first -l user-share
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l terminate-by-reset -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l clients-only -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l open-queries -x -a ''
@@ -230,6 +238,7 @@ complete -c nvidia-cuda-mps-control -n __pympsd_first -l force -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o S -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l static-partitioning -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l strict -x -a ''
+complete -c nvidia-cuda-mps-control -n __pympsd_first -l trust-daemon -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l timeout
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l install-extras -r -F
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l link-nvidia-names -r -F
@@ -252,6 +261,7 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config apply*'" -l prune
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config apply*'" -l force
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config show*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config status*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config status*'" -l expect -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* context-share'" -f -a 'describe set'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* context-share describe*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* context-share describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -367,6 +377,10 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_default_active_thread
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_default_client_priority*'" -f -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_default_device_pinned_mem_limit*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_device_pinned_mem_limit*'" -f -a '(pympsd get_server_list 2>/dev/null)'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* share'" -f -a 'list'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* share list*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* share list*'" -l uid -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* share list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* shutdown_server*'" -f -a '(pympsd get_server_list 2>/dev/null)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* shutdown_server*'" -o f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* sm-partition'" -f -a 'create delete list'

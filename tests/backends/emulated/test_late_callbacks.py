@@ -37,10 +37,10 @@ def test_a_late_free_of_a_destroyed_context_frees_nothing_of_others(model: str) 
         context.memory.return_workspace(workspace, Outcome())
         context.memory.unlink(module.loaded)
         assert neighbour.memory_info() == free
-        assert neighbours.loaded.addresses
+        assert neighbours.loaded.allocations
         for one in held:
             assert neighbour.memory.space.size_of(one) == 4096
-        for one in neighbours.loaded.addresses.values():
+        for one in neighbours.loaded.allocations:
             assert neighbour.memory.space.size_of(one)
         with pytest.raises(BackendError) as refused:
             context.allocate(1)
