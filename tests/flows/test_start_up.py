@@ -276,7 +276,8 @@ def test_what_no_executor_could_start_with_replaces_no_daemon(
 
 def test_a_number_of_queues_hinders_no_emulated_machine(make_daemon: Callable[..., DaemonProcess]) -> None:
     done = make_daemon(PYMPSD_EMULATED_DEVICES="H200", PYMPSD_DEVICE_CONNECTIONS="64").start()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    complaint = "PYMPSD_DEVICE_CONNECTIONS is a number from 1 to 32, not '64'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", complaint)
 
 
 def test_listing_devices_reads_no_setting_of_executors(directory: Path) -> None:
