@@ -16,6 +16,7 @@ from typing import Any, Final
 from attrs import define, field
 from processes import BIN, POLL_SECONDS, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
+from pympsd.options import DROP_IN_NAME
 from tests.conformance.comparison import Comparison
 from tests.conformance.correspondence import Correspondence
 from tests.conformance.this_machine import CLIENT, LEADS, as_here, clients_settings
@@ -24,6 +25,7 @@ SETTLES: Final = 4.0 if LEADS else SECONDS
 """How long a log may take to contain what it should."""
 NOT_FOUND: Final = "Cannot find MPS control daemon process"
 ELIDED: Final = "(usage text"
+UNRECOGNIZED: Final = "Unrecognized option "
 OURS_ONLY: Final = {
     "pympsd.state": "what another daemon needs to take the servers in if this one is killed",
     "pympsd.control": "the socket of our own tools and clients where control is libcuda's",
@@ -50,6 +52,13 @@ class ReplayDaemon(DaemonProcess):
             user=(self.uid if uid is None else uid) or None,
             cwd=self.directory,
         )
+
+    def run_as_vendors(self, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command line tool under the vendor's name."""
+        link = self.directory / DROP_IN_NAME
+        if not link.is_symlink():
+            link.symlink_to(BIN / "pympsd")
+        return self.run(arguments, tool=str(link))
 
 
 Said = Callable[[dict[str, Any]], str]
@@ -186,7 +195,10 @@ class Replay:
         self.commands.setdefault(at, []).extend(stdin.splitlines())
         if step.get("background"):
             return self._run_aside(daemon, stdin)
-        if "-d" in step["arguments"] and step["status"] == 0:
+        if "".join(step.get("ours") or ()).startswith(UNRECOGNIZED):
+            # Only under the vendor's name an unknown option is answered as recorded.
+            done = daemon.run_as_vendors(step["arguments"])
+        elif "-d" in step["arguments"] and step["status"] == 0:
             done = daemon.start(" ".join(step["arguments"]))
         else:
             # As the vendor's tool does, which gives another user's daemon all commands.
