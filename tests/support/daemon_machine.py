@@ -1075,13 +1075,9 @@ def _check_answer(answer: Answer) -> None:
     answer.printed.encode("utf-8", "surrogateescape")
     answer.diagnostic.encode("utf-8", "surrogateescape")
     assert "\n" not in answer.diagnostic
-<<<<<<< HEAD
-    # A command that reads a number in another form than is allowed notes it.
-    assert answer.refused or not answer.diagnostic or " is read as " in answer.diagnostic
-=======
-    is_note = answer.diagnostic.partition(": ")[2].startswith("-")  # on an option that was ignored
+    # Notes on an option that was ignored, and on a number that is written in another form than is allowed.
+    is_note = answer.diagnostic.partition(": ")[2].startswith("-") or " is read as " in answer.diagnostic
     assert answer.refused or is_note or not answer.diagnostic
->>>>>>> answers
 
 
 MACHINES = (
