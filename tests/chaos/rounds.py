@@ -15,6 +15,7 @@ import trio
 from attrs import asdict
 from processes import adopt_orphans
 
+from pympsd.vocabulary.files import NAMED_SERVERS
 from tests.chaos.history import FOR_EVER
 from tests.chaos.hostile import hostile_users
 from tests.chaos.leaks import STAYS, VENDOR_STAYS, Before, leaks
@@ -62,6 +63,8 @@ def _round(
         run = speaks(testbed, part.seed, part.seconds, kinds, pace)
         trio.run(run.run)
         stays = VENDOR_STAYS if part.setup.backend is Backend.VENDOR else STAYS
+        if part.setup.protocol == 3:
+            stays |= {NAMED_SERVERS}
         left = leaks(before, directory, (*testbed.uids, *hostile_users()), stays=stays)
         for problem in (*_last_words(testbed), *(f"left behind: {one}" for one in left)):
             testbed.blame(problem)

@@ -286,9 +286,9 @@ def test_comparisons_of_lanes(name: str, lanes: int) -> None:
 
 def test_sums_of_absolute_differences() -> None:
     """__vsadu2 and __vsadu4."""
-    a, b = np.array([0x00070001], "u4"), np.array([0x00040003], "u4")
-    assert run_fragment("vabsdiff2.u32.u32.u32.add %d, %a, %b, 0;", "u4", a, b).tolist() == [5]
-    assert run_fragment("vabsdiff4.u32.u32.u32.add %d, %a, %b, 1;", "u4", a, b).tolist() == [6]
+    a, b, c = (np.array([value], "u4") for value in (0x00070001, 0x00040003, 1))
+    assert run_fragment("vabsdiff2.u32.u32.u32.add %d, %a, %b, %c;", "u4", a, b, c).tolist() == [6]
+    assert run_fragment("vabsdiff4.u32.u32.u32.add %d, %a, %b, %c;", "u4", a, b, c).tolist() == [6]
 
 
 def test_a_guard_keeps_the_old_value() -> None:

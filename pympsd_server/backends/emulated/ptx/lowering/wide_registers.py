@@ -48,7 +48,8 @@ def lower_wide(operation: Operation) -> list[Operation]:
 def _halves(operand: Argument, operation: Operation) -> tuple[Argument, Argument]:
     """Return the lower and the upper 64 bits of an operand of mov."""
     if isinstance(operand, Immediate) and operand.form == "int":
-        return Immediate(operand.value & _HALF), Immediate(operand.value >> 64 & _HALF)
+        # Constants have 64 bits, and no sign above them (seen on an H100).
+        return Immediate(operand.value & _HALF), Immediate(0)
     items = operand.items if isinstance(operand, Group) else ()
     if len(items) == 2:
         return items[0], items[1]
