@@ -79,14 +79,14 @@ def give_commands(
         if reason == OTHER_KIND and (reason := daemon.connect(pipe_sockets.own(), timeout)):
             from pympsd import vendor_daemon
 
-            def trusted(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
+            def select(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
                 if not (warning := owner_warning(daemon, path)):
                     return lines, False
                 _complain(warning)
-                return _allowed(lines, sendable, withheld), True
+                return _select_sendable(lines, sendable, withheld), True
 
             lines = _source([] if if_protocol else words)
-            status = vendor_daemon.give_commands(path, lines, strict, timeout, trusted)
+            status = vendor_daemon.give_commands(path, lines, strict, timeout, select)
             return REFUSED if withheld else status
         if not reason and daemon.has_ended():
             reason = "its daemon has ended"
@@ -108,7 +108,7 @@ def give_commands(
             words = [*words[:2], *attached_file.with_full_path(words[2:])]
         groups = _source(words, protocol)
         if daemon.is_foreign:
-            groups = (_allowed(lines, sendable, withheld) for lines in groups)
+            groups = (_select_sendable(lines, sendable, withheld) for lines in groups)
         refused = _give(daemon, groups, timeout)
     except TimeoutError:
         _complain(SILENCE % timeout)
@@ -141,11 +141,11 @@ def print_text(text: str) -> int:
     return 0
 
 
-def _allowed(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "list[bytes]":
+def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "list[bytes]":
     """Return those of some lines that may be sent to a daemon of another user; report the others, and add them to
     ``withheld``.
     """
-    from pympsd.vocabulary.escapes import escaped
+    from pympsd.vocabulary.escapes import escape_controls
     from pympsd.vocabulary.queries import is_query
 
     allowed = []
@@ -156,7 +156,7 @@ def _allowed(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "l
             allowed.append(line)
         else:
             withheld.append(line)
-            _complain(NOT_SENT % escaped(line.strip()[:LINE_SHOWN]))
+            _complain(NOT_SENT % escape_controls(line.strip()[:LINE_SHOWN]))
     return allowed
 
 
@@ -236,18 +236,18 @@ def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
             watched = _watch(daemon)
             daemon.wait_at_most(0)
         elif kind == frames.OPERATOR_STDOUT:
-            _write(1, _shown(daemon, 1, body))
+            _write(1, _as_displayed(daemon, 1, body))
         elif kind == frames.OPERATOR_STDERR:
-            _write(2, _shown(daemon, 2, body))
+            _write(2, _as_displayed(daemon, 2, body))
 
 
-def _shown(daemon: "Daemon", fd: int, body: bytes) -> bytes:
+def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
     """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
     if not daemon.is_foreign and not posix.isatty(fd):
         return body
-    from pympsd.vocabulary.escapes import escaped
+    from pympsd.vocabulary.escapes import escape_controls
 
-    return escaped(body)
+    return escape_controls(body)
 
 
 class Daemon:
@@ -327,9 +327,9 @@ class Daemon:
         """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""
         kind, body = self.receive()
         if kind == frames.OPERATOR_STDERR:
-            from pympsd.vocabulary.escapes import escaped
+            from pympsd.vocabulary.escapes import escape_controls
 
-            raise ConnectionError(escaped(body).decode("utf-8", "replace").rstrip())
+            raise ConnectionError(escape_controls(body).decode("utf-8", "replace").rstrip())
         return body if kind == frames.OPERATOR_PROTOCOL else b""
 
     def wait_at_most(self, seconds: float) -> None:

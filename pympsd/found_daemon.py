@@ -14,9 +14,10 @@ from pympsd.vocabulary import files
 from pympsd.wire import frames
 
 LISTENING: Final = "00010000"
-OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
 STREAM: Final = "0001"
 """Of /proc/net/unix: the flag of a listening socket, and the type of a stream socket."""
+OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
+"""The names of a daemon's sockets."""
 
 
 def found_daemon(timeout: float) -> tuple[str, int, bytes]:

@@ -7,12 +7,12 @@ import readline
 import subprocess
 import sys
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 from pympsd.commands.manual import command_help, takes_server
 from pympsd.commands.registry import REGISTRY
 from pympsd.commands.v3 import line as v3
 from pympsd.commands.v3.registry import COMMANDS
+from pympsd.vocabulary.mistyped import find_similar
 
 PROMPT = "> "
 HISTORY_LINES = 1000
@@ -48,8 +48,8 @@ def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
 
 def _suggestion(name: str) -> str:
     """Return a question for a name that is near a command's, and no command."""
-    near = [] if name in KNOWN else get_close_matches(name.lower(), KNOWN, n=1)
-    return f"Did you mean {near[0]}?\n" if near else ""
+    similar = "" if name in KNOWN else find_similar(name, KNOWN)
+    return f"Did you mean {similar}?\n" if similar else ""
 
 
 def _ask() -> str | None:

@@ -17,12 +17,12 @@ from pympsd.channel.descriptors import UCRED
 from pympsd.options import BAD_USAGE
 from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
-from pympsd.vocabulary.escapes import escaped
+from pympsd.vocabulary.escapes import escape_controls
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.vendor.handshake import CREDENTIALS, HELLO, Role, encode_role
 from pympsd.wire.vendor.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
 
-Trusted = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
+Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
 """Printed by our daemon at a socket for clients only: the protocol has no place for what is wrong."""
 
@@ -36,13 +36,13 @@ def give_commands(
     groups: Iterable[list[bytes]],
     strict: bool,
     timeout: float,
-    trusted: Trusted,
+    select: Selection,
 ) -> int:
     """Give groups of command lines, few enough that the socket holds them; return the exit status.
 
     The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
     that says nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
-    ConnectionError for one that cannot be spoken to or takes no commands. ``trusted`` returns which of some lines
+    ConnectionError for one that cannot be spoken to or takes no commands. ``select`` returns which of some lines
     the daemon at a socket is given, and whether it is another user's, whose time and texts are then limited.
     """
     if strict:
@@ -50,7 +50,7 @@ def give_commands(
         return BAD_USAGE
     try:
         for lines in groups:
-            _give(path, lines, timeout, trusted)
+            _give(path, lines, timeout, select)
     except (TimeoutError, _TakesNoCommands):
         raise
     except (OSError, RemoteError) as error:
@@ -58,7 +58,7 @@ def give_commands(
     return 0
 
 
-def _give(path: bytes, lines: list[bytes], timeout: float, trusted: Trusted) -> None:
+def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
         daemon.settimeout(timeout)
         try:
@@ -68,7 +68,7 @@ def _give(path: bytes, lines: list[bytes], timeout: float, trusted: Trusted) -> 
             daemon.connect(path)
         if daemon.recv(LINE_BYTES) != HELLO:
             raise RemoteError("it speaks another protocol: is it of an older driver?")
-        lines, is_foreign = trusted(daemon, lines)
+        lines, is_foreign = select(daemon, lines)
         own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
         daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
         daemon.send(encode_role(Role.TOOL))
@@ -81,17 +81,17 @@ def _give(path: bytes, lines: list[bytes], timeout: float, trusted: Trusted) -> 
                 for packet in encode_line(line):
                     daemon.send(packet)
             daemon.send(encode_line(None)[0])
-        while (packet := _received(daemon, give_up)) not in (b"", END_OF_ANSWERS):
+        while (packet := _receive(daemon, give_up)) not in (b"", END_OF_ANSWERS):
             if (text := printed_of(packet)) in _REFUSALS:
                 raise _TakesNoCommands(text.decode())  # one of ours
             is_escaped = is_foreign or sys.stdout.isatty()
-            sys.stdout.buffer.write((escaped(text) if is_escaped else text) + b"\n")
+            sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")
         sys.stdout.flush()
         if not packet and not any(line.split()[:1] == [b"quit"] for line in lines):
             raise RemoteError("it closed the connection before it had answered")
 
 
-def _received(daemon: socket.socket, give_up: float) -> bytes:
+def _receive(daemon: socket.socket, give_up: float) -> bytes:
     while True:
         remaining = give_up - time.monotonic()
         if remaining <= 0:

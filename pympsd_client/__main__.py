@@ -72,9 +72,9 @@ def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
     missing = [module for module in COMPILED if find_spec(module) is None]
     wrong += [f"{names[one]} was not compiled: {COMPILED[one]}; install pympsd with a C compiler" for one in missing]
     yield "compiled", ", ".join(sorted(names[one] for one in COMPILED if one not in missing)) or "nothing"
-    daemon, status = _asked("pympsd.found_daemon")
+    daemon, status = _ask_module("pympsd.found_daemon")
     yield "daemon", daemon
-    answer = json.loads(_asked("pympsd.devices", "--daemon")[0])
+    answer = json.loads(_ask_module("pympsd.devices", "--daemon")[0])
     yield "backend", answer.get("backend") or f"none: {answer.get('error')}"
     if "error" in answer:
         wrong.append(answer["error"])
@@ -95,7 +95,7 @@ def _version(package: str, wrong: list[str]) -> str:
         return "missing"
 
 
-def _asked(module: str, *arguments: str, **variables: str) -> tuple[str, int]:
+def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, int]:
     """Return what a module of the daemon prints, which the client does not import, and its status.
 
     ``variables``: what is different in its environment.
@@ -158,7 +158,7 @@ def _daemons_elsewhere() -> list[str]:
         ELSEWHERE.format(folder)
         for folder in folders
         if os.path.realpath(folder) != current
-        and _asked("pympsd.found_daemon", CUDA_MPS_PIPE_DIRECTORY=folder)[1] == 0
+        and _ask_module("pympsd.found_daemon", CUDA_MPS_PIPE_DIRECTORY=folder)[1] == 0
     ]
 
 

@@ -150,12 +150,12 @@ def _function(program: Program) -> str:
     return f"_{program.names[0].replace('-', '_')}"
 
 
-def _quoted(words: Sequence[str]) -> str:
+def _quote(words: Sequence[str]) -> str:
     return "'{}'".format(" ".join(words).replace("'", "'\\''"))
 
 
 def _table(name: str, table: Mapping[str, Sequence[str]]) -> str:
-    rows = "".join(f"        ['{context}']={_quoted(words)}\n" for context, words in sorted(table.items()))
+    rows = "".join(f"        ['{context}']={_quote(words)}\n" for context, words in sorted(table.items()))
     return f"    local -A {name}=(\n{rows}    )\n"
 
 
@@ -259,7 +259,7 @@ def fish(program: Program) -> str:
             plain += [f"({LOOKED_UP[word]})" for word in words if word in LOOKED_UP]
             if plain or FILES not in words:
                 files = "" if FILES in words else " -f"
-                lines.append(f"{before}{files}" + (f" -a {_quoted(plain)}" if plain else ""))
+                lines.append(f"{before}{files}" + (f" -a {_quote(plain)}" if plain else ""))
             for word in (word for word in words if word.startswith("-")):
                 lines.append(f"{before} {_fish_option(program, context, word)}")
     return "\n".join(lines) + "\n"
@@ -280,7 +280,7 @@ def _fish_option(program: Program, context: str, word: str) -> str:
     values = program.values.get(f"{context} {option}", [])
     found = [f"({LOOKED_UP[value]})" if value in LOOKED_UP else value for value in values if value != FILES]
     if found:
-        return f"{kind} -x -a {_quoted(found)}"
+        return f"{kind} -x -a {_quote(found)}"
     return f"{kind} -r -F" if FILES in values else f"{kind} -x" if word.endswith("=") else kind
 
 

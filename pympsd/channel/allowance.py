@@ -99,13 +99,13 @@ class Allowance:
 
     def count_received(self, count: int) -> None:
         """State how many received bytes are kept now; raise LimitExceeded if they are too many."""
-        self._received = count
-        self._settle()
+        grows, self._received = count > self._received, count
+        self._settle(is_limited=grows)
 
     def count_queued(self, count: int) -> None:
         """State how many bytes are queued for the peer now; raise LimitExceeded if they are too many."""
-        self._queued = count
-        self._settle()
+        grows, self._queued = count > self._queued, count
+        self._settle(is_limited=grows)
 
     @contextmanager
     def keeping(self, count: int) -> Iterator[None]:
@@ -125,7 +125,7 @@ class Allowance:
         self.budget = None
 
     def _settle(self, is_limited: bool = True) -> None:
-        """Tell the budget what has changed; raise LimitExceeded for too much, which is not counted then."""
+        """Report the change to the budget; raise LimitExceeded for too much, which is not counted then."""
         change = self._received + self._queued + self._kept - self._counted
         if self.budget is None or not change:
             return

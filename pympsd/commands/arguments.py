@@ -20,17 +20,17 @@ def required_pid(words: Sequence[str]) -> int | Answer:
     """Read a server's PID; refuse a missing one, and one that does not start with digits."""
     if not words or leading_integer(words[0]) is None:
         return refusal("A server PID is required")
-    return loose_pid(words)
+    return read_loose_pid(words)
 
 
-def loose_pid(words: Sequence[str]) -> int | Answer:
-    """Read a server's PID as atoi does: 0 if it is missing, or no number. Refuse one that atoi misreads."""
+def read_loose_pid(words: Sequence[str]) -> int | Answer:
+    """Read a server's PID as atoi does: 0 if the PID is missing or not a number. Refuse one that atoi misreads."""
     return pid_at(0)(words)
 
 
-def optional_pid(words: Sequence[str]) -> int | Answer | None:
+def read_optional_pid(words: Sequence[str]) -> int | Answer | None:
     """Read an optional server PID; a word that is no number is ignored (recorded)."""
-    return loose_pid(words) if words and leading_integer(words[0]) is not None else None
+    return read_loose_pid(words) if words and leading_integer(words[0]) is not None else None
 
 
 def pid_at(position: int) -> Callable[[Sequence[str]], int | Answer]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from json import dumps
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.positions import Path
 from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
 _MOST_BITS: Final = 64
@@ -68,8 +68,8 @@ class Tables:
         """Note the keys that are not known."""
         for key in given:
             if key not in known:
-                near = get_close_matches(key, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+                similar = find_similar(key, known)
+                hint = f"did you mean {similar}?" if similar else f"the keys are {', '.join(known)}"
                 self.wrong((*path, key), f"{dotted((*path, key))} is no key of {owner}; {hint}")
 
     def needs_own_servers(self, path: Path, given: Mapping[str, Any]) -> None:

@@ -94,7 +94,7 @@ class Control:
         """Give a command; return what it prints. Raise CannotAsk if it is refused; of config apply the file, too."""
         if self._daemon.is_foreign and not self._trust_daemon and not is_query(line):
             raise CannotAsk(
-                f"{line}: not sent, for it may change something: {self.owner_warning} (trust_daemon sends it)"
+                f"{line}: not sent, because it may change something: {self.owner_warning} (trust_daemon sends it)"
             )
         words = line.split()
         if words[:2] == ["config", "apply"]:

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from pympsd import pipe_sockets
 from pympsd.control.connection import CannotAsk, Control
-from pympsd.control.records import Client, Device, Machine, Server, Waiting, converted
+from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
 from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
@@ -47,11 +47,11 @@ class RunningDaemon:
 
     def devices(self) -> tuple[Device, ...]:
         """Return the daemon's devices."""
-        return converted(Machine, self._query("device_query")).devices
+        return convert(Machine, self._query("device_query")).devices
 
     def servers(self) -> tuple[Server, ...]:
         """Return the servers that run, with their clients, and these with their contexts."""
-        return converted(tuple[Server, ...], self._query("get_server_list"))
+        return convert(tuple[Server, ...], self._query("get_server_list"))
 
     def ps(self) -> tuple[Client, ...]:
         """Return the clients that have a context, of all servers."""
@@ -59,7 +59,7 @@ class RunningDaemon:
 
     def waiting(self) -> tuple[Waiting, ...]:
         """Return the clients and start requests that wait for a server, in their order."""
-        return converted(tuple[Waiting, ...], self._query("get_waiting_list"))
+        return convert(tuple[Waiting, ...], self._query("get_waiting_list"))
 
     def listing(self, query: str) -> list[dict[str, Any]]:
         """Return the rows of a query of protocol 3, such as ``namespace list``."""

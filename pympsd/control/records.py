@@ -16,7 +16,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 """A number of things or bytes. A larger one is not a daemon's, and could not be formatted."""
 
 
-def converted(kind: type[T], found: Any) -> T:
+def convert(kind: type[T], found: Any) -> T:
     """Return an answer of the daemon as records; raise CannotAsk if it is something else, and say what is wrong."""
     try:
         # Keys of JSON are texts, which stand for ordinals here.

@@ -2,12 +2,12 @@
 
 Users choose the names of their servers, and a server has a folder of that name in root's log directory. Without a
 bound, a user who makes and deletes servers would fill that directory. Therefore the folder of a deleted server is
-removed if its logs are empty. Other ones are kept for their users to read, MOST_KEPT of each user; beyond that the
+removed if its logs are empty. Other ones are kept for their users to read, MAX_KEPT of each user; beyond that the
 oldest ones are removed with the logs in them.
 
 Only a folder that a daemon of this pipe directory has made is ever removed; it is known by its device and inode. It
 belongs to its server's user, who can put anything into it: nothing is followed, and only logs are deleted. A folder
-with other things stays and counts. A user with more than MOST_KEPT of those gets no more of them: the lines of the
+with other things stays and counts. A user with more than MAX_KEPT of those gets no more of them: the lines of the
 user's next servers are in the log of all servers.
 """
 
@@ -23,9 +23,9 @@ from attrs import define, evolve, field, frozen
 
 from pympsd.vocabulary.files import SERVER_LOG
 
-MOST_KEPT: Final = 16
+MAX_KEPT: Final = 16
 """Folders of a user's deleted servers that are kept."""
-_MOST_LOGS: Final = 64
+_MAX_LOGS: Final = 64
 """Files of a folder of logs: one with more is not looked through, which may take long."""
 
 
@@ -39,7 +39,7 @@ class MadeFolder:
     uid: int
     """The server's user."""
     deleted: bool = False
-    """The server is."""
+    """Whether its server was deleted."""
 
 
 @define
@@ -49,7 +49,7 @@ class LogFolders:
     path: str
     _made: dict[str, MadeFolder] = field(factory=dict, init=False)
 
-    def known(self) -> tuple[MadeFolder, ...]:
+    def list_made(self) -> tuple[MadeFolder, ...]:
         """Return what the next daemon has to know."""
         return tuple(self._made.values())
 
@@ -63,11 +63,11 @@ class LogFolders:
 
     def check_room(self, name: str, uid: int) -> None:
         """Raise OSError if a user has too many folders to get one for the server with a name."""
-        if name not in self._made and len(self._kept(uid)) > MOST_KEPT:
-            reason = f"folders of {MOST_KEPT} deleted servers of user {uid} there have other things than logs"
+        if name not in self._made and len(self._list_kept(uid)) > MAX_KEPT:
+            reason = f"folders of {MAX_KEPT} deleted servers of user {uid} there have other things than logs"
             raise OSError(errno.EDQUOT, reason, os.path.join(self.path, name))
 
-    def opened(self, name: str, uid: int, is_new: bool) -> None:
+    def note_opened(self, name: str, uid: int, is_new: bool) -> None:
         """Note that a server of a user has its log in a folder, and whether that was made for it."""
         known = self._made.pop(name, None)
         if is_new:
@@ -75,7 +75,7 @@ class LogFolders:
         elif known is not None:
             self._made[name] = evolve(known, uid=uid, deleted=False)
 
-    def closed(self, name: str) -> None:
+    def note_deleted(self, name: str) -> None:
         """Remove the folder of a deleted server if its logs are empty, and the oldest ones of its user's above the
         bound.
         """
@@ -83,14 +83,14 @@ class LogFolders:
         if made is None or self._remove(made, only_empty=True):
             return
         self._made[name] = evolve(made, deleted=True)
-        kept = self._kept(made.uid)
-        excess = len(kept) - MOST_KEPT
+        kept = self._list_kept(made.uid)
+        excess = len(kept) - MAX_KEPT
         for each in kept:
             if excess > 0 and self._remove(each, only_empty=False):
                 del self._made[each.name]
                 excess -= 1
 
-    def _kept(self, uid: int) -> list[MadeFolder]:
+    def _list_kept(self, uid: int) -> list[MadeFolder]:
         return [each for each in self._made.values() if each.deleted and each.uid == uid]
 
     def _remove(self, made: MadeFolder, *, only_empty: bool) -> bool:
@@ -133,7 +133,7 @@ def _logs_in(folder: int, only_empty: bool) -> list[str] | None:
         for entry in entries:
             is_log = entry.is_file(follow_symlinks=False) and entry.name.startswith(SERVER_LOG)
             is_kept = only_empty and is_log and entry.stat(follow_symlinks=False).st_size
-            if not is_log or is_kept or len(names) == _MOST_LOGS:
+            if not is_log or is_kept or len(names) == _MAX_LOGS:
                 return None
             names.append(entry.name)
     return names

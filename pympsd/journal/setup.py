@@ -77,7 +77,7 @@ class Journal:
                 self.folders.check_room(name, uid)
                 is_new = self.folders.is_missing(name)
                 file = LogFile(os.path.join(self.folder, name, SERVER_LOG), uid, self._given.get(name))
-                self.folders.opened(name, uid, is_new)
+                self.folders.note_opened(name, uid, is_new)
                 self._named[name], self._given[name] = file, uid
             except OSError as error:
                 self.write_control("server_log_not_opened", {"name": name, "reason": error.strerror})
@@ -92,7 +92,7 @@ class Journal:
         """Close the log of a named server that is deleted; its folder is removed or kept as `LogFolders` says."""
         if (file := self._named.pop(name, None)) is not None:
             file.close()
-            self.folders.closed(name)
+            self.folders.note_deleted(name)
         for pid in [pid for pid, known in self._names.items() if known == name]:
             del self._names[pid]
         # Users can make up any number of names.

@@ -58,7 +58,7 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
 
 def _shares(daemon: Daemon) -> Iterator[str]:
     """What users may have of the daemon, and have; one who has nothing has no sample."""
-    resources, users = shares.applying(daemon), shares.users(daemon)
+    resources, users = shares.resources_of(daemon), shares.list_users(daemon)
     yield from _family(
         "pympsd_user_share",
         "gauge",
@@ -73,7 +73,7 @@ def _shares(daemon: Daemon) -> Iterator[str]:
             ({"uid": uid, "resource": each.name}, has)
             for uid in users
             for each in resources
-            if (has := shares.used(daemon, each, uid))
+            if (has := shares.count_used(daemon, each, uid))
         ],
     )
     yield from _family(

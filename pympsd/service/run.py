@@ -259,7 +259,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
         directory.taken_by_another,
         dispatcher.settings.backend,
         lambda: os.fsencode(dispatcher.tracing.path).decode(errors="replace"),
-        dispatcher.journal.folders.known,
+        dispatcher.journal.folders.list_made,
     )
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))

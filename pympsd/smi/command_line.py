@@ -112,7 +112,7 @@ def _answers(arguments: list[str], name: str) -> tuple[str, Iterator[Answer]]:
     if command in UNSUPPORTED_COMMANDS:
         raise Refused(f"ERROR: {command} is not supported by emulated GPUs.\n\n", NOT_SUPPORTED)
     request = parse(arguments)
-    return request.file, _repeated(request, name)
+    return request.file, _repeat(request, name)
 
 
 def _reports(monitor: monitors.Monitor, name: str) -> Iterator[Answer]:
@@ -127,7 +127,7 @@ def _reports(monitor: monitors.Monitor, name: str) -> Iterator[Answer]:
             return
 
 
-def _repeated(request: Request, name: str) -> Iterator[Answer]:
+def _repeat(request: Request, name: str) -> Iterator[Answer]:
     """Yield the answer to a request, and if it has an interval again and again."""
     immediate: dict[Action, Callable[[], str]] = {
         Action.HELP: lambda: usage(name),

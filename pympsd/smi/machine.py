@@ -11,6 +11,7 @@ from pympsd.devices.machine import COMPUTE_MODES, describe
 from pympsd.devices.registrations import GONE, registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.escapes import printable
 
 MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
 _COMMAND_BYTES: Final = 1 << 12
@@ -37,7 +38,7 @@ class Process:
                 first = file.read(_COMMAND_BYTES).partition(b"\0")[0].decode(errors="replace")
         except OSError:
             first = ""
-        return "".join(c if c.isprintable() else "?" for c in first) or "[Not Found]"
+        return printable(first) or "[Not Found]"
 
 
 @frozen

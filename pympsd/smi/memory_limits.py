@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import msgspec
 
 from pympsd.control.connection import CannotAsk, Control
-from pympsd.control.records import Count, converted
+from pympsd.control.records import Count, convert
 from pympsd.smi.options import Refused
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.escapes import printable
@@ -108,7 +108,7 @@ def _hard_limit(daemon: Control, cgroup: str, device: str) -> int | None:
 def _own(daemon: Control, cgroup: str, device: str) -> list[_Limits]:
     """Return the row of a cgroup's own limits on a device, if it has some; raise CannotAsk."""
     try:
-        return converted(list[_Limits], daemon.listing(f"memacct list {cgroup} --device={device}"))
+        return convert(list[_Limits], daemon.listing(f"memacct list {cgroup} --device={device}"))
     except CannotAsk as error:
         if NO_LIMITS.partition("{}")[2] not in str(error):
             raise
@@ -120,7 +120,7 @@ def _shown(daemon: Control, cgroup: str, device: str) -> str:
     rows = _own(daemon, cgroup, device)
     if not rows:
         above = at_or_above([cgroup.removeprefix(_MOUNT)])
-        listed = converted(list[_Limits], daemon.listing(f"memacct list --device={device}"))
+        listed = convert(list[_Limits], daemon.listing(f"memacct list --device={device}"))
         rows = [row for row in listed if row.cgroup in above]
     if not rows:
         raise CannotAsk(f"neither {cgroup} nor a cgroup above it has one")

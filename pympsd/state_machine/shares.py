@@ -39,7 +39,7 @@ _REMEDIES: Final = {
     DESCRIPTORS: "delete a server or a namespace",
 }
 """What a user can do without an administrator."""
-_MOST_SHOWN: Final = 8
+_MAX_SHOWN: Final = 8
 """Of a user's servers, in a refusal."""
 
 Cost = Mapping[Resource, int]
@@ -55,14 +55,14 @@ def is_exempt(daemon: Daemon, uid: int) -> bool:
     return uid in exempt_users(daemon)
 
 
-def applying(daemon: Daemon) -> tuple[Resource, ...]:
+def resources_of(daemon: Daemon) -> tuple[Resource, ...]:
     """Return the resources that a daemon of this protocol has."""
     return tuple(resource for resource in RESOURCES if daemon.protocol == 3 or not resource.is_named)
 
 
 def shares_text(daemon: Daemon) -> str:
     """Return the shares of each user in words."""
-    return ", ".join(f"{each.name} {daemon.shares.share(each)}" for each in applying(daemon))
+    return ", ".join(f"{each.name} {daemon.shares.share(each)}" for each in resources_of(daemon))
 
 
 def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instruction]:
@@ -71,7 +71,7 @@ def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instru
     yield Log("shares_set", {"shares": shares_text(daemon)})
 
 
-def used(daemon: Daemon, resource: Resource, uid: int) -> int:
+def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
     """Return what a user has of a share; the user's own server (uid_N) is not part of it."""
     if not resource.is_named:
         return daemon.taken[resource.name][uid]
@@ -80,7 +80,7 @@ def used(daemon: Daemon, resource: Resource, uid: int) -> int:
     return sum(_cost(daemon, each, resource) for each in daemon.named_servers.values() if each.uid == uid)
 
 
-def used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exempt: bool = False) -> int:
+def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exempt: bool = False) -> int:
     """Return what users have together; ``own``: users' own servers included; ``exempt``: root's included."""
     if not resource.is_named:
         return sum(n for uid, n in daemon.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
@@ -93,7 +93,7 @@ def used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exemp
     )
 
 
-def users(daemon: Daemon) -> list[int]:
+def list_users(daemon: Daemon) -> list[int]:
     """Return the users who have anything of a share, or were refused something."""
     found = {each.uid for each in daemon.named_servers.values()} | {uid for uid, _ in daemon.refusals}
     return sorted(found.union(*(counts.keys() for counts in daemon.taken.values())))
@@ -137,7 +137,7 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
     for resource in (SERVERS, DESCRIPTORS):
         more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
         most = daemon.shares.total(resource) if exempt else daemon.shares.for_users(resource)
-        if used_together(daemon, resource, exempt=exempt) + more > most:
+        if count_used_together(daemon, resource, exempt=exempt) + more > most:
             daemon.refusals[uid, resource.name] += 1
             return f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
         if text := _total_problem(daemon, resource, more):
@@ -190,11 +190,11 @@ def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None
 
 def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
     if not is_exempt(daemon, asker):
-        has, share = used(daemon, resource, asker), daemon.shares.share(resource)
+        has, share = count_used(daemon, resource, asker), daemon.shares.share(resource)
         if has + more > share:
             return _over_share(daemon, resource, asker, has, share, more)
         most = daemon.shares.for_users(resource, own=False)
-        together = used_together(daemon, resource, own=False) + more
+        together = count_used_together(daemon, resource, own=False) + more
         if most and not resource.is_named and has + more > most - together:
             # However many users take all that they can, as much is left for the next one.
             return f"user {asker} has {has} {resource.unit}, and {more} more would leave others less than that"
@@ -217,12 +217,12 @@ def _over_share(daemon: Daemon, resource: Resource, uid: int, has: int, share: i
 def _servers_of(daemon: Daemon, uid: int) -> str:
     """Return the names of a user's servers in parentheses; nothing if there are none."""
     names = sorted(each.name for each in daemon.named_servers.values() if each.uid == uid and not is_own(each))
-    more = ", ..." if len(names) > _MOST_SHOWN else ""
-    return f" ({', '.join(names[:_MOST_SHOWN])}{more})" if names else ""
+    more = ", ..." if len(names) > _MAX_SHOWN else ""
+    return f" ({', '.join(names[:_MAX_SHOWN])}{more})" if names else ""
 
 
 def _together(daemon: Daemon, resource: Resource, most: int, exempt: bool, *, own: bool = True) -> str:
-    has = used_together(daemon, resource, own=own, exempt=exempt)
+    has = count_used_together(daemon, resource, own=own, exempt=exempt)
     whose = "everybody together has" if exempt else "all users together have"
     kept = "" if exempt else " that are not reserved"
     return f"{whose} {has} of at most {most} {resource.unit}{kept}"
@@ -230,7 +230,7 @@ def _together(daemon: Daemon, resource: Resource, most: int, exempt: bool, *, ow
 
 def _total_problem(daemon: Daemon, resource: Resource, more: int) -> str:
     most = daemon.shares.total(resource)
-    if not most or used_together(daemon, resource, exempt=True) + more <= most:
+    if not most or count_used_together(daemon, resource, exempt=True) + more <= most:
         return ""
     return f"{_together(daemon, resource, most, True)}; {_remedy_of_all(daemon, resource)}"
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from attrs import define, field, frozen
 
-from pympsd.control.records import Device, Machine, Server, Waiting, converted
+from pympsd.control.records import Device, Machine, Server, Waiting, convert
 from pympsd.vocabulary.escapes import printable
 
 REPORT_SECONDS: Final = 1.5
@@ -129,9 +129,9 @@ class Answers:
         """Check answers; raise CannotAsk for those that no daemon gives."""
         servers, waiting, machine = answers
         return cls(
-            converted(tuple[Server, ...], servers),
-            converted(tuple[Waiting, ...], waiting),
-            converted(Machine, machine).devices,
+            convert(tuple[Server, ...], servers),
+            convert(tuple[Waiting, ...], waiting),
+            convert(Machine, machine).devices,
         )
 
 

@@ -14,7 +14,7 @@ ESCAPED = {
 """A table for ``str.translate``: tabs, line ends and other undecodable bytes (as surrogates) stay as they are."""
 
 
-def escaped(data: bytes) -> bytes:
+def escape_controls(data: bytes) -> bytes:
     """Return bytes whose control characters are escaped, as in ``\\x1b``, except for tabs and line ends."""
     return data.decode("utf-8", "surrogateescape").translate(ESCAPED).encode("utf-8", "surrogateescape")
 

@@ -13,9 +13,6 @@ ClientSerial = NewType("ClientSerial", int)
 ContextSerial = NewType("ContextSerial", int)
 """Counts the client contexts of one server from 1; ``ps`` shows it as ID."""
 
-OVERFLOW_UID = 65534
-"""The uid that the kernel reports for a user of another user namespace (user_namespaces(7))."""
-
 NO_USER = (1 << 32) - 1
 """To the kernel no uid."""
 

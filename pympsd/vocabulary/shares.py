@@ -57,9 +57,9 @@ class Resource:
     """What the values count, in the plural."""
     share: int
     """What one user may have, unless an administrator sets it."""
-    least: int
-    """The least share that can be set."""
-    most: int
+    minimum: int
+    """The smallest share that can be set."""
+    maximum: int
     """The largest share that can be set."""
     description: str
     """What counts, and what it costs: a sentence for the documents."""
@@ -90,8 +90,8 @@ SERVERS: Final = Resource(
     "servers",
     "servers",
     share=16,
-    least=0,
-    most=256,
+    minimum=0,
+    maximum=256,
     description="Named servers. A user's own server (uid_N) is not part of the share.",
     total=256,
     root_reserve=1,
@@ -101,8 +101,8 @@ PROCESSES: Final = Resource(
     "processes",
     "processes",
     share=64,
-    least=0,
-    most=1 << 16,
+    minimum=0,
+    maximum=1 << 16,
     description="Processes that a user's named servers can cost, about 33 MB each: the server, and an executor for "
     "each of its devices, or for each static SM partition that contains faults.",
 )
@@ -110,16 +110,16 @@ NAMESPACES: Final = Resource(
     "namespaces",
     "namespaces",
     share=64,
-    least=0,
-    most=1 << 16,
+    minimum=0,
+    maximum=1 << 16,
     description="Namespaces of a user's servers, other than default.",
 )
 DESCRIPTORS: Final = Resource(
     "descriptors",
     "descriptors",
     share=1024,
-    least=0,
-    most=1 << 20,
+    minimum=0,
+    maximum=1 << 20,
     description="Open files of the daemon for a user's servers and namespaces.",
     part=4,
     of_descriptors=4,
@@ -130,8 +130,8 @@ SM_CHUNKS: Final = Resource(
     "sm-chunks",
     "% of a device's SM chunks",
     share=50,
-    least=0,
-    most=100,
+    minimum=0,
+    maximum=100,
     description="Chunks of a device in the static SM partitions of a user's servers, on each device by itself.",
     total=100,
     root_reserve=2,
@@ -140,8 +140,8 @@ CONNECTIONS: Final = Resource(
     "connections",
     "connections",
     share=4096,
-    least=16,
-    most=1 << 20,
+    minimum=16,
+    maximum=1 << 20,
     description="Connections of a user's clients and commands to all sockets of the daemon together; one of libcuda "
     "counts as three.",
     part=2,
@@ -153,8 +153,8 @@ BUFFERS: Final = Resource(
     "buffers",
     "bytes of buffers",
     share=16 << 20,
-    least=4 << 20,
-    most=64 << 20,
+    minimum=4 << 20,
+    maximum=64 << 20,
     description="Memory in which the daemon keeps what it has received from a user's connections and not dealt with "
     "yet, and answers that were not read yet.",
     total=160 << 20,
@@ -182,7 +182,7 @@ class Shares:
         if value is not None:
             return value
         largest = self.total(resource) // resource.part if resource.part else resource.share
-        return max(resource.least, min(resource.share, largest))
+        return max(resource.minimum, min(resource.share, largest))
 
     def total(self, resource: Resource) -> int:
         """Return what everybody together may have of a resource; 0: there is no bound."""
@@ -210,9 +210,9 @@ def read_share(name: str, value: object) -> int:
     if resource is None:
         raise BadShare(f"users have no share of {name!r}; they have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
-    if number is None or not resource.least <= number <= resource.most:
+    if number is None or not resource.minimum <= number <= resource.maximum:
         shown = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"
-        raise BadShare(f"the share of {name} is {shown} from {resource.least} to {resource.most}, not {value!r}")
+        raise BadShare(f"the share of {name} is {shown} from {resource.minimum} to {resource.maximum}, not {value!r}")
     return number
 
 

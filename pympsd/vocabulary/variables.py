@@ -163,7 +163,7 @@ def _shares(text: str) -> str:
     try:
         shares.read_shares([text])
     except shares.BadShare as error:
-        return f"RESOURCE=VALUE, several with commas: {error}"
+        return f"RESOURCE=VALUE, several with commas ({error})"
     return ""
 
 
@@ -368,7 +368,7 @@ VARIABLES: Final = (
     Variable(
         shares.VARIABLE,
         Reader.DAEMON,
-        "what each user other than root may have of it, `servers=16,namespaces=64,buffers=16M`, as "
+        "what each user other than root may have of the daemon, `servers=16,namespaces=64,buffers=16M`, as "
         f"`{shares.OPTION}`; `share list` prints all",
         _DOES_NOT_START,
         _shares,
@@ -416,7 +416,7 @@ VARIABLES: Final = (
     Variable(
         REQUIRE_MPS,
         Reader.CLIENT,
-        "`1`: a client fails without a daemon; `0`: it runs on without",
+        "`1`: a client fails without a daemon; `0`: it runs without MPS",
         _CUINIT_FAILS,
         _switch,
     ),

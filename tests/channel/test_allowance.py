@@ -225,3 +225,23 @@ async def test_an_allowance_that_is_closed_holds_nothing(peers: Peers) -> None:
         assert peers.budget.held[USER] == 0
     assert peers.budget.held[USER] == 0
     raw.close()
+
+
+@bounded
+async def test_what_is_sent_after_too_much_was_received_is_not_refused(peers: Peers) -> None:
+    raw, channel = peers.connect(USER)
+    while not channel.queued_bytes:
+        channel.send_raw(bytes(MIB))
+    with pytest.raises(LimitExceeded):
+        channel.allowance.count_received(5 * MIB)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run_sender)
+        with suppress(BlockingIOError):
+            while True:
+                if not raw.recv(MIB):
+                    break
+                await trio.testing.wait_all_tasks_blocked()
+        await channel.drain()
+        nursery.cancel_scope.cancel()
+    channel.close()
+    assert not peers.budget.held

@@ -15,7 +15,7 @@ import pytest
 from processes import PYMPSD, ClientProcess, DaemonProcess, clients_of
 from protocol3 import ctl, start
 
-from pympsd.journal.log_folders import MOST_KEPT
+from pympsd.journal.log_folders import MAX_KEPT
 
 MakeDaemon = Callable[..., DaemonProcess]
 Join = Callable[..., ClientProcess]
@@ -129,15 +129,15 @@ def test_a_user_who_makes_namespaces_until_refused_leaves_descriptors_for_all(
 def test_a_user_who_makes_and_deletes_servers_leaves_few_log_folders(daemon: DaemonProcess) -> None:
     logs = daemon.directory / "log"
     start(daemon)
-    for number in range(MOST_KEPT + 3):
+    for number in range(MAX_KEPT + 3):
         assert asked(daemon, GREEDY, f"server create s{number}") == ""
         daemon.hear_out()
         assert asked(daemon, GREEDY, f"server delete s{number}") == ""
-        if number == MOST_KEPT:
+        if number == MAX_KEPT:
             daemon.kill()
             start(daemon)
     kept = {folder.name for folder in logs.iterdir() if folder.is_dir()}
-    assert kept <= {f"s{number}" for number in range(3, MOST_KEPT + 3)}
+    assert kept <= {f"s{number}" for number in range(3, MAX_KEPT + 3)}
     assert {folder.stat().st_uid for folder in logs.iterdir() if folder.is_dir()} <= {GREEDY}
 
 
@@ -183,7 +183,10 @@ def test_wrong_shares_of_option_and_variable_start_no_daemon(daemon: DaemonProce
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"--user-share: {said}\n")
     done = make_daemon(PYMPSD_USER_SHARES="servers=x").run(["-d"])
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "PYMPSD_USER_SHARES: the share of servers is a number from 0 to 256, not 'x'\n"
+    assert done.stderr == (
+        "PYMPSD_USER_SHARES is RESOURCE=VALUE, several with commas (the share of servers is a number from 0 to "
+        "256, not 'x'), not 'servers=x'\n"
+    )
 
 
 def test_the_option_beats_the_variable_and_protocol_2_has_shares_of_connections(make_daemon: MakeDaemon) -> None:

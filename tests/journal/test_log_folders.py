@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.journal.files import LogFile
-from pympsd.journal.log_folders import MOST_KEPT
+from pympsd.journal.log_folders import MAX_KEPT
 from pympsd.journal.setup import Journal
 
 OWN = os.geteuid()
@@ -51,22 +51,22 @@ def test_a_folder_without_lines_goes_with_its_server(journal: Journal, delete: D
 
 
 def test_the_oldest_folders_go_first_and_one_that_is_used_again_is_not_old(journal: Journal, delete: Delete) -> None:
-    for number in range(MOST_KEPT):
+    for number in range(MAX_KEPT):
         delete(f"s{number}")
     delete("s0")
     Path(journal.folder, "s2", "server.log.1").write_text("rotated")
     delete("new")
     delete("newer")
-    names = {*(f"s{number}" for number in range(MOST_KEPT)), "new", "newer"}
+    names = {*(f"s{number}" for number in range(MAX_KEPT)), "new", "newer"}
     assert folders(journal) == names - {"s1", "s2"}
 
 
 def test_a_folder_that_was_there_is_never_removed(journal: Journal, delete: Delete) -> None:
     Path(journal.folder, "mine").mkdir()
     delete("mine", line=False)
-    for number in range(MOST_KEPT + 5):
+    for number in range(MAX_KEPT + 5):
         delete(f"s{number}")
-    assert len(folders(journal)) == MOST_KEPT + 1
+    assert len(folders(journal)) == MAX_KEPT + 1
     assert "mine" in folders(journal)
 
 
@@ -76,7 +76,7 @@ def test_what_a_user_put_there_stays_and_such_folders_are_bounded(
 ) -> None:
     target = tmp_path / "target"
     target.write_text("another user's")
-    for number in range(3 * MOST_KEPT):
+    for number in range(3 * MAX_KEPT):
         journal.of_server(f"s{number}", OWN)
         if (folder := Path(journal.folder, f"s{number}")).exists():
             match thing:
@@ -90,10 +90,10 @@ def test_what_a_user_put_there_stays_and_such_folders_are_bounded(
                     for each in range(100):
                         (folder / f"server.log.{each}").touch()
         journal.close_server_log(f"s{number}")
-    assert len(folders(journal)) == MOST_KEPT + 1
+    assert len(folders(journal)) == MAX_KEPT + 1
     assert target.read_text() == "another user's"
     shared = Path(journal.folder).parent / "control.log"
-    assert f"folders of {MOST_KEPT} deleted servers of user {OWN} there have other things than logs" in (
+    assert f"folders of {MAX_KEPT} deleted servers of user {OWN} there have other things than logs" in (
         shared.read_text()
     )
 
@@ -107,9 +107,9 @@ def test_a_folder_that_was_replaced_is_another_one(journal: Journal, delete: Del
 
 
 def test_the_next_daemon_knows_the_folders_that_are_still_the_same(journal: Journal, delete: Delete) -> None:
-    for number in range(MOST_KEPT):
+    for number in range(MAX_KEPT):
         delete(f"s{number}")
-    left = journal.folders.known()
+    left = journal.folders.list_made()
     os.rename(Path(journal.folder, "s0"), Path(journal.folder, "moved"))
     Path(journal.folder, "s0").mkdir()
     following = Journal(journal.control, journal.server, folder=journal.folder)
@@ -118,4 +118,4 @@ def test_the_next_daemon_knows_the_folders_that_are_still_the_same(journal: Jour
         own = following.of_server(name, OWN, 8)
         own.write_server("Server", 8, "server_exiting", {})
         following.close_server_log(name)
-    assert folders(journal) == {"moved", "s0", *(f"s{number}" for number in range(2, MOST_KEPT)), "new", "newer"}
+    assert folders(journal) == {"moved", "s0", *(f"s{number}" for number in range(2, MAX_KEPT)), "new", "newer"}

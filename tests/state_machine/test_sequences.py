@@ -20,12 +20,14 @@ from pympsd.state_machine.instructions import (
 )
 from pympsd.state_machine.server_lifecycle import MOVES, STATUS, IllegalMove, Phase, move
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.vocabulary.identities import OVERFLOW_UID, Peer
+from pympsd.vocabulary.identities import Peer
 
 if TYPE_CHECKING:
     from tests.state_machine.conftest import Story
 
 REFUSED = 805
+OVERFLOW_UID = 65534
+"""The uid that the kernel reports for a user of another user namespace (user_namespaces(7))."""
 
 
 def test_start_server(story: Story) -> None:

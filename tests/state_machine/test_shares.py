@@ -121,7 +121,7 @@ def test_root_may_give_a_user_more_than_a_share_and_it_counts(daemon: Daemon, sa
     assert say(USER, "server create").startswith("'server create' needs <name> or --uid=<n>.")
     assert say(USER, f"server create --uid={USER}") == "", "a user's own server is not part of the share"
     assert say(0, f"server set b --uid={OTHER}") != "", "while it starts"
-    assert shares.used(daemon, SERVERS, USER) == 2
+    assert shares.count_used(daemon, SERVERS, USER) == 2
 
 
 def test_the_daemons_own_user_has_no_share(say: Say, daemon: Daemon) -> None:
@@ -136,7 +136,7 @@ def test_processes_are_counted_as_they_may_become(daemon: Daemon, say: Say, devi
     made = 0
     while not (refusal := say(USER, f"server create s{made}{devices}")):
         made += 1
-    assert (made, shares.used(daemon, PROCESSES, USER)) == (7 // cost, 7 // cost * cost)
+    assert (made, shares.count_used(daemon, PROCESSES, USER)) == (7 // cost, 7 // cost * cost)
     assert (
         f"has {made * cost} of at most 7 processes, and {cost} more are needed: delete a server, or give" in refusal
     )
@@ -176,8 +176,8 @@ def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, say: Say) ->
         f"All users together have 12 of at most 12 SM chunks of device {uuid} that are not reserved, and 1 more are "
         "needed; an administrator can delete some ('sm-partition list' has their servers).\n"
     )
-    assert (shares.used(daemon, SM_CHUNKS, USER), shares.used(daemon, SM_CHUNKS, OTHER)) == (50, 25)
-    assert shares.used_together(daemon, SM_CHUNKS) == 75
+    assert (shares.count_used(daemon, SM_CHUNKS, USER), shares.count_used(daemon, SM_CHUNKS, OTHER)) == (50, 25)
+    assert shares.count_used_together(daemon, SM_CHUNKS) == 75
     assert say(0, "server create r") == say(0, partition.format("a", "r", 0, 3) + " --include-remainder=true") == ""
 
 
@@ -190,7 +190,7 @@ def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, sa
     assert say(USER, "namespace delete a --server=s") == ""
     assert say(USER, "namespace create c --server=t") == ""
     assert say(0, "namespace create d --server=t") == ""
-    assert shares.used(daemon, NAMESPACES, USER) == 3
+    assert shares.count_used(daemon, NAMESPACES, USER) == 3
 
 
 def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, say: Say) -> None:
@@ -205,7 +205,7 @@ def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, say: S
         assert say(0, f"server create r{number}") == ""
     assert say(0, "namespace create n --server=r0") == ""
     assert "Everybody together has 512 of at most 512 descriptors; " in say(0, "namespace create m --server=r0")
-    assert shares.used_together(daemon, DESCRIPTORS, exempt=True) == 512
+    assert shares.count_used_together(daemon, DESCRIPTORS, exempt=True) == 512
 
 
 def test_nobody_waits_for_the_servers_of_another_user_to_start(daemon: Daemon, say: Say) -> None:
@@ -239,7 +239,7 @@ def test_what_is_taken_is_counted_until_it_is_given_back(daemon: Daemon) -> None
     assert shares.take(daemon, CONNECTIONS, USER, 3).startswith("user 1000 has 18 of at most 20 connections, and 3 ")
     assert shares.take(daemon, CONNECTIONS, OTHER, 20) == ""
     shares.give_back(daemon, CONNECTIONS, USER, 18)
-    assert shares.users(daemon) == [USER, OTHER]
+    assert shares.list_users(daemon) == [USER, OTHER]
     assert daemon.taken["connections"] == {OTHER: 20}
 
 

@@ -33,7 +33,7 @@ def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
             shares.give_back(state, resource, uid, -amount)
         if amount < 0 or not shares.take(state, resource, uid, amount):
             has[uid] += amount
-    assert {uid: shares.used(state, resource, uid) for uid in has} == has
+    assert {uid: shares.count_used(state, resource, uid) for uid in has} == has
     assert sum(has.values()) <= state.shares.total(resource)
     assert all(has[uid] <= state.shares.share(resource) for uid in USERS)
     assert sum(has[uid] for uid in USERS) <= state.shares.for_users(resource)
@@ -50,7 +50,7 @@ def test_users_who_take_all_they_can_leave_as_much_for_another_and_a_part_for_ro
     refused: set[int] = set()
     while len(refused) < count:
         refused |= {uid for uid in range(1, count + 1) if shares.take(state, resource, uid, step)}
-    most = max(shares.used(state, resource, uid) for uid in range(1, count + 1))
+    most = max(shares.count_used(state, resource, uid) for uid in range(1, count + 1))
     assert most <= state.shares.share(resource)
     assert shares.take(state, resource, USERS[0], most // 2) == ""
     assert shares.take(state, resource, ROOT, total // 8) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.arguments import A_PID, MAYBE_A_PID, after_option, loose_pid, optional_pid
+from pympsd.commands.arguments import A_PID, MAYBE_A_PID, after_option, read_loose_pid, read_optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import client_record, context_record, device_record
 from pympsd.state_machine.clients import Client, Context
@@ -17,7 +17,7 @@ UUID_SHOWN: Final = 22
 """The number of characters of the UUID that ps shows."""
 
 
-@command("get_client_list", asks_servers=True, takes=A_PID, pid=loose_pid)
+@command("get_client_list", asks_servers=True, takes=A_PID, pid=read_loose_pid)
 def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """List the PIDs of the client processes connected to the server PID, one a line."""
     server = daemon.server_by_pid(pid)
@@ -27,7 +27,7 @@ def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     return Decision(lines(*(str(each.pid) for each in clients)), data=[client_record(each) for each in clients])
 
 
-@command("get_device_client_list", asks_servers=True, takes=MAYBE_A_PID, pid=optional_pid)
+@command("get_device_client_list", asks_servers=True, takes=MAYBE_A_PID, pid=read_optional_pid)
 def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """List the devices in use and, under each, its client contexts as PID.CONTEXT; of the server PID or of all."""
     if pid is not None and daemon.server_by_pid(pid) is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pympsd.commands.arguments import A_PID, MAYBE_A_PID, flag, optional_pid
+from pympsd.commands.arguments import A_PID, MAYBE_A_PID, flag, read_optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import device_record
 from pympsd.state_machine.daemon_state import Daemon
@@ -17,7 +17,7 @@ TABLE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
 
 
 def _first_number(words: Sequence[str]) -> int | Answer | None:
-    return optional_pid([word for word in words if word != "--csv"])
+    return read_optional_pid([word for word in words if word != "--csv"])
 
 
 @command("device_query", takes=rf"{MAYBE_A_PID}( ?--csv)?|--csv {A_PID}", pid=_first_number, csv=flag("--csv"))

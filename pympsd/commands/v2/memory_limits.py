@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from pympsd.commands.arguments import loose_pid
+from pympsd.commands.arguments import read_loose_pid
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import limit_record
@@ -47,14 +47,14 @@ def _default_device(words: Sequence[str]) -> str | Answer:
 def _server_setting(words: Sequence[str]) -> tuple[int, _Setting] | Answer:
     if len(words) < 3:
         return _format("set_device_pinned_mem_limit PID DEVICE VALUE, such as 1024 0 900M")
-    pid = loose_pid(words)
+    pid = read_loose_pid(words)
     return pid if isinstance(pid, Answer) else (pid, _Setting(words[1], words[2]))
 
 
 def _server_device(words: Sequence[str]) -> tuple[int, str] | Answer:
     if len(words) < 2:
         return _format("get_device_pinned_mem_limit PID DEVICE")
-    pid = loose_pid(words)
+    pid = read_loose_pid(words)
     return pid if isinstance(pid, Answer) else (pid, words[1])
 
 

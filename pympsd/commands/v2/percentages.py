@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve
 
-from pympsd.commands.arguments import A_PID, loose_pid
+from pympsd.commands.arguments import A_PID, read_loose_pid
 from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
@@ -78,7 +78,7 @@ def get_default(daemon: Daemon, caller: Caller) -> Decision:
     return _shown(daemon.thread_percentage)
 
 
-@command("set_active_thread_percentage", pid=loose_pid, percentage=percentage_at(1), note=note_at(1))
+@command("set_active_thread_percentage", pid=read_loose_pid, percentage=percentage_at(1), note=note_at(1))
 @volta_only("active thread percentages have")
 def set_of_server(
     daemon: Daemon, caller: Caller, pid: int, percentage: ThreadPercentage | None, note: str
@@ -95,7 +95,7 @@ def set_of_server(
     return Decision(_set(percentage, note), (limits_update(server),))
 
 
-@command("get_active_thread_percentage", takes=A_PID, pid=loose_pid)
+@command("get_active_thread_percentage", takes=A_PID, pid=read_loose_pid)
 @volta_only("active thread percentages have")
 def get_of_server(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the active thread percentage of the later clients of the server PID."""

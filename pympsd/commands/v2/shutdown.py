@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pympsd.commands.arguments import flag, loose_pid
+from pympsd.commands.arguments import flag, read_loose_pid
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import is_owner, may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
@@ -40,7 +40,7 @@ def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision
     return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
 
 
-@command("shutdown_server", asks_servers=True, options=("-f",), pid=loose_pid, forced=flag("-f"))
+@command("shutdown_server", asks_servers=True, options=("-f",), pid=read_loose_pid, forced=flag("-f"))
 def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> Decision:
     """Stop the server PID when its clients have gone; with -f at once, their work lost."""
     if (denied := may_change_settings(daemon, caller)) is not None:

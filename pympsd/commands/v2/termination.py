@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd.commands.arguments import loose_pid, pid_at
+from pympsd.commands.arguments import pid_at, read_loose_pid
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine import terminations
@@ -11,7 +11,7 @@ from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.results import Result
 
 
-@command("terminate_client", pid=loose_pid, client=pid_at(1))
+@command("terminate_client", pid=read_loose_pid, client=pid_at(1))
 def terminate_client(daemon: Daemon, caller: Caller, pid: int, client: int) -> Decision:
     """End all contexts of the client process CLIENT-PID on the server SERVER-PID; prints 0, or an error number:
     702 when a kernel still runs after 10 s, and its device cannot stop it (see --terminate-by-reset).

@@ -24,17 +24,19 @@ def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: 
     and how often they were refused more since it started; or what one user has. --user-share of the daemon, and
     [shares] in its configuration file, set the shares.
     """
-    shown = shares.users(daemon) if uid is None else [uid]
-    return listing(COLUMNS, [_row(daemon, each, what) for each in shown for what in shares.applying(daemon)], format)
+    shown = shares.list_users(daemon) if uid is None else [uid]
+    return listing(
+        COLUMNS, [_row(daemon, each, what) for each in shown for what in shares.resources_of(daemon)], format
+    )
 
 
 def _row(daemon: Daemon, uid: int, resource: Resource) -> Row:
     share = NO_SHARE if shares.is_exempt(daemon, uid) else daemon.shares.share(resource)
-    cells = (uid, resource.name, share, shares.used(daemon, resource, uid), daemon.refusals[uid, resource.name])
+    cells = (uid, resource.name, share, shares.count_used(daemon, resource, uid), daemon.refusals[uid, resource.name])
     extra = {
         "unit": resource.unit,
         "total": daemon.shares.total(resource) or None,
         "total_of_users": daemon.shares.for_users(resource) or None,
-        "used_together": shares.used_together(daemon, resource, exempt=True),
+        "used_together": shares.count_used_together(daemon, resource, exempt=True),
     }
     return Row(cells, extra)

@@ -58,7 +58,7 @@ def check(path: str, folder: int | None = None) -> None:
     except FileNotFoundError:
         return
     name = os.path.basename(path)
-    expected, kind, check_content = _expected(name)
+    expected, kind, check_content = _expect(name)
     if stat.S_IFMT(mode) != kind:
         raise NotOfADaemon(_KINDS.get(stat.S_IFMT(mode), "a file"), expected, path)
     if check_content is not None and not _has_content(path, folder, check_content):
@@ -74,7 +74,7 @@ def remove(path: str, folder: int | None = None) -> None:
         return
 
 
-def _expected(name: str) -> tuple[str, int, Callable[[bytes], bool] | None]:
+def _expect(name: str) -> tuple[str, int, Callable[[bytes], bool] | None]:
     """Return what a daemon has under a name: in words, the type of file, and a test of its first bytes."""
     if name in _SOCKETS:
         return "socket", stat.S_IFSOCK, None

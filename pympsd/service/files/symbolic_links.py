@@ -23,7 +23,7 @@ def check_links(path: str) -> None:
     """Raise UntrustedLink if a part of an absolute path is a symbolic link that root and this user do not control.
 
     A link is trusted if root or this user owns it, and if no other user can put another one in its place: its folder
-    belongs to one of the two as well, and is writable by its owner only, or sticky. What does not exist is no link.
+    belongs to one of the two as well, and is writable by its owner only, or sticky. A missing part passes.
     """
     remaining = [part for part in reversed(path.split("/")) if part]
     place, followed = "/", 0

@@ -27,6 +27,8 @@ ANSWER_SECONDS: Final = 0.8
 """The longest time for an answer, the start of the child included."""
 FRESH_SECONDS: Final = 0.2
 """An answer younger than this serves other servers and operators, too."""
+END_SECONDS: Final = 1.0
+"""The longest time for a killed child to end. A call of a driver that hangs in the kernel outlives SIGKILL."""
 RETRY_SECONDS: Final = 60.0
 _PLACE: Final = ("backends", "cuda", "driver", "client_memory.py")
 _MAX_ANSWER_BYTES: Final = 1 << 20
@@ -104,16 +106,16 @@ class ClientMemory:
         return b""
 
     async def close(self) -> None:
-        """End the child."""
+        """End the child. One that a driver keeps in the kernel is not waited for longer than END_SECONDS."""
         process, self._process = self._process, None
         if process is None:
             return
-        with trio.CancelScope(shield=True), suppress(ProcessLookupError):
+        with trio.move_on_after(END_SECONDS, shield=True):
             process.kill()
-            await process.wait()
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     await stream.aclose()
+            await process.wait()
 
 
 def _script() -> str:

@@ -227,7 +227,7 @@ def _atomic_pairs(w: Writer, o: Operation, function: str, target: Argument, rest
     """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
     if o.name != "atom":
         raise w.refuse("red has no .exch")
-    base, offset = w.address(rest[0])
+    base, offset = _place(w, o, rest[0], _space(o))
     pairs = [f"({', '.join(w.value(half, U64) for half in _elements(w, value, 2))})" for value in rest[1:]]
     name = w.name()
     w.lines.append(

@@ -53,7 +53,7 @@ def _arithmetic(w: Writer, o: Operation) -> None:
     result = _primary(w, o, o.name)
     signed, width = o.types[0] == "s32", _width_of_target(w, o)
     if o.has("sat"):
-        result = w.keep(f"video_saturated({result}, {width}, {signed})")
+        result = w.keep(f"video_saturate({result}, {width}, {signed})")
     _finish(w, o, result, signed, cut=o.name in ("vadd", "vsub"))
 
 
@@ -72,7 +72,7 @@ def _shift(w: Writer, o: Operation) -> None:
     a, b = (_input(w, x, kind) for x, kind in zip(o.operands[1:3], o.types[1:], strict=True))
     result, signed = w.keep(f"video_shift({o.name!r}, {a}, {b}, {o.has('wrap')})"), o.types[0] == "s32"
     if o.has("sat"):
-        result = w.keep(f"video_shift_saturated({result}, {signed})")
+        result = w.keep(f"video_saturate_shift({result}, {signed})")
     _finish(w, o, result, signed, cut=o.has("sat"))
 
 
@@ -115,7 +115,7 @@ def _finish(w: Writer, o: Operation, result: str, signed: bool, cut: bool) -> No
     value = w.value(c, U32)
     if selector:
         low, width = _place(w, selector)
-        return w.assign(target, f"video_merged({result}, {value}, {low}, {width})", U32)
+        return w.assign(target, f"video_merge({result}, {value}, {low}, {width})", U32)
     if second == "add":
         return w.assign(target, f"video_word({result}) + {value}", U32)
     compared = w.keep(f"video_cut({result})") if cut else result

@@ -12,7 +12,7 @@ _STATIC = frozenset({"global", "const", "shared"})
 def place_static_variables(module: Module) -> None:
     """Give each static variable of a function a key of its own, and enter .global and .const ones in the module.
 
-    A key is no name of PTX, so that nothing outside of the scope finds the variable. Two variables of one name, in
+    A key is not a name of PTX, so that nothing outside of the scope finds the variable. Two variables of one name, in
     two scopes of a function, are two variables; a function that is inlined twice has each of them once.
     """
     for function in module.functions.values():

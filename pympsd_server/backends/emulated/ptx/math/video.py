@@ -26,17 +26,17 @@ _UPPER = np.uint32(0xFFFF0000)
 
 def video_part(value: Value, low: int, width: int, signed: bool) -> Value:
     """Return `width` bits of a 32-bit value from bit `low` as int64, sign-extended or not."""
-    return _extended(value.astype(np.int64) >> np.int64(low), width, signed)
+    return _extend(value.astype(np.int64) >> np.int64(low), width, signed)
 
 
-def _extended(value: Value, width: int, signed: bool) -> Value:
+def _extend(value: Value, width: int, signed: bool) -> Value:
     up = np.int64(64 - width)
     if signed:
         return (value << up) >> up
     return ((value << up).view(np.uint64) >> up.view(np.uint64)).view(np.int64)
 
 
-def _clamped(value: Value, width: int, signed: bool) -> Value:
+def _clamp(value: Value, width: int, signed: bool) -> Value:
     least = -(1 << (width - 1)) if signed else 0
     return np.minimum(np.maximum(value, np.int64(least)), np.int64(least + (1 << width) - 1))
 
@@ -64,17 +64,17 @@ def video_shift(name: str, a: Value, b: Value, wrap: bool) -> Value:
     return a << amount if name == "vshl" else a >> amount
 
 
-def video_saturated(result: Value, width: int, signed: bool) -> Value:
+def video_saturate(result: Value, width: int, signed: bool) -> Value:
     """Return a result, of other than a shift, with .sat for a destination of `width` bits."""
     if width < _WORD:
         most = np.int64((1 << (width - signed)) - 1)
         return select((result < 0) | (result > most), most, result)
-    return _clamped(result, width, signed=True) if signed else np.maximum(result, np.int64(0))
+    return _clamp(result, width, signed=True) if signed else np.maximum(result, np.int64(0))
 
 
-def video_shift_saturated(result: Value, signed: bool) -> Value:
+def video_saturate_shift(result: Value, signed: bool) -> Value:
     """Return the result of a shift, of which 34 bits count, with .sat; the destination counts as a whole."""
-    return _clamped(_extended(result, 34, signed=True), _WORD, signed)
+    return _clamp(_extend(result, 34, signed=True), _WORD, signed)
 
 
 def video_extreme(name: str, result: Value, c: Value, signed: bool) -> Value:
@@ -88,7 +88,7 @@ def video_extreme(name: str, result: Value, c: Value, signed: bool) -> Value:
 
 def video_cut(result: Value) -> Value:
     """Return the low 32 bits of a result, sign-extended."""
-    return _extended(result, _WORD, signed=True)
+    return _extend(result, _WORD, signed=True)
 
 
 def video_word(result: Value) -> Value:
@@ -96,7 +96,7 @@ def video_word(result: Value) -> Value:
     return result.astype(np.uint64).astype(np.uint32)
 
 
-def video_merged(result: Value, c: Value, low: int, width: int) -> Value:
+def video_merge(result: Value, c: Value, low: int, width: int) -> Value:
     """Return c (a uint32) with the result in `width` of its bits from `low`."""
     word = video_word(result)
     if (low, width) == (16, 16):
@@ -119,7 +119,7 @@ def video_multiply_add(
     total = product + addend + np.int64(one)
     by = np.int64(scale)
     total = total >> by if signed else (total.view(np.uint64) >> by.view(np.uint64)).view(np.int64)
-    return video_word(_clamped(total, _WORD, signed) if saturate else total)
+    return video_word(_clamp(total, _WORD, signed) if saturate else total)
 
 
 def video_lanes(
@@ -147,7 +147,7 @@ def video_lanes(
         )
         part = video_result(name, x, y)
         if saturate:
-            part = _clamped(part, width, signs[0])
+            part = _clamp(part, width, signs[0])
         if accumulate:
             result = result + video_word(part)
             continue

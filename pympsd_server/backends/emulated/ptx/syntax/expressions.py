@@ -102,7 +102,7 @@ def _binary(tokens: TokenStream, lowest: int) -> Number:
     left = _unary(tokens)
     while _PRECEDENCE.get(tokens.current.text, 0) >= lowest and tokens.current.kind != "string":
         symbol, line = tokens.take().text, tokens.line
-        left = _combined(symbol, left, _binary(tokens, _PRECEDENCE[symbol] + 1), line)
+        left = _combine(symbol, left, _binary(tokens, _PRECEDENCE[symbol] + 1), line)
     return left
 
 
@@ -171,7 +171,7 @@ def _alike(left: Number, right: Number) -> tuple[Number, Number]:
     return _integer(int(left.value), kind), _integer(int(right.value), kind)
 
 
-def _combined(symbol: str, left: Number, right: Number, line: int) -> Number:
+def _combine(symbol: str, left: Number, right: Number, line: int) -> Number:
     if symbol in ("<<", ">>"):
         by = min(_whole(right, line) % _WORD, 64)
         value = _whole(left, line)
