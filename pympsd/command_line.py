@@ -133,7 +133,7 @@ def _start(options: Options, protocol: str) -> int:
 
     if options.overlooked:
         words = " ".join(options.overlooked)
-        sys.stderr.write(f"{words}: overlooked, for -d and -f take no command; give it by itself\n")
+        sys.stderr.write(f"{words}: ignored: -d and -f take no command; run it separately\n")
     if options.static:
         sys.stderr.write(f"{options.static} is not needed: protocol 3 has no mode for static partitions\n")
     return start_daemon(options, int(protocol))

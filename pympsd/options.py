@@ -46,7 +46,18 @@ DIALECTS = ("documented", "r580", "json")
 
 def known_options() -> "tuple[str, ...]":
     """Return the names of all options, for suggestions."""
-    named = ("-h", "--help", "-v", "--version", "--replace", "--terminate-by-reset", "--strict", "--force", READY)
+    named = (
+        "-h",
+        "--help",
+        "-v",
+        "--version",
+        "--replace",
+        "--terminate-by-reset",
+        "--strict",
+        "--force",
+        READY,
+        "--trust-daemon",
+    )
     return (*named, *STARTS, *QUIT, *MULTIUSER, *STATIC, *START_FLAGS, *VALUED, *SHORT)
 
 

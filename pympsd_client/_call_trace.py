@@ -73,7 +73,7 @@ def _trace() -> TraceFile | None:
         return TraceFile.open(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", "") or error
-        _complain(f"{VARIABLE}={path}: {reason}; the program goes on without a trace\n")
+        _complain(f"{VARIABLE}={path}: {reason}; the program continues without a trace\n")
         return None
 
 

@@ -243,7 +243,6 @@ class State:
 def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = False) -> list[Change]:
     """Return the changes, in order; ``prune``: what the plan does not name goes; ``force``: clients or not."""
     found: list[Change] = []
-    foreign = {name for name, server in plan.servers.items() if _is_foreign(server, state)}
     rules = plan.rules if plan.rules is not None or not prune else ()
     if rules is not None and rules != (state.rules or ()):
         found.append(SetRules(rules, state.rules))
@@ -262,13 +261,13 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
         others = sorted(name for name, each in state.servers.items() if each.source is not Source.AUTO)
         found += [_pruned_server(name, state, force) for name in others if name not in plan.servers]
         for name, server in sorted(plan.servers.items()):
-            if name in state.servers and name not in foreign:
+            if name in state.servers and _may_be_changed(server, state):
                 found += _pruned_partitions(server, state.servers[name], state, force)
     for name, server in sorted(plan.servers.items()):
         present = state.servers.get(name)
         if present is None:
             found.append(CreateServer(server, state.surroundings.uid if server.uid is None else server.uid))
-        elif name in foreign:
+        elif server.uid is None and not _may_be_changed(server, state):
             found.append(
                 Impossible(
                     f"server '{name}' belongs to user {present.uid}, and the file does not say so: "
@@ -279,18 +278,18 @@ def changes(plan: Plan, state: State, *, prune: bool = False, force: bool = Fals
             found.append(Impossible(f"server '{name}' is being deleted: apply the file again when it is gone"))
         else:
             found += _of_server(server, present, state)
-            if prune:
+            if prune and _may_be_changed(server, state):
                 found += _pruned_namespaces(server, present, state, force)
     return found
 
 
-def _is_foreign(server: ServerPlan, state: State) -> bool:
-    """Whether a server is there already and belongs to another user than a file without a uid means.
+def _may_be_changed(server: ServerPlan, state: State) -> bool:
+    """Return whether a server is missing, or belongs to the user that the file means: of its uid, or the daemon's.
 
-    Its owner could lift every limit that the file sets.
+    The owner of any other server could lift every limit that the file sets.
     """
     present = state.servers.get(server.name)
-    return present is not None and server.uid is None and present.uid != state.surroundings.uid
+    return present is None or present.uid == (state.surroundings.uid if server.uid is None else server.uid)
 
 
 def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterator[Change]:
@@ -299,6 +298,7 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         yield Impossible(
             f"server '{name}' stays that of user {present.uid}: 'server set {name} --uid={server.uid}' changes it"
         )
+        return  # its owner, whom the file does not mean, could lift every limit again
     ordinals = present.ordinals(len(state.surroundings.devices))
     if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")

@@ -35,9 +35,14 @@ class BadEntry:
     variable: str = MEMORY_LIMITS[0]
 
 
+def variable_of(environment: Mapping[str, str]) -> str:
+    """Return the variable of MEMORY_LIMITS that counts in an environment: the first one that is not empty."""
+    return next((name for name in MEMORY_LIMITS if environment.get(name)), MEMORY_LIMITS[0])
+
+
 def text_of(environment: Mapping[str, str]) -> str:
-    """Return the text of an environment, empty if it has none; the first name wins."""
-    return next((environment[name] for name in MEMORY_LIMITS if environment.get(name)), "")
+    """Return the limits of an environment, empty if it has none."""
+    return environment.get(variable_of(environment), "")
 
 
 def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
@@ -39,6 +39,7 @@ class ClientLimits:
         A number there counts among the devices that the client sees.
         """
         limits, bad = memory_limits.read(visible, memory_limits.text_of(environment), "this process")
+        bad = [evolve(each, variable=memory_limits.variable_of(environment)) for each in bad]
         own = {ordinals[number]: limit.value for number, limit in limits.items()}
         of_all, bad_of_all = memory_limits.of_container(environment)
         self.memory = {

@@ -233,6 +233,7 @@ def test_a_dialect_is_one_of_three(words: list[str]) -> None:
         (["--deamon"], "there is no option --deamon; did you mean --daemon?\n"),
         (["--Strict", "ps"], "there is no option --Strict; did you mean --strict?\n"),
         (["--timeot=3", "ps"], "there is no option --timeot; did you mean --timeout?\n"),
+        (["--trust-demon", "ps"], "there is no option --trust-demon; did you mean --trust-daemon?\n"),
         (["-d", "--users", "together", "-x"], "there is no option -x; "),
         (["--json", "ps"], "there is no option --json; --help lists them, and those of a command stand after it\n"),
         (["-S"], "there is no option -S without -d or -f\n"),

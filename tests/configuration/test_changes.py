@@ -143,12 +143,13 @@ def test_what_has_clients_is_not_pruned_unless_forced() -> None:
 
 def test_what_a_server_keeps_is_said() -> None:
     state = State({"a": NamedServer("a", 0, allowed_devices=(1,))}, HERE)
-    found = changes(_plan(ServerPlan("a", 7, (0, 1))), state)
-    assert [type(each) for each in found] == [Impossible, Impossible]
-    assert [each.text for each in found] == [
-        "server 'a' stays that of user 0: 'server set a --uid=7' changes it",
-        "server 'a' keeps its devices: delete it first to give it others",
-    ]
+    for uid, text in (
+        (7, "server 'a' stays that of user 0: 'server set a --uid=7' changes it"),
+        (0, "server 'a' keeps its devices: delete it first to give it others"),
+    ):
+        found = changes(_plan(ServerPlan("a", uid, (0, 1))), state)
+        assert [type(each) for each in found] == [Impossible]
+        assert [each.text for each in found] == [text]
     assert changes(_plan(ServerPlan("a", 0, (1,))), state) == []
     every = State({"a": NamedServer("a", 0)}, HERE)
     assert changes(_plan(ServerPlan("a", 0, (0, 1))), every) == []

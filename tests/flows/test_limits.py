@@ -233,6 +233,12 @@ def test_memory_limits_by_uuid_and_prefix_and_the_last_one_wins(three_devices: D
         assert [limit_of(client, device) for device in range(3)] == expected, text
 
 
+def test_a_refusal_names_the_variable_that_is_set(daemon: DaemonProcess, start: Start) -> None:
+    client = start(daemon, CUDA_MPS_DEVICE_MEM_LIMIT="1G")
+    assert client.do("init") == "CUDA_ERROR_INVALID_VALUE"
+    assert client.do("error").startswith("CUDA_MPS_DEVICE_MEM_LIMIT: '1G': ")
+
+
 @pytest.mark.long
 def test_an_index_counts_as_the_client_counts(three_devices: DaemonProcess, start: Start) -> None:
     client = begun(start(three_devices, CUDA_VISIBLE_DEVICES="2,0", **{MEMORY: "0=1G,1=2G"}))

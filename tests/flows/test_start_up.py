@@ -55,13 +55,15 @@ def test_c8_the_pid_file_holds_the_pid_without_newline(daemon: DaemonProcess) ->
 def test_log_of_start_and_quit(daemon: DaemonProcess) -> None:
     pipe = daemon.directory / "pipe"
     daemon.say("quit\n")
-    backend = daemon.log()[3]
+    backend, shares = daemon.log()[3:5]
     assert backend.startswith("The backend is ")
+    assert shares.startswith("Shares of each user: connections ")
     assert daemon.log() == [
         f"Starting control daemon using socket {pipe}/control",
         f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={pipe}",
         "CUDA MPS Control binary version: 13000",
         backend,
+        shares,
         "Accepting connection...",
         "NEW UI",
         "Cmd:quit",
@@ -294,8 +296,8 @@ def test_a_command_beside_a_start_is_overlooked_as_recorded_and_said_to_be(
 ) -> None:
     daemon = make_daemon()
     done = daemon.start("-d", "set_default_active_thread_percentage", "20")
-    overlooked = "set_default_active_thread_percentage 20: overlooked, for -d and -f take no command; "
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{overlooked}give it by itself\n")
+    overlooked = "set_default_active_thread_percentage 20: ignored: -d and -f take no command; "
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", f"{overlooked}run it separately\n")
     assert daemon.say("get_default_active_thread_percentage") == "100.0\n"
 
 

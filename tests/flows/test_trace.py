@@ -282,7 +282,7 @@ def test_a_trace_that_cannot_be_is_said_once(daemon: DaemonProcess, client: Make
     assert one.do("add") == RIGHT
     _, said = one.process.communicate(timeout=SECONDS)
     assert said.startswith(f"PYMPSD_TRACE={trace}/no: ")
-    assert said.endswith("; the program goes on without a trace\n")
+    assert said.endswith("; the program continues without a trace\n")
     assert said.count("\n") == 1
 
 

@@ -576,12 +576,12 @@ def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> 
 
 
 def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> None:
-    text = 'schema_version = "1.0"\n[servers.a]\nuid = 9\nclient_priority = 1\n'
+    text = 'schema_version = "1.0"\n[servers.a]\nuid = 9\nclient_priority = 1\n[shares]\nservers = 4\n'
     answer = _ask(daemon, "config apply F", file=text)
     assert answer.refused
     assert answer.printed.splitlines() == [
+        "set shares: servers 16 -> 4",
         "server 'a' stays that of user 7: 'server set a --uid=9' changes it",
-        "set namespace 'a/default': client-priority 0 -> 1",
     ]
     assert _ask(daemon, "config status").printed.endswith("pending=0 failed=1\n")
 

@@ -164,11 +164,13 @@ def test_the_server_of_another_user_is_taken_only_if_the_file_names_the_user(uid
     text = FILE.replace("uid = 7\n", "" if uid is None else f"uid = {uid}\n")
     answer = _ask(daemon, "config apply /f.toml --prune --force", file=text)
     is_made = "lo" in daemon.named_servers["a"].namespaces
-    if uid is None:
+    if uid != 7:
         assert answer.refused
         assert answer.printed == (
             "server 'a' belongs to user 7, and the file does not say so: write uid = 7 into [servers.a] "
             "to take it as it is, or delete the server\n"
+            if uid is None
+            else "server 'a' stays that of user 7: 'server set a --uid=8' changes it\n"
         )
         assert not is_made
         assert _ask(daemon, "config status").printed.endswith("pending=0 failed=1\n")
