@@ -22,6 +22,7 @@ from pympsd.journal.setup import Journal
 from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.keeper_link import Keeper
+from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.processes.client_memory import ClientMemory
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
@@ -145,6 +146,10 @@ class Dispatcher:
     _rate_limits: UserRateLimits = field(
         default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
     )
+    pacing: Pacing = field(
+        default=Factory(lambda self: Pacing(frozenset({0, self.state.uid})), takes_self=True), init=False
+    )
+    """Makes users wait whose connections and commands take too much of this process's time."""
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
         """Have the keeper hold a descriptor, which stays the caller's; one with too long a note is held no longer."""
@@ -195,13 +200,15 @@ class Dispatcher:
 
         Raise IllegalMove for a status that a server must not report. Log an internal error and continue.
         """
-        # Not before events of which there are many.
-        if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
-            self.sockets.look()
-        self._handle(event, quiet)
-        # One after the other: a configuration may open more than calls can be nested.
-        while self._opened:
-            self._handle(self._opened.pop(0), quiet=False)
+        uid, _ = limited_lines(event, self.state)
+        with self.pacing.charge(uid):
+            # Not before events of which there are many.
+            if self.sockets is not None and isinstance(event, OperatorLine | ClientConnected | ServerExited):
+                self.sockets.look()
+            self._handle(event, quiet)
+            # One after the other: a configuration may open more than calls can be nested.
+            while self._opened:
+                self._handle(self._opened.pop(0), quiet=False)
 
     def _handle(self, event: Event, quiet: bool) -> None:
         is_answered = False
@@ -234,6 +241,7 @@ class Dispatcher:
 
         ``file``: the text of the file that it names; ``place``: the server and namespace whose socket it came by.
         """
+        await self.pacing.wait(uid, COMMAND_SECONDS)
         silent: list[int] = []
 
         async def refresh(server: RunningServer) -> None:

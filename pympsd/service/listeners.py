@@ -15,6 +15,7 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import Noted, connection_name, listener_name
+from pympsd.service.pacing import CONNECTION_SECONDS
 from pympsd.service.sessions.peers import credentials, user_of
 from pympsd.state_machine import shares
 from pympsd.vocabulary.identities import Peer
@@ -25,6 +26,8 @@ DRIVERS_WEIGHT: Final = 3
 """One of libcuda's counts as three connections: it takes up to five descriptors, among them both ends of a connection
 to a server; another one takes up to two.
 """
+MAX_AT_A_TIME: Final = 64
+"""Connections that are requested from the keeper together: on a busy machine each exchange with it takes 1 ms."""
 OUT_OF_FDS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
@@ -46,6 +49,8 @@ class Listener:
     _nursery: trio.Nursery | None = field(default=None, init=False)
     """Where connections are served; None: no more are."""
     _accepting: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _at_a_time: int = field(default=1, init=False)
+    """The number of connections that are requested from the keeper together."""
     _plain: socket.socket = field(init=False)
     """The listening socket again, to accept without a checkpoint of trio; it is detached, not closed."""
 
@@ -81,7 +86,24 @@ class Listener:
             self.listening.close()
 
     async def _accept(self) -> None:
+        """Accept the connections that wait, more at a time the longer the last ones did not empty the queue."""
         await trio.lowlevel.wait_readable(self.listening)
+        if self._at_a_time == 1:
+            is_more = await self._accept_one()
+        else:
+            accepted: list[bool] = []
+
+            async def accept_one() -> None:
+                accepted.append(await self._accept_one())
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(self._at_a_time):
+                    nursery.start_soon(accept_one)
+            is_more = all(accepted)
+        self._at_a_time = min(2 * self._at_a_time, MAX_AT_A_TIME) if is_more else 1
+
+    async def _accept_one(self) -> bool:
+        """Accept a connection; return whether there was one."""
         name = self._next_name()
         try:
             fd = await self._accept_at_the_keeper(name)
@@ -91,9 +113,10 @@ class Listener:
         except OSError as error:
             if error.errno in OUT_OF_FDS:
                 await self._reject_one(error)
-            return
+            return False
         if fd >= 0:
             self._start(fd, name)
+        return fd >= 0
 
     def _next_name(self) -> str:
         return connection_name(self.dispatcher.connections.take(), self.file)
@@ -196,6 +219,8 @@ class Listener:
                 self.dispatcher.log.error("connection_refused", reason=reason)
             return
         try:
+            if entry.is_new:
+                await self.dispatcher.pacing.wait(peer.uid, CONNECTION_SECONDS)
             await self.converse(sock, peer, entry)
         finally:
             shares.give_back(self.dispatcher.state, CONNECTIONS, peer.uid, weight)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trio
 import trio.testing
-from attrs import evolve
+from attrs import define, evolve
 from time_limit import bounded
 
 from pympsd.service import listeners, rate_limit
@@ -24,6 +24,7 @@ from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ServerReturn, ShutDown
 from pympsd.wire.versions import Versions
+from tests.service.conftest import Caller
 
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon
@@ -134,6 +135,62 @@ async def test_200_operators_at_once_are_all_answered(daemon: RunningDaemon) -> 
         for _ in range(200):
             nursery.start_soon(ask)
     assert answers == [[(frames.OPERATOR_STDOUT, b"Server 7 not found\n"), (frames.OPERATOR_DONE, b"\1")]] * 200
+
+
+@define(eq=False)
+class CountingKeeper:
+    """Accepts when everything has been requested, as a keeper on a busy machine; counts pending requests."""
+
+    listening: socket.socket
+    pending: int = 0
+    most_pending: int = 0
+
+    async def accept(self, listener: str, name: str, greeting: bytes, late: object) -> int:
+        """Accept a connection; return its descriptor, or -1 if there was none."""
+        self.pending += 1
+        self.most_pending = max(self.most_pending, self.pending)
+        await trio.testing.wait_all_tasks_blocked()
+        self.pending -= 1
+        try:
+            sock, _ = self.listening.accept()
+        except BlockingIOError:
+            return -1
+        return sock.detach()
+
+    def drop(self, name: str) -> None:
+        """Do nothing: nothing is held."""
+
+
+@bounded
+async def test_a_long_queue_is_accepted_several_at_a_time_and_a_short_one_is_not(
+    daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "kept")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen(100)
+        listening.setblocking(False)
+        callers = []
+        for _ in range(100):
+            callers.append(Caller(trio.socket.socket(socket.AF_UNIX)))
+            await callers[-1].sock.connect(path)
+            await callers[-1].send(frames.encode(frames.OPERATOR_HELLO))
+        keeper = CountingKeeper(listening)
+        monkeypatch.setattr(daemon.dispatcher, "keeper", keeper)
+        converse = conversation.Conversation(daemon.dispatcher, True).run
+        listener = trio.socket.from_stdlib_socket(listening.dup())
+        daemon.dispatcher.nursery.start_soon(listeners.Listener(daemon.dispatcher, "kept", listener, converse).run)
+        for caller in callers:
+            assert (await caller.ask(b"get_server_list"))[-1][0] == frames.OPERATOR_DONE
+            caller.sock.close()
+        assert 1 < keeper.most_pending <= listeners.MAX_AT_A_TIME
+        keeper.most_pending = 0
+        late = Caller(trio.socket.socket(socket.AF_UNIX))
+        await late.sock.connect(path)
+        await late.send(frames.encode(frames.OPERATOR_HELLO))
+        assert (await late.ask(b"get_server_list"))[-1][0] == frames.OPERATOR_DONE
+        assert keeper.most_pending == 1
+        late.sock.close()
 
 
 @bounded

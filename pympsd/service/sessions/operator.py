@@ -66,7 +66,11 @@ class OperatorSession:
         dispatcher.operators[self.session] = self
         try:
             file: bytes | None = None
-            while (frame := await self.channel.receive(continues=file is not None)) is not None:
+            # Without anybody who reads the answers the rest is not done: it may be thousands of commands.
+            while (
+                not self.channel.overflowed
+                and (frame := await self.channel.receive(continues=file is not None)) is not None
+            ):
                 if frame.kind == frames.OPERATOR_FILE:
                     file = frame.body
                     continue

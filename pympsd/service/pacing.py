@@ -1,0 +1,94 @@
+"""Pacing of users' connections and commands, so that no user takes all of the daemon's time.
+
+The daemon handles one thing at a time. Two rules keep the others' share of that time free, whatever a user sends:
+
+- *Turns.* Between two things that the event loop does for others, at most one connection or command of each user
+  begins. Without turns a user with fifty connections would get fifty commands for each one of a user with one.
+- *Credit.* A user is charged a fixed time for each connection and command, and the processor time that the state
+  machine took for it. A user has BURST_SECONDS, and regains USER_RATE seconds in each second. A user without credit
+  waits until it is positive again. The burst is enough for 1,000 processes of an MPI job that connect together.
+
+Nobody is refused: a paced connection stays open, and counts in the user's share of connections; a paced command stays
+in its connection, and later ones in the sender's socket. Root and the daemon's user are never paced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import trio
+from attrs import Factory, define, field
+
+USER_RATE: Final = 0.1
+"""Seconds of processor time that a user regains in a second."""
+BURST_SECONDS: Final = 2.0
+"""Seconds of processor time that a user who sent nothing for a while may take without waiting."""
+COMMAND_SECONDS: Final = 0.0003
+"""Processor time that a command costs besides the state machine's: to receive it, and to send its answer."""
+CONNECTION_SECONDS: Final = 0.0007
+"""Processor time that a connection costs besides the state machine's: its tasks, its hello, its end."""
+MIN_WAIT_SECONDS: Final = 0.005
+"""The least time that a user without credit waits."""
+MAX_IDLE_USERS: Final = 1024
+"""Users with full credit that are remembered at most."""
+
+
+@define(eq=False)
+class _Credit:
+    seconds: float
+    counted_at: float
+    turn: trio.Lock = field(factory=trio.Lock, init=False)
+
+    def refill(self, now: float) -> float:
+        """Add what the user has regained, and return the credit in seconds."""
+        self.seconds = min(BURST_SECONDS, self.seconds + USER_RATE * (now - self.counted_at))
+        self.counted_at = now
+        return self.seconds
+
+
+@define
+class Pacing:
+    """Makes users wait for their turn and their credit; ``trusted`` users never wait."""
+
+    trusted: frozenset[int]
+    clock: Callable[[], float] = trio.current_time
+    processor_time: Callable[[], float] = time.thread_time
+    _credits: dict[int, _Credit] = field(default=Factory(dict), init=False)
+
+    async def wait(self, uid: int, seconds: float) -> None:
+        """Return when something of a user may begin; ``seconds``: what it costs besides the time that is measured."""
+        if uid in self.trusted:
+            return
+        credit = self._credit(uid)
+        async with credit.turn:
+            while (available := credit.refill(self.clock())) <= 0:
+                await trio.sleep(MIN_WAIT_SECONDS - available / USER_RATE)
+            credit.seconds -= seconds
+
+    @contextlib.contextmanager
+    def charge(self, uid: int) -> Iterator[None]:
+        """Charge a user with the processor time that a block takes."""
+        if uid in self.trusted:
+            yield
+            return
+        began = self.processor_time()
+        try:
+            yield
+        finally:
+            self._credit(uid).seconds -= self.processor_time() - began
+
+    def _credit(self, uid: int) -> _Credit:
+        if uid not in self._credits:
+            now = self.clock()
+            if len(self._credits) >= MAX_IDLE_USERS:
+                self._forget_idle_users(now)
+            self._credits[uid] = _Credit(BURST_SECONDS, now)
+        return self._credits[uid]
+
+    def _forget_idle_users(self, now: float) -> None:
+        for uid, credit in list(self._credits.items()):
+            if credit.refill(now) >= BURST_SECONDS and not credit.turn.locked():
+                del self._credits[uid]
