@@ -27,8 +27,8 @@ _INFINITY = {"float16": 0x7C00, "bfloat16": 0x7F80, "float32": 0x7F800000, "floa
 """The bits of each float type's infinity: what is greater, but for the sign, is a NaN."""
 _SIGNED = re.compile(r"cvt\.\w+\.f\d\d\.s\d\d (%\w+),")
 _UNSIGNED = re.compile(r"cvt\.\w+\.u\d\d\.f\d\d %\w+, (%\w+);")
-"""A float of a signed integer, and an unsigned integer of that: ptxas 13.0 makes one conversion of the two, by which -1
-becomes the greatest number and not 0, as the manual has it. No program has both."""
+"""A float of a signed integer, and an unsigned integer of that: ptxas 13.0 makes one conversion of the two, by which
+-1 becomes the greatest number and not 0, as the manual has it. No program has both."""
 _SCALES = {"float16": 8.0, "bfloat16": 100.0, "float32": 100.0, "float64": 1000.0}
 
 

@@ -25,8 +25,8 @@ BATCHES = 12
 SEED = 20260
 SHOWN = 3
 LINKED_OTHERWISE = frozenset({"initial_addresses"})
-"""Kernels that the driver makes something else of when it links them (cuLinkAddData, as pympsd's servers do on a GPU) than
-when it loads them (cuModuleLoadData, as the recorder does): it leaves out the first masked constant of an initialiser."""
+"""Kernels of which the driver's linker (cuLinkAddData, by which pympsd's servers load code) makes something else than
+cuModuleLoadData, by which they were recorded: it leaves out the first masked constant of an initialiser."""
 Array = np.ndarray[Any, Any]
 
 
