@@ -85,6 +85,7 @@ print([Function(addresses[i])(*values) for i in (0, 777, len(addresses) - 1)], c
 
 
 def test_a_call_that_is_passed_on_reaches_the_original_with_every_argument() -> None:
-    ran = subprocess.run([sys.executable, "-c", PASSED_ON], capture_output=True, text=True, timeout=60, check=False)
+    command = [sys.executable, "-P", "-c", PASSED_ON]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ran.stdout.splitlines() == ["1536 1536 there are no more than 1536 entry points", "[1, 2, 3] True"]
     assert ran.stderr == ""

@@ -563,7 +563,7 @@ def test_another_user_cannot_replace_it(daemon: DaemonProcess) -> None:
 @pytest.mark.long
 def test_a_pid_file_that_names_another_process_does_no_harm(daemon: DaemonProcess) -> None:
     path = daemon.directory / "pipe" / "nvidia-cuda-mps-control.pid"
-    for text, reason in ((str(os.getpid()), "is not the daemon that runs"), ("x", "does not say which")):
+    for text, reason in ((str(os.getpid()), "is not the daemon that runs"), ("x", "not a daemon's PID file")):
         path.write_text(text)
         done = daemon.run(["-d", "--replace"])
         assert done.returncode == 1

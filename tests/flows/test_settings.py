@@ -300,7 +300,7 @@ REFUSED = {
     "set_default_device_pinned_mem_limit 9 1G": ("", "9"),
     "set_default_device_pinned_mem_limit 0": ("", "set_default_device_pinned_mem_limit DEVICE VALUE"),
     "set_default_client_priority high": ("", "0 (normal) or 1 (below normal)"),
-    "start_server -uid -3": ("", "-3 is no user id"),
+    "start_server -uid -3": ("", "'-3' is not a user id"),
     "help": ('Unknown command "help"\n', "get_server_list"),
 }
 

@@ -146,6 +146,11 @@ def _lies(packets: Packets) -> list[bytes]:
     return [packet or b"\0" for packet in said]
 
 
+def _all(daemon: socket.socket, lines: list[bytes]) -> tuple[list[bytes], bool]:
+    """Send all lines: the daemon is one of this user."""
+    return lines, False
+
+
 def fuzz_tool(theirs: TheirDaemon, pipe_directory: Path, seed: int, sessions: int) -> dict[int, int]:
     """Give commands to a daemon that lies; return how often each exit status came. Anything else is raised."""
     statuses: dict[int, int] = {}
@@ -157,7 +162,7 @@ def fuzz_tool(theirs: TheirDaemon, pipe_directory: Path, seed: int, sessions: in
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
             path = os.fsencode(pipe_directory / "control")
             try:
-                status = vendor_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10)
+                status = vendor_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10, select=_all)
             except ConnectionError:
                 status = control_client.UNREACHABLE
         assert complained.getvalue() == "", f"session {number} of seed {seed}"

@@ -81,7 +81,9 @@ class PipeDirectory:
             if not os.path.isdir(path):
                 os.mkdir(path, DIRECTORY_MODE)
             for each in files.OF_THE_DAEMON:
-                remains.check(os.path.join(path, each))
+                # One that this user may not read is another user's, whose daemon may run: the lock tells.
+                with contextlib.suppress(PermissionError):
+                    remains.check(os.path.join(path, each))
             lock = os.open(file, LOCK_FLAGS, MODES[files.LOCK])
         except UntrustedLink as error:
             raise Unusable(given, f"{error.filename}: {error.strerror}") from None
