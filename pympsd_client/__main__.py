@@ -137,7 +137,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
         yield "devices by", "a server of the daemon"
     yield "driver API", str(driver.cuDriverGetVersion()[1])
     for number in range(driver.cuDeviceGetCount()[1]):
-        name = driver.cuDeviceGetName(256, number)[1].rstrip(b"\0").decode(errors="replace")
+        name = driver.cuDeviceGetName(256, number)[1].partition(b"\0")[0].decode(errors="replace")
         mebibytes = driver.cuDeviceTotalMem(number)[1] >> 20
         yield f"device {number}", ", ".join([f"{name}, {mebibytes} MiB", *_sms(number)])
 

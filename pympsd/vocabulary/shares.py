@@ -33,6 +33,8 @@ from typing import Final
 
 from attrs import field, frozen
 
+from pympsd.vocabulary.mistyped import find_similar
+
 OPTION: Final = "--user-share"
 VARIABLE: Final = "PYMPSD_USER_SHARES"
 TABLE: Final = "shares"
@@ -208,7 +210,9 @@ def read_share(name: str, value: object) -> int:
     """Return the share of a resource that a text or a number states; raise BadShare."""
     resource = BY_NAME.get(name)
     if resource is None:
-        raise BadShare(f"users have no share of {name!r}; they have shares of {', '.join(BY_NAME)}")
+        similar = find_similar(name, BY_NAME)
+        meant = f"did you mean {similar}? Users" if similar else "they"
+        raise BadShare(f"users have no share of {name!r}; {meant} have shares of {', '.join(BY_NAME)}")
     number = _number(resource, value)
     if number is None or not resource.minimum <= number <= resource.maximum:
         shown = "a number of bytes, with K, M or G after it if wanted," if resource is BUFFERS else "a number"

@@ -30,7 +30,10 @@ def test_shares_are_read_from_several_texts_of_which_the_last_one_counts() -> No
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("server=1", "users have no share of 'server'; they have shares of servers, processes, namespaces, "),
+        (
+            "server=1",
+            "users have no share of 'server'; did you mean servers? Users have shares of servers, processes, ",
+        ),
         ("servers", "a user's share is RESOURCE=VALUE, as in servers=16, not 'servers'"),
         ("servers=", "the share of servers is a number from 0 to 256, not ''"),
         ("servers=257", "the share of servers is a number from 0 to 256, not '257'"),

@@ -68,6 +68,9 @@ def send_credentials(sock: AnySocket, peer: Peer) -> None:
             with contextlib.suppress(OSError):  # denied, or no such user or process here
                 plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 return
+        # Without a number for anybody nothing can be shown; the peer need not wait to learn that.
+        with contextlib.suppress(OSError):
+            plain.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     finally:
         plain.detach()
 
