@@ -279,6 +279,19 @@ class Daemon:
             return error.strerror or str(error)
         return ""
 
+    def reach(self, timeout: float, folder: bytes = b"") -> "tuple[bytes, str]":
+        """Connect to the socket of a pympsd of a pipe directory, by default the environment's.
+
+        Return its path, and why that failed, or "". If the server is the driver's, that is a socket beside
+        ``control``, which NVIDIA's own daemon does not have. Raise TimeoutError as ``connect`` does.
+        """
+        path = pipe_sockets.control(folder)
+        reason = self.connect(path, timeout)
+        if reason == OTHER_KIND:
+            path = pipe_sockets.own(folder)
+            reason = self.connect(path, timeout)
+        return path, reason or ("its daemon has ended" if self.has_ended() else "")
+
     def has_ended(self) -> bool:
         """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
         pid = self.pid()

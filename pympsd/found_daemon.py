@@ -26,18 +26,20 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
     """
     daemon = Daemon()
     path, status, protocol = pipe_sockets.control(), 0, b""
+    asked = path
     try:
         reason = daemon.connect(path, timeout)
         kind = "pympsd, with servers of its own"
         if reason == OTHER_KIND:
-            is_vendor = daemon.connect(pipe_sockets.own(), timeout)
+            asked = pipe_sockets.own()
+            is_vendor = daemon.connect(asked, timeout)
             kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
         elif not reason and daemon.has_ended():
             reason = "it has ended; the next one goes on with its servers"
         if reason:
             kind, status = f"no daemon ({reason})", UNREACHABLE
         elif not kind.startswith("NVIDIA"):
-            protocol = _asked_protocol(daemon, path)
+            protocol = _asked_protocol(daemon, asked)
     except TimeoutError:
         remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
         kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pympsd import control_client, pipe_sockets
+from pympsd import control_client
 from pympsd.channel.attached_file import text_of, with_full_path
 from pympsd.vocabulary.escapes import ESCAPED
 from pympsd.vocabulary.queries import is_query
@@ -46,14 +46,7 @@ class Control:
         self._timeout, self._trust_daemon = timeout, trust_daemon
         self._daemon = control_client.Daemon()
         try:
-            path = pipe_sockets.control(folder)
-            reason = self._daemon.connect(path, timeout)
-            if reason == control_client.OTHER_KIND:
-                # Its server is the driver's. A daemon of the vendor itself has no second socket, and no JSON.
-                path = pipe_sockets.own(folder)
-                reason = self._daemon.connect(path, timeout)
-            if not reason and self._daemon.has_ended():
-                reason = "its daemon has ended"
+            path, reason = self._daemon.reach(timeout, folder)  # a daemon of the vendor itself has no JSON
             if reason:
                 raise CannotAsk(f"{path.decode(errors='replace')}: {reason}; check CUDA_MPS_PIPE_DIRECTORY")
             self.owner_warning = self._daemon.owner_warning(path, timeout).decode(errors="replace").rstrip()

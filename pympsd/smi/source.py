@@ -47,11 +47,8 @@ def _ask(warn: Callable[[str], None]) -> dict[str, str]:
     daemon = control_client.Daemon()
     path = pipe_sockets.control()
     try:
-        reason = daemon.connect(path, SECONDS)
-        if reason == control_client.OTHER_KIND:
-            path = pipe_sockets.own()
-            reason = daemon.connect(path, SECONDS)
-        if reason or daemon.has_ended():
+        path, reason = daemon.reach(SECONDS)
+        if reason:
             return {}
         if warning := daemon.owner_warning(path, SECONDS).decode(errors="replace").strip():
             warn(f"{warning}: it is not asked")
