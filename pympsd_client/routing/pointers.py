@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_client._call_trace import traced
+from pympsd_client._api.call_trace import traced
 from pympsd_client.native import _entry_points
 
 

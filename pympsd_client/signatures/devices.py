@@ -7,8 +7,8 @@ from typing import Final
 from pympsd_client.signatures.rows import Calling, chapter
 
 _ERRORS: Final = """
-cuGetErrorName(CUresult error, out char *pStr) = name
-cuGetErrorString(CUresult error, out char *pStr) = description
+cuGetErrorName(CUresult error, out char *pStr) = error_name
+cuGetErrorString(CUresult error, out char *pStr) = error_description
 """
 
 _INITIALIZATION: Final = """
@@ -118,7 +118,7 @@ cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, const void *value) = set
 """
 
 ROWS: Final = (
-    *chapter("_api.errors", _ERRORS, Calling.ANYWHERE),
+    *chapter("_arguments.errors", _ERRORS, Calling.ANYWHERE),
     *chapter("_api.device", _INITIALIZATION, Calling.BEFORE_INIT),
     *chapter("_api.device", _DEVICES),
     *chapter("_api.peer_access", _PEERS),
