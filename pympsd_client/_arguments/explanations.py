@@ -4,7 +4,7 @@ With 1 every failed call and every wrong setting is explained, whether the progr
 under pympsd-run. With 0 none is. Without the variable, `pympsd_client.routing` alone writes a line for each function
 that pympsd does not support, once.
 
-This module imports nothing of cuda.bindings, because `pympsd_client.routing.hook` uses it while that is being imported.
+This module imports nothing of cuda.bindings, because `routing.hook` uses it while that is being imported.
 """
 
 from __future__ import annotations
