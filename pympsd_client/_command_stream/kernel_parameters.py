@@ -16,7 +16,7 @@ from pympsd.wire.records import padded
 from pympsd_client._arguments.bindings import CUdeviceptr
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_FORMAT
 
 _CODES: Final[dict[Any, str]] = {
