@@ -14,8 +14,8 @@ from pympsd.commands.v3 import help as v3_help
 from pympsd.commands.v3 import line as v3
 from pympsd.commands.v3 import registry as v3_registry
 from pympsd.commands.v3.registry import COMMANDS
+from pympsd.process.version import VERSION
 from pympsd.state_machine.daemon_state import MOST_SERVERS
-from pympsd.version import VERSION
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
 

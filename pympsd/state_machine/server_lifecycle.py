@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Final
 
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 
 class Phase(Enum):

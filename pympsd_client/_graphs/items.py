@@ -9,8 +9,8 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.launch_flags import packed
 from pympsd.wire.records import STREAM_LEGACY, Space
+from pympsd.wire.ring_layout import packed
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations

@@ -18,7 +18,7 @@ from pympsd.commands.v3.output import Column, Format, Row, written
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
-from pympsd.vocabulary.queries import VERBS
+from pympsd.vocabulary.untrusted import VERBS
 
 
 @frozen

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, Space
+from pympsd.wire.ring_layout import cluster_of
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.structs import Copy3D, copy_side, linear_copy
 from pympsd_client._graphs.work import CopyWork, FillWork, KernelWork
