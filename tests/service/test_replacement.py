@@ -14,7 +14,7 @@ import pytest
 
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
 from pympsd.takeover import directory_claim
-from pympsd.takeover.directory_claim import DEAD_SECONDS, CannotReplace, replace
+from pympsd.takeover.directory_claim import DEAD_SECONDS, CannotReplace, claim, replace
 from pympsd.vocabulary import files
 
 HOLD = """
@@ -150,7 +150,7 @@ def test_the_lock_of_a_killed_daemon_is_awaited(
         holder.wait()
 
     monkeypatch.setattr(directory_claim.time, "sleep", goes)
-    directory_claim(str(tmp_path)).release()
+    claim(str(tmp_path)).release()
     assert len(waits) == 1
 
 
@@ -163,7 +163,7 @@ def test_a_lock_that_stays_held_belongs_to_a_running_daemon(
     monkeypatch.setattr(directory_claim.time, "sleep", waits.append)
     monkeypatch.setattr(directory_claim.time, "monotonic", lambda: sum(waits))
     with pytest.raises(AlreadyRunning):
-        directory_claim(str(tmp_path))
+        claim(str(tmp_path))
     assert patience <= sum(waits) <= patience + 0.1
     assert holder.poll() is None
 
@@ -173,13 +173,13 @@ def test_a_socket_that_somebody_has_in_a_directory_of_no_daemon_is_not_taken(tmp
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / files.CONTROL))
         listener.listen()
-        for start in (directory_claim, replace):
+        for start in (claim, replace):
             with pytest.raises(AlreadyRunning, match=f"^process {os.getpid()} of user {os.getuid()} listens at "):
                 start(str(tmp_path))
         (tmp_path / files.LOCK).touch()
-        for start in (directory_claim, replace):
+        for start in (claim, replace):
             with pytest.raises(Unusable, match=f"process {os.getpid()} of user .*, which is not a daemon of this"):
                 start(str(tmp_path))
         assert (tmp_path / files.CONTROL).is_socket()
     (tmp_path / files.LOCK).unlink()
-    directory_claim(str(tmp_path)).release()
+    claim(str(tmp_path)).release()
