@@ -17,7 +17,8 @@ from attrs import Factory, define, field
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
-from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.operator_line import answer_line, servers_to_ask
 from pympsd.journal.setup import Journal
 from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
@@ -248,16 +249,16 @@ class Dispatcher:
             if not await server.refresh():
                 silent.append(server.pid)
 
-        if asked := asked_servers(self.state, line):
+        parsed = parse(line, self.state.protocol)
+        if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
-                for server in asked:
+                for server in servers:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        pid = asked_process(line)
-        process = None if pid is None else self.origin_of_pid(pid)
+        process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.passing_cgroups
-        cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
+        cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
+        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, time.time(), *place, process, cgroups))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from processes import BIN, SECONDS
 
-from pympsd.commands.manual import takes_server
-from pympsd.commands.registry import REGISTRY
+from pympsd.commands.grammar.registry import COMMANDS
 from pympsd.extras import LINKS
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +156,7 @@ def test_what_differs_is_put_aside_and_links_are_not_followed(prefix: Path, tmp_
 
 
 def test_the_commands_that_take_a_server() -> None:
-    assert {name for name in REGISTRY if takes_server(name)} == {
+    assert {name for name, command in COMMANDS.items() if command.names_server} == {
         "device_query", "get_active_thread_percentage", "get_client_list", "get_device_client_list",
         "get_device_pinned_mem_limit", "get_server_status", "ps", "set_active_thread_percentage",
         "set_device_pinned_mem_limit", "shutdown_server", "terminate_client",

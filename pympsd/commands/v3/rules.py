@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.registry import Caller, Decision
-from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
+from pympsd.commands.grammar.privileges import Caller, insufficient, namespace_of
+from pympsd.commands.grammar.registry import BOTH, Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Cell, Column, Format, Row, Shown
-from pympsd.commands.v3.registry import command, listing
+from pympsd.commands.v3.output import Cell, Column, Format, Row, Shown, listing
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
@@ -26,7 +25,7 @@ COLUMNS: Final = tuple(
 TESTED: Final = tuple(Column(name, name.upper()) for name in ("rule", "name", "fits", "reason"))
 
 
-@command(Syntax("rules list", options={"format": FORMAT}), in_both=True)
+@command(Syntax("rules list", options={"format": FORMAT}), protocols=BOTH)
 def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the limits by rule, in the order in which they are tried: the first rule that a client's process fits
     lowers the limits of its namespace, or of its server in protocol 2. They come from a configuration file.
@@ -40,7 +39,7 @@ def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> 
         required=("pid",),
         options={"namespace": Option(str, "<server>/<namespace>"), "format": FORMAT},
     ),
-    in_both=True,
+    protocols=BOTH,
     asks_process=True,
 )
 def examine(
@@ -53,7 +52,7 @@ def examine(
     if origin is None:
         raise Refused(f"No process with PID {pid}.")
     if caller.uid not in (0, daemon.uid, origin.uid) or caller.server:
-        raise view.insufficient(caller, "rules test", "the process's")
+        raise insufficient(caller, "rules test", "the process's")
     place = namespace or _place(daemon, pid, origin)
     rows = []
     for rule in daemon.rules or ():
@@ -72,7 +71,7 @@ def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
     for process in daemon.servers.values():
         for client in process.clients.values():
             if str(client.pid) == pid:
-                return f"{process.name}/{view.namespace_of(client)}"
+                return f"{process.name}/{namespace_of(client)}"
     return f"{server_of_user(daemon.serving_uid(origin.uid))}/{DEFAULT}"
 
 
