@@ -26,6 +26,7 @@ from pympsd.vocabulary.limits import (
 )
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import SERVERS, Shares
 
@@ -87,7 +88,7 @@ class Server:
 
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove if the table does not allow it."""
-        self.phase = server_lifecycle.move(self.phase, phase)
+        self.phase = move(server_lifecycle.MOVES, self.phase, phase)
 
     @property
     def workers(self) -> int:

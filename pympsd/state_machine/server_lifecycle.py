@@ -34,18 +34,6 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
 """The phases that each phase may move to."""
 
 
-class IllegalMove(Exception):
-    """A server cannot move from its phase to the other one."""
-
-
-def move(current: Phase, target: Phase) -> Phase:
-    """Return the target, or raise IllegalMove."""
-    if target not in MOVES[current]:
-        allowed = ", ".join(sorted(phase.value for phase in MOVES[current])) or "nothing"
-        raise IllegalMove(f"a server that is {current.value} cannot become {target.value}, only {allowed}")
-    return target
-
-
 STATUS: Final = {
     Phase.RETURNING: ServerStatus.INITIALIZING,
     Phase.SPAWNING: ServerStatus.INITIALIZING,

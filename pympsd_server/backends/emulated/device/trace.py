@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from pympsd.wire.executor_messages import BATCH_TRACE_LIMIT, KERNEL_NAME_LIMIT, BatchTrace
-from pympsd_server.backends.counters import Counters
+from pympsd_server.backends.budget import Counters
 
 
 class Trace(Counters):
