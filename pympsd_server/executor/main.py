@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from pympsd.build import build_id
-from pympsd.process_title import show_as
+from pympsd.process.build import build_id
+from pympsd.process.title import show_as
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.errors import RemoteError
