@@ -30,7 +30,7 @@ from pympsd.service.metrics import end, listen
 from pympsd.service.replacement import CannotReplace, claim, replace
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.turns.policies import TurnPolicy, order
+from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.vocabulary import files
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.plugins import named_policy

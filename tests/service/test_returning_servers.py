@@ -19,7 +19,7 @@ from time_limit import bounded
 from pympsd.service.processes.known_process import KnownProcess
 from pympsd.service.sessions import adoption
 from pympsd.state_machine.handover.persistent_state import PersistentServer
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions

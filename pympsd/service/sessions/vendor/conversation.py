@@ -16,7 +16,7 @@ from pympsd.service.sessions.vendor.client import VendorClientSession
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.vendor.tool import RefusedTool, ToolSession
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError

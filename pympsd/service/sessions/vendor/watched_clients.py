@@ -14,7 +14,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.inheritance import ClientNote, client_name
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.vendor.terminations import Terminations
-from pympsd.state_machine.clients import Client
+from pympsd.state_machine.state.client import Client
 
 
 @define(eq=False)

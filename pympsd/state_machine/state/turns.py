@@ -7,9 +7,10 @@ keeps nothing: what it may know is in `WaitingUser`. docs/research.md shows how 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 
 @frozen
@@ -66,3 +67,15 @@ def guarded(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
 def _take_no_argument(argument: str) -> None:
     if argument:
         raise ValueError("the policy takes no argument")
+
+
+@define
+class Turns:
+    """How users take turns, and the turns that they have had."""
+
+    policy: TurnPolicy = field(factory=order)
+    """Which of the waiting users is next."""
+    overtaking_seconds: float = 30.0
+    """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
+    counts: Counter[str] = field(factory=Counter)
+    """Turns since this daemon began, by the name of a user's server."""

@@ -1,7 +1,14 @@
-"""A server as protocol 3 knows it: by name, with its namespaces, whether or not it has a process."""
+"""Servers by name (protocol 3), each with namespaces, whether or not they have a process.
+
+A named server outlives its processes: it has a user, devices, namespaces with limits, and static SM partitions, and
+gets a process when a client comes. Its sockets are opened by the I/O layer; ``opening`` and ``unopened`` say how far
+that is. A namespace has a socket of its own in the server's directory; a client gets the limits of the namespace by
+whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -11,7 +18,7 @@ from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercent
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition
 
-MOST_NAMESPACES: Final = 256
+MAX_NAMESPACES: Final = 256
 """The limit of one server: each takes descriptors of the daemon and its keeper."""
 
 
@@ -114,3 +121,35 @@ class NamedServer:
     def ordinals(self, count: int) -> tuple[int, ...]:
         """Return the ordinals of its devices out of the daemon's, in its clients' order."""
         return tuple(range(count)) if self.allowed_devices is None else self.allowed_devices
+
+
+@define(eq=False)
+class NamedServers(Mapping[str, NamedServer]):
+    """All named servers, by name, and what holds for all of them."""
+
+    _by_name: dict[str, NamedServer] = field(factory=dict, alias="by_name")
+    changes: int = 0
+    """Counts the changes of what the next daemon has to know of them."""
+    default_socket: bool = True
+    """Whether clients that name no server are served."""
+    occupied: dict[int, SmPartition] = field(factory=dict)
+    """SM partitions that were deleted with their clients, by client, until the client's work has ended."""
+
+    def __getitem__(self, name: str) -> NamedServer:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def add(self, named: NamedServer) -> None:
+        """Add a server, or replace the one with its name."""
+        self._by_name[named.name] = named
+        self.changes += 1
+
+    def remove(self, name: str) -> None:
+        """Remove a server; raise KeyError if there is none of this name."""
+        del self._by_name[name]
+        self.changes += 1
