@@ -6,17 +6,6 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.handover.adoption import RETURN_TIMEOUT, first_serial
-from pympsd.state_machine.handover.persistent_state import (
-    EMPTY_STATE,
-    InitialDefaults,
-    PersistentConfiguration,
-    PersistentQuit,
-    PersistentServer,
-    PersistentState,
-    check,
-    snapshot,
-)
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
@@ -32,7 +21,18 @@ from pympsd.state_machine.instructions import (
 )
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.takeover import RETURN_TIMEOUT, first_serial
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.takeover.state.records import (
+    EMPTY_STATE,
+    InitialDefaults,
+    PersistentConfiguration,
+    PersistentQuit,
+    PersistentServer,
+    PersistentState,
+    check,
+    snapshot,
+)
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from tests.state_machine.conftest import DEVICES, Story

@@ -13,9 +13,9 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import events, shares
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, PersistentState, check, snapshot
 from pympsd.state_machine.state.daemon import Daemon, Usage
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
+from pympsd.takeover.state.records import InitialDefaults, PersistentState, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import (
     CONNECTIONS,

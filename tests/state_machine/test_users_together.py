@@ -6,7 +6,6 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.instructions import (
     AdmitClient,
     ContinueWithoutMps,
@@ -22,6 +21,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.turns import Turns
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 

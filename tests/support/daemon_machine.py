@@ -37,12 +37,12 @@ from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
 from pympsd.state_machine.state.turns import Turns, fewest_turns, order
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
 

@@ -8,8 +8,8 @@ from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.texture_object import CHANNEL_BYTES, Flag, Kind, Level, Sampling, TextureObject
-from pympsd_client._arguments.arrays.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays
 from pympsd_client._objects.arrays.shapes import CUBEMAP, LAYERED, SURFACE, check_format
 from pympsd_client._objects.context import Context

@@ -12,7 +12,7 @@ from attrs import define
 
 from pympsd.wire.records import STREAM_LEGACY
 from pympsd.wire.texture_object import TextureObject, pack
-from pympsd_client._arguments.arrays import texture_structs as structs
+from pympsd_client._arguments import texture_structs as structs
 from pympsd_client._arguments.errors import invalid_handle, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies

@@ -11,12 +11,12 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import NamespaceOpened, OperatorLine
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limits import ThreadPercentage
 
