@@ -15,6 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, killed_after, wait_until
 
 from pympsd.devices.machine import from_toml
@@ -115,7 +116,7 @@ def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
-    state.protocol = protocol
+    state.options = evolve(state.options, protocol=protocol)
     state.configuration = Configuration(7, "/etc/mps.toml", text=b"rules = []")
     found = samples(metrics_text(state, "emulated"))
     assert found["pympsd_configuration_generation"] == [({}, 7)]
