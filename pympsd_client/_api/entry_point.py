@@ -22,8 +22,8 @@ from pympsd_client._arguments.numbers import number, text, unsigned
 from pympsd_client._arguments.values import returned
 from pympsd_client._call_trace import traced
 from pympsd_client._command_stream.launch_cache import with_cache
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.signatures import Calling, Parameter, Signature
 
 EntryPoint = Callable[..., tuple[Any, ...]]

@@ -8,8 +8,8 @@ from typing import Any
 from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code.link import Link, link_of, links
+from pympsd_client._objects.code.module import image_of
 from pympsd_client._objects.context import current
-from pympsd_client._objects.module import image_of
 
 
 def create(count: int, options: Any, values: Any) -> int:

@@ -10,7 +10,7 @@ from ctypes import c_size_t, c_void_p, string_at
 from importlib import import_module
 from typing import Any, Final
 
-from pympsd_client._objects.code.ptx_link import is_ptx
+from pympsd_client._objects.code.ptx_text import is_ptx
 from pympsd_client.routing.explain import result_of
 from pympsd_client.routing.pointers import original
 

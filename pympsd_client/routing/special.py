@@ -18,8 +18,8 @@ from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
 from pympsd_client._arguments.explanations import explain
 from pympsd_client._arguments.setting_reports import is_on
 from pympsd_client._arguments.values import check_count
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.routing import coredumps, graphs, memory, resources
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES

@@ -22,4 +22,4 @@ cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, C
 cuThreadExchangeStreamCaptureMode(inout CUstreamCaptureMode mode) = exchange_mode
 """
 
-ROWS: Final = chapter("_graphs.capture.functions", _CAPTURE)
+ROWS: Final = chapter("_graphs.capture_functions", _CAPTURE)

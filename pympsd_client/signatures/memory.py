@@ -87,7 +87,7 @@ cuMemGetAddressRange(out CUdeviceptr pbase, out size_t psize, CUdeviceptr dptr) 
 """
 
 ROWS: Final = (
-    *chapter("_objects.memory", _MEMORY),
+    *chapter("_objects.memory.allocations", _MEMORY),
     *chapter("_api.memory.host", _HOST_MEMORY),
     *chapter("_api.memory.pointer", _POINTERS),
 )

@@ -11,10 +11,9 @@ from pympsd_client._arguments import shared_handles
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._arguments.values import AttributeValue
-from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.pools.imported import ImportedPool
-from pympsd_client._objects.pools.pool import Block
-from pympsd_client._objects.pools.table import pools
+from pympsd_client._objects.pools.pool import Block, pools
 from pympsd_client._objects.process import process
 
 _EXPORT_DATA: Final = "CUmemPoolPtrExportData"

@@ -1,4 +1,7 @@
-"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots of it that records use."""
+"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots of it that records use.
+
+Slots of the staging memory for records: taken, waited for, freed when they are copied out.
+"""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.answers import NO_ROOM, ReceivedFds
 from pympsd_client._command_stream.operations import Operation
-from pympsd_client._command_stream.received_fds import NO_ROOM, ReceivedFds
-from pympsd_client._command_stream.staging_memory import map_at
+from pympsd_client._command_stream.staging import map_at
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.transport import Transport

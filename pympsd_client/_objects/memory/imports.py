@@ -12,8 +12,8 @@ from pympsd.vocabulary.device_facts import MAPPING_GRANULE
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, when_closed
-from pympsd_client._objects.shared_pinned_memory import map_memory, unmap_memory
-from pympsd_client._objects.virtual.memory import virtual_memory
+from pympsd_client._objects.memory.shared_pages import map_memory, unmap_memory
+from pympsd_client._objects.memory.virtual import virtual_memory
 
 _WORD: Final = (1 << 64) - 1
 _FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")

@@ -8,15 +8,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.wire.launch_flags import NO_CLUSTER, packed
 from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
-from pympsd_client._arguments.kernel_parameters import code_of, flat, raw_packer, record_bytes, typed_packer
+from pympsd_client._arguments.kernel_parameters import (
+    LAUNCH_BYTES,
+    code_of,
+    flat,
+    raw_packer,
+    record_bytes,
+    typed_packer,
+)
 from pympsd_client._arguments.numbers import number, unsigned
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
-from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
+from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
 from pympsd_client._objects.code.library import function_of, kernels
+from pympsd_client._objects.code.module import Function, functions
+from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.context import current
-from pympsd_client._objects.module import Function, functions
-from pympsd_client._objects.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import PER_THREAD, resolve
 

@@ -15,10 +15,9 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
-from pympsd_client._objects.memory import devices_address, ordinal_at, place
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.memory.allocations import check_range, devices_address, ordinal_at, place
+from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.stream import resolve, synchronize
-from pympsd_client._objects.virtual import addresses
 
 _PIECES_UNDER_WAY: Final = 4
 """For copies to the host: one slot is copied out while the executor fills others."""
@@ -71,7 +70,7 @@ def check(destination: Region, source: Region, extent: Extent) -> None:
     """Raise INVALID_VALUE unless what is device memory is all within memory of this process."""
     for region in (destination, source):
         if not region.is_host:
-            addresses.check(region.address, region.span(extent))
+            check_range(region.address, region.span(extent))
 
 
 def _packed(is_host: bool, address: int, extent: Extent) -> Region:

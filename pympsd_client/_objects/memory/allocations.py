@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import chain
 from threading import RLock
 from typing import Final
 
@@ -13,11 +15,11 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
+from pympsd_client._objects.code.module import modules
 from pympsd_client._objects.context import Context, context_on, current
 from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
-from pympsd_client._objects.managed.page_states import PageStates
-from pympsd_client._objects.module import modules
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.memory.page_states import PageStates
+from pympsd_client._objects.memory.pinned import pinned
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import synchronize
 
@@ -51,6 +53,11 @@ class Allocation:
     def is_reached(self) -> bool:
         """Whether its device reaches it."""
         return True
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it is physical memory that the program has mapped, so that a range may continue in the next one."""
+        return False
 
     def is_accessible_from(self, context: Context) -> bool:
         """Whether calls in streams of another device's context reach it: all but pools' memory is, by staging."""
@@ -217,6 +224,55 @@ def devices_address(context: Context, address: int, count: int) -> int:
         end = found.handle + found.size
     is_reached = reached and ordinal_at(reached) == context.device.ordinal
     return reached if is_reached and address + count <= end else 0
+
+
+other_ranges: Final[list[Callable[[], Iterator[tuple[int, int]]]]] = []
+"""Functions that yield start and size of memory that `allocations` does not contain: arrays, memory of graphs."""
+
+
+def check_range(address: int, count: int) -> None:
+    """Raise INVALID_VALUE unless all of a range is in one allocation, or in mapped memory without gaps, with access.
+
+    The executor checks it too, but a call that does not wait would leave the error to a later call, and the bytes of
+    host memory would have been read.
+    """
+    owner(address)
+    first = allocations.get(address) or allocations.containing(address)
+    if first is None:
+        start, size = _other_memory(address)
+        if address + count > start + size:
+            raise _beyond(address, count, start, size)
+        return
+    allocation = first
+    while allocation.is_reached:
+        end = allocation.handle + allocation.size
+        if address + count <= end:
+            return
+        following = allocations.containing(end) if allocation.is_mapping else None
+        if following is None or not following.is_mapping:
+            raise _beyond(address, count, first.handle, end - first.handle)
+        allocation = following
+    raise invalid_value(
+        f"no device has access to the memory that is mapped at {allocation.handle:#x}; call cuMemSetAccess"
+    )
+
+
+def _beyond(address: int, count: int, start: int, size: int) -> CudaError:
+    return invalid_value(f"{count} bytes at {address:#x} are not all within the {size} bytes at {start:#x}")
+
+
+def _other_memory(address: int) -> tuple[int, int]:
+    """Return start and size of the memory at an address that no function for allocations has returned."""
+    for module in modules.all():
+        if (variable := module.variable_at(address)) is not None:
+            return variable.address, variable.size
+    host_address, reached = pinned.addresses_of(address)
+    if (region := pinned.region_at(host_address)) is not None:
+        return region.address + (reached - host_address if reached == address else 0), region.size
+    for start, size in chain.from_iterable(ranges() for ranges in other_ranges):
+        if start <= address < start + size:
+            return start, size
+    raise invalid_value(f"{address:#x} is in no memory of this process (freed, or never allocated)")
 
 
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:

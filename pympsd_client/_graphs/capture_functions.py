@@ -9,8 +9,7 @@ from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.graph_structs import Elements
 from pympsd_client._graphs import graph as graphs
-from pympsd_client._graphs.capture.interceptor import captures
-from pympsd_client._graphs.capture.sequence import ACTIVE, NONE
+from pympsd_client._graphs.capture import ACTIVE, NONE, captures
 from pympsd_client._graphs.graph import Edge, Graph, Node
 from pympsd_client._graphs.structure import dependency_map
 from pympsd_client._objects.stream import resolve

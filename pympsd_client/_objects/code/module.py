@@ -40,8 +40,10 @@ _FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
 _FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
 
 
+when_loaded: Final[list[Callable[[Module], None]]] = []
+"""Called with each module that the program loads; a CudaError from one of them unloads the module again."""
 when_unloaded: Final[list[Callable[[Module], None]]] = []
-"""What is called with each module once it is unloaded."""
+"""Called with each module that has been unloaded."""
 
 
 class Module:
@@ -171,8 +173,23 @@ def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 
+def load(image: bytes, context: Context | None = None) -> Module:
+    """Load an image into a context (None: the current one) and return the module.
+
+    Raise CudaError; after ERROR_INVALID_PTX its reason is the compiler's log.
+    """
+    module = load_image(image, context)
+    try:
+        for prepare in when_loaded:
+            prepare(module)
+    except CudaError:
+        module.unload()
+        raise
+    return module
+
+
 def load_image(image: bytes, context: Context | None = None) -> Module:
-    """Load an image, for `code.loading.load`, which places managed variables, too; raise CudaError."""
+    """Load an image without calling `when_loaded`, for a look at its layout; raise CudaError."""
     context = context or current()
     handle = context.mint()
     if not image:
