@@ -13,14 +13,20 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, graph_structs, memory_structs, resources, shared_handles, structs
-from pympsd_client._arguments.arrays import array_structs, texture_structs
-from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
-from pympsd_client._arguments.explanations import failed_call
+from pympsd_client._api.call_trace import traced
+from pympsd_client._arguments import (
+    array_structs,
+    bindings,
+    graph_structs,
+    memory_structs,
+    resources,
+    shared_handles,
+    structs,
+    texture_structs,
+)
+from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed, failed_call
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number, text, unsigned
-from pympsd_client._arguments.values import returned
-from pympsd_client._call_trace import traced
+from pympsd_client._arguments.values import number, returned, text, unsigned
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process

@@ -8,7 +8,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.launch_flags import MOST, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import name_of, not_there
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 from pympsd_client._objects.code import launch as launches
 
 

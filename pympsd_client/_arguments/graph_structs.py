@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.numbers import number
 from pympsd_client._arguments.structs import Copy3D, CopySide, Memcpy3D, copy_at
-from pympsd_client._arguments.values import InMemory, check_count
+from pympsd_client._arguments.values import InMemory, check_count, number
 
 
 def _layout(name: str, fields: str) -> type[ctypes.Structure]:

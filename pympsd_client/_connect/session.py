@@ -28,7 +28,7 @@ from pympsd.wire.messages import (
     SessionWelcome,
 )
 from pympsd_client._arguments.errors import CudaError, lost
-from pympsd_client._arguments.setting_reports import report_settings
+from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended

@@ -20,11 +20,11 @@ from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.kernel_parameters import flat
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION, COOPERATIVE, HINTS, name_of, not_there
 from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import InMemory
+from pympsd_client._command_stream.kernel_parameters import flat
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph

@@ -16,7 +16,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUstream
 from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate

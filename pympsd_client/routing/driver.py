@@ -19,9 +19,10 @@ from pympsd_client._objects.process import process
 from pympsd_client.native import _entry_points
 from pympsd_client.routing import c_types
 from pympsd_client.routing.explain import refusing, result_of
+from pympsd_client.routing.pointers import signatures
 from pympsd_client.routing.special import SPECIAL
 from pympsd_client.routing.structures import interned, packed, read, read_later, write
-from pympsd_client.routing.versions import adapted, arranged, row_of
+from pympsd_client.routing.versions import adapted, arranged, newest, row_of
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 Resolved = tuple[Any, ...]
@@ -192,3 +193,16 @@ def _shown(value: str, parameter: Parameter, type: str) -> str:
     if pointee in c_types.STRUCTURES:
         return f"_write({pointee!r}, {value})"
     return value
+
+
+class _Calls:
+    """The driver's functions by name, for the runtime: with C's inputs, returning the outputs, raising CudaError."""
+
+    def __getattr__(self, name: str) -> Any:
+        installed = newest(name, SIGNATURES[name], signatures)
+        function, *_ = resolve(installed, signatures[installed])
+        setattr(self, name, function)
+        return function
+
+
+api: Final = _Calls()

@@ -14,9 +14,8 @@ from pympsd_client import driver
 from pympsd_client._api import stream as streams
 from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
-from pympsd_client._arguments.explanations import explain
-from pympsd_client._arguments.setting_reports import is_on
+from pympsd_client._arguments.errors import CudaError, invalid_value, last_error, result_name
+from pympsd_client._arguments.explanations import explain, is_on
 from pympsd_client._arguments.values import check_count
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
@@ -67,7 +66,7 @@ def _public(name: str) -> Callable[..., Any]:
     def explained(*arguments: Any) -> Any:
         answer = function(*arguments)
         if code := int(answer[0]):
-            explain(name, code, last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
+            explain(name, result_name(code), last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
     return explained

@@ -15,8 +15,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location, location
-from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._arguments.values import AttributeValue, InMemory, given_numbers
+from pympsd_client._arguments.values import AttributeValue, InMemory, given_numbers, number, unsigned
 from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.memory import managed
 from pympsd_client._objects.memory.allocations import allocations

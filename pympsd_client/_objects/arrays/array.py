@@ -6,7 +6,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd_client._arguments.arrays.array_structs import ArrayDescription
+from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.errors import invalid_handle, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.arrays.shapes import check, element_bytes, level, level_count

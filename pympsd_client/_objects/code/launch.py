@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.wire.launch_flags import NO_CLUSTER, packed
 from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
-from pympsd_client._arguments.kernel_parameters import (
+from pympsd_client._arguments.values import number, unsigned
+from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
     code_of,
     flat,
@@ -16,8 +18,6 @@ from pympsd_client._arguments.kernel_parameters import (
     record_bytes,
     typed_packer,
 )
-from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
 from pympsd_client._objects.code.library import function_of, kernels

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.images import fatbin
+from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._arguments.jit_options import Options, ptxas_message

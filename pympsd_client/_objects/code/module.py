@@ -13,8 +13,8 @@ from pympsd.wire.records import Kind
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value, lost
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.kernel_parameters import Packer
 from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.kernel_parameters import Packer
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, current

@@ -11,7 +11,7 @@ from pympsd_client._arguments.structs import Memcpy3D
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.process import process
-from pympsd_client.routing.runtime.calls import api
+from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.memory import is_device
 
 _BY_KIND: Final = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True)}

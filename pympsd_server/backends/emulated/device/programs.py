@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.images import fatbin
+from pympsd.wire import fatbin
 from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.program import Global, Kernel, Program, load_program

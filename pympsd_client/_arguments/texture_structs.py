@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.wire.texture_object import Sampling
-from pympsd_client._arguments.arrays.array_structs import wrapper
+from pympsd_client._arguments.array_structs import wrapper
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.structs import address_of
 

@@ -16,7 +16,7 @@ from pympsd.wire.records import BY_NAME, padded
 from pympsd_client._arguments.bindings import CUdeviceptr
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 
 LAUNCH_FORMAT: Final = BY_NAME["LAUNCH"].layout.format
 """Header and operands of LAUNCH; a kernel appends the layout of its parameters."""

@@ -1,4 +1,7 @@
-"""Execution contexts (CUDA runtime API): a device's own, which is its primary context, and green contexts."""
+"""Streams, events and execution contexts (CUDA runtime API, chapters of these names).
+
+An execution context is a device's own, which is its primary context, or a green context.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,26 @@ from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.process import process
+from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.devices import initialize
 
 _DEFAULT_STREAM: int = 1
 """CU_GREEN_CTX_DEFAULT_STREAM"""
+
+
+def create_default_stream() -> int:
+    """Return a new stream of the current context."""
+    return int(api.cuStreamCreate(0))
+
+
+def device_of_stream(stream: int) -> int:
+    """Return the device of a stream."""
+    return streams.resolve(stream)[0].device.number
+
+
+def create_event() -> int:
+    """Return a new event."""
+    return int(api.cuEventCreate(0))
 
 
 def context_of(handle: int) -> Context:
