@@ -7,8 +7,8 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, Space
+from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._arguments.structs import Copy3D, copy_side, linear_copy
 from pympsd_client._graphs.work import CopyWork, FillWork, KernelWork
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.module import Function, functions
