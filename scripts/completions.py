@@ -14,12 +14,12 @@ from typing import Final
 
 from attrs import field, frozen
 
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME
 from pympsd.commands.manual import OPTIONS, TOOLS, USAGE, takes_server
 from pympsd.commands.registry import REGISTRY
 from pympsd.commands.v3.registry import COMMANDS
 from pympsd.commands.v3.registry import Command as NamedCommand
 from pympsd.devices.machine import COMPUTE_MODES
-from pympsd.options import DROP_IN_NAME, OWN_NAME
 from pympsd.smi import monitors
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.options import PLAIN, SHORT, VALUED

@@ -21,7 +21,6 @@ from pympsd.commands.operator_line import answer_line, asked_process, asked_serv
 from pympsd.journal.setup import Journal
 from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
-from pympsd.service.keeper_link import Keeper
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.processes.client_memory import ClientMemory
@@ -43,6 +42,7 @@ from pympsd.state_machine.events import (
 from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.timers import Timer
+from pympsd.takeover.keeper_link import Keeper
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.results import Result
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class RunningServer(Protocol):
-    """A server's session (sessions.server, sessions.vendor.server)."""
+    """A server's session (sessions.server, sessions.driver.server)."""
 
     uid: int
     pid: int
@@ -81,7 +81,7 @@ class RunningServer(Protocol):
 
 
 class WaitingClient(Protocol):
-    """The session of a client that is not admitted yet (sessions.client, sessions.vendor.client)."""
+    """The session of a client that is not admitted yet (sessions.client, sessions.driver.client)."""
 
     @property
     def peer(self) -> Peer: ...

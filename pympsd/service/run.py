@@ -20,9 +20,6 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
-from pympsd.service.files.state_file import StateFile, device_keys, log_folders_left, writer_runs
-from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
-from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
 from pympsd.service.malloc_settings import map_buffers
 from pympsd.service.memory_sharing import MemorySharing
@@ -31,20 +28,23 @@ from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
 from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.client_memory import ClientMemory
-from pympsd.service.processes.vendor_server import NAME, is_vendor_server, spawn_vendor_server
-from pympsd.service.replacement import HAND_OVER
-from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
+from pympsd.service.processes.driver_server import NAME, is_vendor_server, spawn_vendor_server
 from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.driver.conversation import VendorConversation
 from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
-from pympsd.service.sessions.vendor.conversation import VendorConversation
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.shares import shares_text
 from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
 from pympsd.state_machine.v3.gathering import Configuration
+from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.kept_entries import FIFO, Inherited, file_note, listener_name
+from pympsd.takeover.replacement import HAND_OVER
+from pympsd.takeover.servers import AwaitedServer, all_settled, inherit
+from pympsd.takeover.state.records import InitialDefaults, snapshot
+from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
 from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
@@ -52,7 +52,7 @@ from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.shares import Shares
-from pympsd.wire.vendor.handshake import HELLO
+from pympsd.wire.driver.handshake import HELLO
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 FINAL_ANSWER_SECONDS = 1.0

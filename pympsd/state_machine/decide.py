@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import singledispatch
 
-from pympsd.state_machine import admission, debuggers, events, failed_starts, shutdown, terminations
+from pympsd.state_machine import admission, debuggers, events, failed_starts, shutdown, takeover, terminations
 from pympsd.state_machine.clients import Context
 from pympsd.state_machine.daemon_state import Count, Daemon, Server
-from pympsd.state_machine.handover import adoption
 from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Reply, SetTimer, SpawnServer
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -218,12 +217,12 @@ def _(event: events.StartRefused, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
-    yield from adoption.inherit(daemon, event)
+    yield from takeover.inherit(daemon, event)
 
 
 @_decide.register
 def _(event: events.ServerReturned, daemon: Daemon) -> Iterator[Instruction]:
-    yield from adoption.returned(daemon, event)
+    yield from takeover.returned(daemon, event)
     if (server := daemon.servers.get(event.server)) is not None:
         yield from servers.process_started(daemon, server)
 
@@ -270,7 +269,7 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
         case TimerKind.SILENCE:
             yield from admission.silence_timed_out(daemon, key)
         case TimerKind.RETURN:
-            yield from adoption.return_timed_out(daemon, key)
+            yield from takeover.return_timed_out(daemon, key)
         case TimerKind.PLACES:
             yield from admission.forget_places(daemon)
         case TimerKind.RETRY:

@@ -15,8 +15,8 @@ from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
 from pympsd.wire.launch_flags import cluster_of, packed
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
 from pympsd_client._api.memory.region_copy import regions
+from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._arguments.structs import Copy3D, copy_side, linear_copy
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import raw_packer, record_bytes
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE

@@ -9,9 +9,9 @@ from attrs import evolve
 
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.bindings import cuuint64_t
+from pympsd_client._arguments.copy_structs import Copy3D, copy_bytes
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
-from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import AttributeValue, given_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
@@ -226,7 +226,7 @@ def copy_kernel_attributes(destination: int, source: int) -> None:
 
 def copy_parameters(handle: int) -> bytes:
     """Return a copy node's parameters."""
-    return structs.copy_bytes(work_of(handle, CopyWork).copy)
+    return copy_bytes(work_of(handle, CopyWork).copy)
 
 
 def set_copy(handle: int, copy: Copy3D | None) -> None:

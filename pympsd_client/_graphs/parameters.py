@@ -19,10 +19,10 @@ from pympsd_client._api import stream_memory
 from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
+from pympsd_client._arguments.copy_structs import Copy3D, copy_at, copy_bytes
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION, COOPERATIVE, HINTS, name_of, not_there
 from pympsd_client._arguments.memory_structs import Location
-from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._command_stream.kernel_parameters import flat
 from pympsd_client._graphs import graph as graphs
@@ -316,7 +316,7 @@ def conditional_bytes(work: ConditionalWork) -> bytes:
 
 def _copy_any(address: int) -> CopyWork:
     raw = structs.CopyParameters.from_address(address)
-    return checked_copy(structs.copy_3d_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
+    return checked_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
 
 
 def _event_at(address: int) -> int:
@@ -368,7 +368,7 @@ def _any_bytes(work: Any) -> bytes:
             return kernel_bytes(work)
         case CopyWork():
             head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")
-            return head + structs.copy_bytes(work.copy)
+            return head + copy_bytes(work.copy)
         case FillWork():
             return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
         case BatchWork():

@@ -13,7 +13,7 @@ from threading import Event
 from attrs import frozen
 
 from pympsd.wire.records import FLAG_QUIET
-from pympsd_client._arguments.structs import linear_copy
+from pympsd_client._arguments.copy_structs import linear_copy
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.operations import Operation

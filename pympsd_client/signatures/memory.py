@@ -185,7 +185,7 @@ ROWS: Final = (
     *chapter("_api.memory.managed", _LOCATED, Calling.VARIANTS),
     *chapter("_api.memory.batch", _BATCHES),
     *chapter("_api.memory.pools", _POOLS),
-    *chapter("_api.memory.pool_sharing", _SHARING),
+    *chapter("_api.memory.pools", _SHARING),
     *chapter("_api.memory.virtual", _VIRTUAL_MEMORY),
     *chapter("_api.memory.ipc", _IPC),
 )

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from pympsd.build import build_id
-from pympsd.process_title import show_as
+from pympsd.process.build import build_id
+from pympsd.process.title import show_as
 from pympsd.vocabulary.results import Result
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited

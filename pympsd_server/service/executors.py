@@ -15,10 +15,10 @@ from typing import Any, Final
 import trio
 from attrs import define, field
 
-from pympsd.build import build_id
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
+from pympsd.process.build import build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages

@@ -18,7 +18,7 @@ from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
 from pympsd.service.sessions.peers import credentials
-from pympsd.state_machine.handover.persistent_state import PersistentServer
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions

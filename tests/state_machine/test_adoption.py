@@ -7,17 +7,6 @@ from attrs import evolve
 
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.handover.adoption import RETURN_TIMEOUT, first_serial
-from pympsd.state_machine.handover.persistent_state import (
-    EMPTY_STATE,
-    InitialDefaults,
-    PersistentConfiguration,
-    PersistentQuit,
-    PersistentServer,
-    PersistentState,
-    check,
-    snapshot,
-)
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
@@ -31,7 +20,18 @@ from pympsd.state_machine.instructions import (
     WatchClient,
     Working,
 )
+from pympsd.state_machine.takeover import RETURN_TIMEOUT, first_serial
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.takeover.state.records import (
+    EMPTY_STATE,
+    InitialDefaults,
+    PersistentConfiguration,
+    PersistentQuit,
+    PersistentServer,
+    PersistentState,
+    check,
+    snapshot,
+)
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from tests.state_machine.conftest import DEVICES, Story

@@ -7,13 +7,13 @@ from attrs import evolve
 
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.handover.persistent_state import (
+from pympsd.takeover.state.protocol_2 import lost
+from pympsd.takeover.state.records import (
     PersistentNamedServer,
     PersistentNamespace,
     PersistentServer,
     PersistentState,
 )
-from pympsd.state_machine.handover.protocol_2 import lost
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition

@@ -14,7 +14,7 @@ from pympsd.state_machine import events, shares
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, PersistentState, check, snapshot
+from pympsd.takeover.state.records import InitialDefaults, PersistentState, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import (
     CONNECTIONS,

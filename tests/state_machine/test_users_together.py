@@ -7,7 +7,6 @@ from attrs import evolve
 
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.instructions import (
     AdmitClient,
     ContinueWithoutMps,
@@ -20,6 +19,7 @@ from pympsd.state_machine.instructions import (
     SpawnServer,
 )
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 

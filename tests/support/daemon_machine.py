@@ -38,10 +38,10 @@ from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import MOVES, Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.turns.policies import fewest_turns, order
+from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
 

@@ -18,10 +18,10 @@ from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, check, snapshot
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3.partitions import partitions_on
+from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.namespaces import DEFAULT
 

@@ -20,18 +20,18 @@ from vendor_recordings import NAMES, Exchange, Recording, ToolSession, read, reg
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.commands.operator_line import answer_line
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.service.sessions.vendor.server_link import ServerLink
+from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import AdmitClient, Reply, SpawnServer
 from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text
 from pympsd.vocabulary.identities import Peer
+from pympsd.wire.driver import handshake, tool_lines
+from pympsd.wire.driver import server_commands as commands
+from pympsd.wire.driver.server_commands import Question, Reader
 from pympsd.wire.errors import RemoteError
-from pympsd.wire.vendor import handshake, tool_lines
-from pympsd.wire.vendor import server_commands as commands
-from pympsd.wire.vendor.server_commands import Question, Reader
 
 RECORDINGS = {name: read(name) for name in NAMES}
 NAMESPACE = 4026531836

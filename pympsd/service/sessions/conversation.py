@@ -10,12 +10,12 @@ from attrs import define
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, serial_of
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
 from pympsd.service.sessions.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.state_machine.v3 import routing
+from pympsd.takeover.kept_entries import Noted, serial_of
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
 from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.handover.persistent_state import (
-    PersistentNamedServer,
-    PersistentServer,
-    PersistentState,
-    in_memory,
-)
 from pympsd.state_machine.instructions import Instruction
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.takeover.state.records import PersistentNamedServer, PersistentServer, PersistentState, in_memory
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
 

@@ -20,7 +20,7 @@ from pympsd.vocabulary.occupancy import (
 from pympsd.vocabulary.occupancy import active_clusters as clusters
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.structs import LaunchConfig
+from pympsd_client._arguments.launch_attributes import LaunchConfig
 from pympsd_client._objects.code.module import Function
 
 _TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)

@@ -10,7 +10,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from pympsd.wire.records import Space
-from pympsd_client._arguments.structs import Copy3D, copy_side
+from pympsd_client._arguments.copy_structs import Copy3D, copy_side
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._objects.context import Context

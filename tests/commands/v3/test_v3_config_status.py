@@ -13,9 +13,9 @@ from pympsd.state_machine.clients import Client
 from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import NamespaceOpened, OperatorLine
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limits import ThreadPercentage
 
