@@ -12,14 +12,12 @@ from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd_server.backends.budget import DeviceBudget
 from pympsd_server.backends.capabilities import Capabilities
 from pympsd_server.backends.emulated.device.context import EmulatedContext
-from pympsd_server.backends.emulated.device.context_cost import context_overhead
-from pympsd_server.backends.emulated.device.trace import Trace
+from pympsd_server.backends.emulated.device.context_memory import ContextMemory, context_overhead
 from pympsd_server.backends.emulated.memory.client_space import ClientSpaces
-from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
-from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiprocessors
-from pympsd_server.backends.emulated.scheduling.placement import Placement
+from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors, Placement
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
+from pympsd_server.backends.emulated.scheduling.work_item import Trace
 from pympsd_server.backends.interface import Audit, BackendError, Outcome
 from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.timeline import Timeline

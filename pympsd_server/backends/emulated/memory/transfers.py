@@ -13,8 +13,8 @@ import numpy as np
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region
 from pympsd_server.backends.region_checks import check_elements, check_pitches
 
