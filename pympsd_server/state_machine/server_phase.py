@@ -12,7 +12,7 @@ interrupt that:
     initializing -> serving <-> fault      from serving and fault also to leaving,
                                            from every phase to ended
 
-The daemon sees the same server with other phases: `pympsd.state_machine.server_lifecycle`.
+The daemon sees the same server with other phases: `pympsd.state_machine.state.server`.
 """
 
 from __future__ import annotations

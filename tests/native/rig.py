@@ -21,7 +21,7 @@ from attrs import define, field
 
 from pympsd.wire import records, ring_layout
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 from pympsd_server.executor.record_source import SHARED_BYTES, SharedMemory, create_shared_memory
 from pympsd_server.native.states import ContextState, KernelRow, StreamState
 from pympsd_server.native.worker import DeclinedRecord, NativeWorker

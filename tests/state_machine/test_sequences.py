@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from attrs import evolve
 
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import (
@@ -18,7 +19,7 @@ from pympsd.state_machine.instructions import (
     SpawnServer,
     Working,
 )
-from pympsd.state_machine.server_lifecycle import MOVES, STATUS, Phase
+from pympsd.state_machine.state.server import MOVES, STATUS, Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.phases import IllegalMove
@@ -135,7 +136,7 @@ def test_the_server_stays_if_the_waiting_client_leaves(story: Story) -> None:
     story.connects(2, 600)
     assert story.feed(events.WaitingClientLeft(2)) == []
     assert story.feed(events.ClientGonePushed(1, 1)) == []
-    assert story.daemon.queue == []
+    assert story.daemon.queue.entries == []
 
 
 def test_quit_without_a_server_exits_at_once(story: Story) -> None:
@@ -269,7 +270,7 @@ def test_a_start_request_whose_spawn_failed_is_not_retried(story: Story) -> None
     assert isinstance(reply, Reply)
     assert reply.answer.refused
     assert "could not be started: no" in reply.answer.diagnostic
-    assert story.daemon.queue == []
+    assert story.daemon.queue.entries == []
 
 
 def test_a_server_that_cannot_start_refuses_its_user(story: Story) -> None:
@@ -308,13 +309,13 @@ def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
     (refusal,) = story.feed(events.ClientConnected(1, Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
     assert isinstance(refusal, RefuseClient)
     assert "no number in the daemon's user namespace" in refusal.reason
-    assert story.daemon.queue == []
+    assert story.daemon.queue.entries == []
     # The user "nobody" of this namespace has the same uid.
     assert [type(one) for one in story.connects(2, OVERFLOW_UID)] == [SpawnServer]
 
 
 def test_users_of_another_namespace_may_be_served_as_one(story: Story) -> None:
-    story.daemon.serves_unmapped = True
+    story.daemon.options = evolve(story.daemon.options, serves_unmapped=True)
     peer = Peer(101, OVERFLOW_UID, OVERFLOW_UID, foreign=True)
     (spawn,) = story.feed(events.ClientConnected(1, peer, "c", 7))
     assert isinstance(spawn, SpawnServer)

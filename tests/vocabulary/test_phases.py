@@ -5,11 +5,11 @@ from itertools import product
 
 import pytest
 
-from pympsd.state_machine import server_lifecycle
+from pympsd.state_machine.state import server
 from pympsd.vocabulary.phases import IllegalMove, move
 from pympsd_server.state_machine import server_phase
 
-TABLES = (server_lifecycle.MOVES, server_phase.MOVES)
+TABLES = (server.MOVES, server_phase.MOVES)
 CASES = [(moves, *pair) for moves in TABLES for pair in product(moves, repeat=2)]
 
 

@@ -266,7 +266,7 @@ class ServerSession:
             backend=dispatcher.settings.backend,
             devices=dispatcher.state.devices,
             thread_percentage=dispatcher.state.servers[self.serial].thread_percentage.value,
-            client_priority=dispatcher.state.client_priority.level,
+            client_priority=dispatcher.state.defaults.client_priority.level,
             memory_limits={
                 n: limit.value for n, limit in dispatcher.state.servers[self.serial].memory_limits.items()
             },
