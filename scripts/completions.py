@@ -14,11 +14,11 @@ from typing import Final
 
 from attrs import field, frozen
 
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME
 from pympsd.commands.grammar.registry import COMMANDS, Command
 from pympsd.commands.grammar.syntax import JSON_OPTION
 from pympsd.commands.manual import OPTIONS, TOOLS
 from pympsd.devices.machine import COMPUTE_MODES
-from pympsd.options import DROP_IN_NAME, OWN_NAME
 from pympsd.smi import monitors
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.options import PLAIN, SHORT, VALUED

@@ -8,7 +8,7 @@ from typing import Final
 
 from pympsd.commands.grammar.registry import COMMANDS
 from pympsd.commands.help import all_help, summary
-from pympsd.state_machine.daemon_state import MOST_SERVERS
+from pympsd.state_machine.state.options import MAX_SERVERS
 from pympsd.version import VERSION
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
@@ -20,7 +20,7 @@ _PATIENCE: Final = (
 
 _USERS: Final = (
     "with -d or -f: in-turn (default), where one user has a server at a time, or together, where each of up to "
-    f"{MOST_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
+    f"{MAX_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
 )
 
 _PROTOCOL: Final = (

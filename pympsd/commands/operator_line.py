@@ -22,9 +22,10 @@ from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, re
 from pympsd.commands.grammar.strict import did_you_mean
 from pympsd.commands.v3.output import data
 from pympsd.configuration.in_force import count_change, defaults_of
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.parsed_line import ParsedLine
@@ -53,7 +54,7 @@ def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
 
 def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None = None) -> Decision:
     """Run the command of a line; ``file``: the text of the file that it names."""
-    words, protocol = line.words, daemon.protocol
+    words, protocol = line.words, daemon.options.protocol
     name = words[0] if words else ""
     if line.is_whole and protocol == 3 and name in ("", *HELP):
         return data(help.overview())
@@ -70,7 +71,7 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
 
 def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None) -> Decision:
     module, *rest = line.words
-    verbs = verbs_of(module, daemon.protocol)
+    verbs = verbs_of(module, daemon.options.protocol)
     if rest and rest[0] in HELP:
         return data(help.module_help(module))
     if not line.command:

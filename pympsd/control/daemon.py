@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pympsd import pipe_sockets
+from pympsd.cli import pipe_sockets
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
 from pympsd.vocabulary import files

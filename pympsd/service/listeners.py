@@ -14,10 +14,10 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, connection_name, listener_name
 from pympsd.service.pacing import CONNECTION_SECONDS
 from pympsd.service.sessions.peers import credentials, user_of
 from pympsd.state_machine import shares
+from pympsd.takeover.kept_entries import Noted, connection_name, listener_name
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import CONNECTIONS
 from pympsd.wire.frames import BODY_LIMIT

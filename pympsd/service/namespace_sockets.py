@@ -18,13 +18,13 @@ from pympsd.journal.setup import Journal
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files import namespace_directory
 from pympsd.service.files.log_fifo import read_fifo
-from pympsd.service.inheritance import Inherited, file_note, listener_name
 from pympsd.service.listeners import Listener
 from pympsd.service.sessions.conversation import Conversation
-from pympsd.service.sessions.vendor.conversation import VendorConversation
+from pympsd.service.sessions.driver.conversation import VendorConversation
 from pympsd.state_machine.events import NamespaceLost
+from pympsd.takeover.kept_entries import Inherited, file_note, listener_name
 from pympsd.vocabulary import files
-from pympsd.wire.vendor.handshake import HELLO
+from pympsd.wire.driver.handshake import HELLO
 
 PAUSE_SECONDS: Final = 0.0002
 """For each socket, from one look at all to the next: each takes 5 µs of it, so looks take a fortieth of the time."""

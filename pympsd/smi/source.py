@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from pympsd import control_client, pipe_sockets
+from pympsd.cli import control_client, pipe_sockets
 from pympsd.devices.machine import VARIABLE, BadMachine
 from pympsd.devices.state_folder import DIRECTORY, resolved, with_machine_file
 from pympsd.wire import frames

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from pympsd.state_machine.handover.other_devices import OtherDevices
-from pympsd.state_machine.handover.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
+from pympsd.takeover.state.other_devices import OtherDevices
+from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import CgroupLimits, LimitsInForce, MemoryGroup

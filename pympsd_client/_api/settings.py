@@ -12,7 +12,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.module import check_bank_size, check_cache_preference
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, context_of, current
 

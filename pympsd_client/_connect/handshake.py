@@ -11,10 +11,10 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from pympsd.build import build_id
 from pympsd.channel import daemon_owner
 from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.channel.descriptors import close_all
+from pympsd.process.build import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import REQUIRE_MPS
@@ -27,9 +27,10 @@ from pympsd_client._connect.discovery import (
     command_line,
     control_socket,
     hello_environment,
+    is_below_a_daemon,
     is_traced,
+    misspelt,
 )
-from pympsd_client._connect.pipe_directories import is_below_a_daemon, misspelt
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0

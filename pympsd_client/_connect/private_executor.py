@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 
 import pympsd.version
-from pympsd.build import build_id
 from pympsd.channel.descriptors import close_all
+from pympsd.process.build import build_id
 from pympsd.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result

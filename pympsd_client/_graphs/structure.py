@@ -8,7 +8,7 @@ from typing import Any
 from pympsd_client._arguments import graph_structs
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import user_objects, work
 from pympsd_client._graphs.graph import Edge, Graph, Node

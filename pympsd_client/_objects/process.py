@@ -13,7 +13,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.setting_reports import report_settings
+from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.launch_cache import check_choice, invalidate
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon

@@ -1,4 +1,4 @@
-"""Graphs: made by hand, instantiated, launched, updated; user objects."""
+"""Graphs, user objects, and stream capture."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)
 """
 
 _ADD: Final = "out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies, size_t numDependencies"
+
 _NODES: Final = f"""
 cuGraphAddKernelNode({_ADD}, CUDA_KERNEL_NODE_PARAMS *nodeParams) = add_kernel
 cuGraphAddMemcpyNode({_ADD}, CUDA_MEMCPY3D *copyParams, CUcontext ctx) = add_copy
@@ -111,8 +112,25 @@ cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, out unsigned in
 cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) = set_enabled
 """
 
+_CAPTURE: Final = """
+cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode) = begin
+cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, CUgraphNode *dependencies,
+    CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode) = begin_to_graph
+cuStreamEndCapture(CUstream hStream, out CUgraph phGraph) = end
+cuStreamIsCapturing(CUstream hStream, out CUstreamCaptureStatus captureStatus) = is_capturing
+cuStreamGetCaptureInfo(CUstream hStream, out CUstreamCaptureStatus captureStatus_out, out cuuint64_t id_out,
+    out CUgraph graph_out, out CUgraphNode **dependencies_out, out CUgraphEdgeData **edgeData_out,
+    out size_t numDependencies_out) = info
+cuStreamGetCaptureInfo_v2(CUstream hStream, out CUstreamCaptureStatus captureStatus_out, out cuuint64_t id_out,
+    out CUgraph graph_out, out CUgraphNode **dependencies_out, out size_t numDependencies_out) = info_without_edges
+cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, CUgraphEdgeData *dependencyData,
+    size_t numDependencies, unsigned int flags) = change_dependencies
+cuThreadExchangeStreamCaptureMode(inout CUstreamCaptureMode mode) = exchange_mode
+"""
+
 ROWS: Final = (
     *chapter("_graphs.structure", _STRUCTURE),
     *chapter("_graphs.node_functions", _NODES),
     *chapter("_graphs.executable_functions", _EXECUTABLE),
+    *chapter("_graphs.capture_functions", _CAPTURE),
 )

@@ -13,7 +13,7 @@ from pympsd.channel.descriptors import ADVICE
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.registrations import GONE
 from pympsd.journal.setup import link_logger
-from pympsd.process_title import show_as
+from pympsd.process.title import show_as
 from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.statuses import ServerStatus

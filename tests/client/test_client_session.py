@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from pympsd.build import build_id
 from pympsd.channel import daemon_owner
+from pympsd.process.build import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages

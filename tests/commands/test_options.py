@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.command_line import main
-from pympsd.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, STARTS, STATIC, USERS, BadOption, Options
+from pympsd.cli.command_line import main
+from pympsd.cli.options import BAD_USAGE, DIALECTS, MULTIUSER, READY, STARTS, STATIC, USERS, BadOption, Options
 
 
 @pytest.mark.parametrize("start", STARTS)

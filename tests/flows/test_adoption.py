@@ -30,7 +30,7 @@ from processes import (
     wait_until,
 )
 
-from pympsd.service.sessions.adoption import READY_SECONDS
+from pympsd.takeover.servers import READY_SECONDS
 from pympsd.wire import messages
 from pympsd.wire.messages import ClientHello
 from pympsd.wire.versions import Versions

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from processes import BIN, SECONDS
 
+from pympsd.cli.extras import LINKS
 from pympsd.commands.grammar.registry import COMMANDS
-from pympsd.extras import LINKS
 
 ROOT = Path(__file__).parents[2]
 COMPLETED = ("pympsd", "nvidia-cuda-mps-control", "pympsd-smi", "pympsd-run")
@@ -72,7 +72,9 @@ def test_a_build_has_what_an_installation_has(tmp_path: Path, prefix: Path) -> N
     assert files(prefix).issuperset(EXPECTED)
     # pip compiles what it installs.
     assert compileall.compile_dir(tmp_path / "built", quiet=2)
-    install = "import pathlib, pympsd.extras; pympsd.extras.install(pathlib.Path('below'), pathlib.Path('/opt/bin'))"
+    install = (
+        "from pathlib import Path as P; from pympsd.cli import extras; extras.install(P('below'), P('/opt/bin'))"
+    )
     subprocess.run([sys.executable, "-P", "-c", install], cwd=tmp_path, env={"PYTHONPATH": "built"}, check=True)
     assert files(tmp_path / "below") == files(prefix)
     assert "ExecStart=/opt/bin/pympsd -f" in (tmp_path / "below/lib/systemd/system/pympsd.service").read_text()

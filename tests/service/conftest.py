@@ -17,15 +17,16 @@ from pympsd.devices.machine import describe
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.files.state_file import StateFile, device_keys
-from pympsd.service.inheritance import Inherited, Noted
-from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
-from pympsd.service.sessions.adoption import AwaitedServer, inherit
 from pympsd.service.sessions.conversation import Conversation
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.handover.persistent_state import PersistentServer, PersistentState
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.kept_entries import Inherited, Noted
+from pympsd.takeover.servers import AwaitedServer, inherit
+from pympsd.takeover.state.records import PersistentServer, PersistentState
+from pympsd.takeover.state_file import StateFile, device_keys
 from pympsd.vocabulary import files
 from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames, messages
@@ -176,7 +177,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
     listener.listen(4096)
     scope = trio.CancelScope()
     ended = trio.Event()
-    state = Daemon(os.geteuid(), describe("H200"))
+    state = Daemon(DaemonOptions(os.geteuid()), describe("H200"))
     settings = Settings.from_environment({})
     made: list[RunningDaemon] = []
 

@@ -22,7 +22,7 @@ from pympsd.service.sessions import conversation
 from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
-from pympsd.state_machine.handover.persistent_state import PersistentServer
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages

@@ -21,7 +21,11 @@ from time_limit import bounded
 import pympsd
 from pympsd.service import listeners
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.inheritance import (
+from pympsd.service.sessions.peers import credentials
+from pympsd.service.sessions.server import ServerSession
+from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.keeper_process import Held
+from pympsd.takeover.kept_entries import (
     FIFO,
     ClientNote,
     Inherited,
@@ -31,10 +35,6 @@ from pympsd.service.inheritance import (
     link_name,
     listener_name,
 )
-from pympsd.service.keeper_link import Keeper
-from pympsd.service.processes.keeper import Held
-from pympsd.service.sessions.peers import credentials
-from pympsd.service.sessions.server import ServerSession
 from pympsd.vocabulary import files
 from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
@@ -98,7 +98,7 @@ def earlier(tmp_path: Path) -> Iterator[EarlierDaemon]:
     listener.bind(str(folder / files.KEEPER))
     listener.listen()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    main = str(Path(pympsd.__file__).parent / "keeper.py")
+    main = str(Path(pympsd.__file__).parent / "takeover" / "keeper.py")
     with listener, theirs:
         fds = (listener.fileno(), theirs.fileno())
         process = subprocess.Popen([sys.executable, "-I", "-S", main, *map(str, fds), "60"], pass_fds=fds)
@@ -182,7 +182,7 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
                 await trio.lowlevel.checkpoint()
             ((serial, session),) = daemon.dispatcher.clients.items()
             assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
-            assert daemon.dispatcher.state.queue[0].command.startswith(sys.executable), "of that process"
+            assert daemon.dispatcher.state.queue.entries[0].command.startswith(sys.executable), "of that process"
             assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
             daemon.dispatcher._refuse(serial, 805, "a reason")
             answer = await trio.to_thread.run_sync(said, process)
@@ -222,7 +222,7 @@ async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
         await go_on(daemon, left)
         await trio.testing.wait_all_tasks_blocked()
         assert daemon.dispatcher.clients == {}
-        assert daemon.dispatcher.state.queue == []
+        assert daemon.dispatcher.state.queue.entries == []
         assert earlier.left() == {}
 
 
@@ -246,7 +246,7 @@ async def test_an_earlier_connection_that_is_refused_sees_its_end(
     daemon: RunningDaemon, earlier: EarlierDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
-    daemon.dispatcher.state.shares = Shares({"connections": 0})
+    daemon.dispatcher.state.usage.shares = Shares({"connections": 0})
     client, ours = caller(daemon)
     earlier.hold(NAME, ours.fileno(), HELLO)
     ours.close()
@@ -302,7 +302,8 @@ def test_a_killed_daemons_connections_and_those_of_the_next_are_held_side_by_sid
     variables = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}
     environment = {**variables, "PYMPSD_EMULATED_DEVICES": "H200"}
     program = (
-        "from pympsd.daemonize import start_daemon; from pympsd.options import Options; start_daemon(Options(['-f']))"
+        "from pympsd.cli.daemonize import start_daemon; from pympsd.cli.options import Options; "
+        "start_daemon(Options(['-f']))"
     )
     with contextlib.ExitStack() as opened:
         for _ in range(2):

@@ -22,8 +22,8 @@ from attrs import define, field
 from processes import SECONDS, adopt_orphans, alive, children_of, killed_after, suspend, wait_until
 
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.keeper_link import Keeper
-from pympsd.service.processes.keeper import Held
+from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.keeper_process import Held
 from pympsd.vocabulary import files
 from pympsd.wire import keeper_packets as packets
 

@@ -14,7 +14,7 @@ import trio
 from time_limit import bounded
 
 from pympsd.service.files.log_fifo import LINES_PER_SECOND, read_fifo
-from pympsd.wire.vendor.log_records import LogRecord, Origin
+from pympsd.wire.driver.log_records import LogRecord, Origin
 from tests.service.conftest import RunningDaemon
 
 SERVER = 430

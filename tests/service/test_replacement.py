@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.service import replacement
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
-from pympsd.service.replacement import DEAD_SECONDS, CannotReplace, claim, replace
+from pympsd.takeover import replacement
+from pympsd.takeover.replacement import DEAD_SECONDS, CannotReplace, claim, replace
 from pympsd.vocabulary import files
 
 HOLD = """

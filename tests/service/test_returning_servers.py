@@ -17,9 +17,9 @@ from attrs import evolve
 from time_limit import bounded
 
 from pympsd.service.processes.known_process import KnownProcess
-from pympsd.service.sessions import adoption
-from pympsd.state_machine.handover.persistent_state import PersistentServer
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
+from pympsd.takeover import servers
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.versions import Versions
@@ -111,7 +111,7 @@ async def test_what_a_server_sent_before_its_report_is_void(daemon: RunningDaemo
 async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
     daemon: RunningDaemon, killed: list[int], monkeypatch: pytest.MonkeyPatch, said: str
 ) -> None:
-    monkeypatch.setattr(adoption, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setattr(servers, "LEAVE_SECONDS", 0.0)
     save_predecessor(daemon)
     (server_end,) = daemon.inherit(SERIAL)
     if said == "its report without its clients":

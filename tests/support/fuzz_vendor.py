@@ -18,7 +18,7 @@ from vendor.peer import CLIENT, CREDENTIALS, HELLO, SERVER
 from vendor.their_daemon import END, TheirDaemon
 from vendor.visitor import TOOL, Visitor, visitor
 
-from pympsd import control_client, vendor_daemon
+from pympsd.cli import control_client, driver_daemon
 from pympsd.commands.grammar.line import parse
 
 SIZES = (0, 1, 3, 4, 5, 8, 9, 12, 40, 41, 172, 516, 4096, 5000)
@@ -162,7 +162,7 @@ def fuzz_tool(theirs: TheirDaemon, pipe_directory: Path, seed: int, sessions: in
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
             path = os.fsencode(pipe_directory / "control")
             try:
-                status = vendor_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10, select=_all)
+                status = driver_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10, select=_all)
             except ConnectionError:
                 status = control_client.UNREACHABLE
         assert complained.getvalue() == "", f"session {number} of seed {seed}"

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
-from pympsd.service.keeper_link import Keeper
+from pympsd.takeover.keeper_link import Keeper
 
 
 class Lines:

@@ -7,15 +7,14 @@ caller's, so that no command has to think of tenants by itself.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from pympsd.commands.grammar.syntax import Refused
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
@@ -44,7 +43,7 @@ class Caller:
 
 def is_owner(daemon: Daemon, caller: Caller) -> bool:
     """Return whether the caller is root or the user who started the daemon."""
-    return caller.uid in (0, daemon.uid)
+    return caller.uid in (0, daemon.options.uid)
 
 
 def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
@@ -52,7 +51,7 @@ def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
     if is_owner(daemon, caller):
         return None
     if caller.uid == NO_USER:
-        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.protocol == 3 else "")
+        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.options.protocol == 3 else "")
     return refusal(INSUFFICIENT.format(uid=caller.uid))
 
 
@@ -80,7 +79,7 @@ def sees_all(daemon: Daemon, caller: Caller) -> bool:
     """Return whether queries of a caller show more than the namespace whose socket it came by."""
     named = daemon.named_servers.get(caller.server)
     owns_server = caller.uid == 0 or (named is not None and caller.uid == named.uid)
-    return daemon.open_queries or not caller.server or owns_server
+    return daemon.options.open_queries or not caller.server or owns_server
 
 
 def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
@@ -94,22 +93,20 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     named = daemon.named_servers.get(caller.server)
     # Neither the text of the file nor its differences concern others.
     hidden: dict[str, Any] = {
-        "rules": None,
-        "cgroup_limits": {},
-        "taken": defaultdict(Counter),
-        "refusals": Counter(),
+        "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
+        "usage": Usage(daemon.usage.shares),
         "configuration": evolve(daemon.configuration, text=None, plan=None),
     }
     if named is None:
-        return evolve(daemon, named_servers={}, servers={}, **hidden)
+        return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
     name = caller.namespace or DEFAULT
     own = {each: namespace for each, namespace in named.namespaces.items() if each == name}
     process = daemon.server_named(named.name)
     processes = {}
     if process is not None:
-        clients = {serial: client for serial, client in process.clients.items() if namespace_of(client) == name}
+        clients = {id_: client for id_, client in process.clients.items() if namespace_of(client) == name}
         processes[process.serial] = evolve(process, clients=clients)
-    servers = {named.name: evolve(named, namespaces=own)}
+    servers = evolve(daemon.named_servers, by_name={named.name: evolve(named, namespaces=own)})
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 
 
@@ -118,7 +115,7 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     queries of protocol 2 read: the daemon's defaults are those of the user's own server, if it has one, and a
     server's those of its later clients. A server whose namespace ``default`` may not be seen is left out.
     """
-    if daemon.protocol != 3:
+    if daemon.options.protocol != 3:
         return daemon
     daemon = seen_by(daemon, caller)
     servers = {}
@@ -127,16 +124,11 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
         if default is not None:
             limits = dict(default.pinned_memory)
             servers[serial] = evolve(server, thread_percentage=default.thread_percentage, memory_limits=limits)
-    default = _default(daemon, server_of_user(daemon.serving_uid(caller.uid)))
+    default = _default(daemon, server_of_user(daemon.options.serving_uid(caller.uid)))
     if default is None:
         return evolve(daemon, servers=servers)
-    return evolve(
-        daemon,
-        servers=servers,
-        thread_percentage=default.thread_percentage,
-        client_priority=default.client_priority,
-        memory_limits=dict(default.pinned_memory),
-    )
+    defaults = Defaults(default.thread_percentage, default.client_priority, dict(default.pinned_memory))
+    return evolve(daemon, servers=servers, defaults=defaults)
 
 
 def namespace_of(client: Client) -> str:

@@ -10,8 +10,9 @@ from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, read_pid
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Syntax
 from pympsd.commands.v2.records import client_record, context_record, device_record
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.device_facts import DeviceFacts
 

@@ -26,8 +26,8 @@ from pympsd.commands.grammar.recorded import (
 from pympsd.commands.grammar.registry import Decision, Handler, command
 from pympsd.commands.grammar.syntax import Argument, Syntax
 from pympsd.commands.v2.records import limit_record
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
 
@@ -83,8 +83,8 @@ def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePerc
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     if percentage.value is None:
-        return Decision(_refuse_percentage(daemon.thread_percentage))
-    daemon.thread_percentage = percentage.value
+        return Decision(_refuse_percentage(daemon.defaults.thread_percentage))
+    daemon.defaults.thread_percentage = percentage.value
     return Decision(_print_percentage(percentage.value, percentage.note))
 
 
@@ -92,7 +92,7 @@ def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePerc
 @volta_only("active thread percentages have")
 def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""
-    return _decide_percentage(daemon.thread_percentage)
+    return _decide_percentage(daemon.defaults.thread_percentage)
 
 
 @command(
@@ -162,7 +162,7 @@ def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) 
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     logged = _log_only(f"set_default_device_pinned_mem_limit {device} {value}.")
-    return Decision(_set_memory(daemon, daemon.memory_limits, device, value, logged))
+    return Decision(_set_memory(daemon, daemon.defaults.memory_limits, device, value, logged))
 
 
 @command(Syntax("get_default_device_pinned_mem_limit", required=(DEVICE,)), view=limits_seen_by)
@@ -173,7 +173,7 @@ def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
         ordinal = device_named(daemon.devices, device)
     except UnknownDevice as error:
         return Decision(_refuse_device(error))
-    limit = daemon.memory_limits.get(ordinal)
+    limit = daemon.defaults.memory_limits.get(ordinal)
     none = Answer((_log_only("No default pinned memory limit set for the device!"),))
     return Decision(none if limit is None else lines(str(limit)), data=limit_record(ordinal, limit))
 
@@ -223,9 +223,9 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
         return Decision(denied)
     if level is None:
         # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
-        return Decision(Answer(diagnostic=f"{PRIORITIES}; it stays {daemon.client_priority}", refused=True))
+        return Decision(Answer(diagnostic=f"{PRIORITIES}; it stays {daemon.defaults.client_priority}", refused=True))
     try:
-        daemon.client_priority = ClientPriority(level)
+        daemon.defaults.client_priority = ClientPriority(level)
     except BadLimit:
         return Decision(refusal("Invalid priority value - must be 0 or 1!"))
     return Decision(lines())
@@ -234,5 +234,5 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
 @command(Syntax("get_default_client_priority"), view=limits_seen_by)
 def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
     """Print the priority of later clients."""
-    level = daemon.client_priority
+    level = daemon.defaults.client_priority
     return Decision(lines(str(level)), data={"client_priority": level.level})

@@ -13,7 +13,7 @@ from typing import Final
 from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Syntax
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.partitions import NO_PARTITIONS, clients_in, free_of, partitions_on
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.partitions import chunk_count, multiprocessors, partition_id
@@ -33,7 +33,7 @@ _MIN_UUID: Final = len("GPU-") + 8
 @command(Syntax(NAME), protocols=(3,))
 def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
     """List the SM partitions of all servers, and what is free, as drivers from 590 on do in protocol 2."""
-    if not daemon.has_own_servers:
+    if not daemon.options.has_own_servers:
         return Decision(refusal(diagnostic=NO_PARTITIONS))
     if not sees_all(daemon, caller):
         reason = "shows what all servers have; here 'sm-partition list' shows your server's partitions"

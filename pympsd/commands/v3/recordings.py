@@ -7,8 +7,8 @@ from __future__ import annotations
 from pympsd.commands.grammar.privileges import Caller, check_daemon_owner
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Syntax
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import ReopenLogs, StartTrace, StopTrace
+from pympsd.state_machine.state.daemon import Daemon
 
 
 @command(Syntax("trace start", required=("file",), takes_rest=True), protocols=BOTH)

@@ -9,9 +9,9 @@ from pympsd.commands.grammar.privileges import namespace_of
 from pympsd.commands.grammar.syntax import Refused
 from pympsd.commands.v3.output import ABSENT, Shown
 from pympsd.devices.visible import find_device, listed
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import no_partition_note
@@ -38,7 +38,7 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
     """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
-    return 0 if client.namespace == daemon.pid_namespace else client.namespace
+    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
@@ -76,9 +76,9 @@ def limits_given(
     """Return the change of a namespace's limits that options ask for; memory may be that of some of the server's
     devices only.
     """
-    if total_memory_limit is not None and not daemon.has_own_servers:
+    if total_memory_limit is not None and not daemon.options.has_own_servers:
         raise Refused(NO_TOTALS.format("--total-memory-limit"))
-    if sm_partition and not daemon.has_own_servers:
+    if sm_partition and not daemon.options.has_own_servers:
         raise Refused("--sm-partition is not possible with the driver's own server of this release.")
     memory = _with_limits(daemon, server, namespace.pinned_memory, pinned_memory_limit)
     total = _with_limits(daemon, server, namespace.total_memory, total_memory_limit)

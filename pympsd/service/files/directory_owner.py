@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from pympsd.service.files.lock_holders import Holder, listener_of
-from pympsd.service.files.state_file import directories_left
+from pympsd.takeover.state_file import directories_left
 from pympsd.vocabulary import files
 
 _REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"

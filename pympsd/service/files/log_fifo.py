@@ -19,7 +19,7 @@ from attrs import define, field
 from pympsd.journal.line_format import sanitised
 from pympsd.journal.setup import Journal
 from pympsd.service.rate_limit import RateLimit, cost_of
-from pympsd.wire.vendor.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
+from pympsd.wire.driver.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
 
 LINES_PER_SECOND: Final = 100
 """The limit of all writers but servers together."""

@@ -20,13 +20,13 @@ from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import link_name
 from pympsd.service.processes.file_access import unreachable_folder
 from pympsd.service.processes.identity import Denied, OwnIdentity, change_of_identity
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.takeover.kept_entries import link_name
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import messages
 from pympsd.wire.link_messages import EndIfAlone
@@ -99,7 +99,7 @@ async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[sock
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
     main = _server_main()
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
-    if dispatcher.state.multiuser:
+    if dispatcher.state.options.multiuser:
         arguments.append("--multiuser-server")
     return await open_process(
         arguments,

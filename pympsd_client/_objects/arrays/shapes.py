@@ -9,7 +9,7 @@ from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED_CHANNELS
-from pympsd_client._arguments.arrays.array_structs import ArrayDescription
+from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 

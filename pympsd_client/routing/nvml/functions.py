@@ -218,7 +218,7 @@ def failed(name: str, error: BaseException | None) -> int:
         code = nvml.LOST if error.code == Result.ERROR_MPS_CONNECTION_FAILED else nvml.UNKNOWN
     reason = error.reason if isinstance(error, CudaError) else str(error)
     is_lacking = isinstance(error, explain.Missing)
-    explanations.explain(name, code, reason, is_lacking=is_lacking, result=_RESULTS[code][0])
+    explanations.explain(name, _RESULTS[code][0], reason, is_lacking=is_lacking)
     return code
 
 

@@ -1,18 +1,20 @@
-"""Fatbins: which PTX of them a device runs, how it is unpacked, and what is refused."""
+"""Fatbins: which PTX of them a device runs, how it is decompressed, and what is refused."""
 
 from __future__ import annotations
 
 import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
+import lz4.block
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.images import lz4, zstandard
-from pympsd.wire.images.fatbin import FatbinError, ptx_of
+from pympsd.wire import fatbin
+from pympsd.wire.fatbin import MAX_TEXT_BYTES, FatbinError, ptx_of
 from pympsd_server.backends.emulated.device.programs import load
 from pympsd_server.backends.interface import BackendError
 
@@ -42,9 +44,9 @@ def _fatbin(*entries: bytes) -> bytes:
 def test_the_ptx_of_the_newest_architecture_that_the_device_can_run(
     capability: tuple[int, int], target: bytes
 ) -> None:
-    unpacked = {ptx_of(_image(f"mix-{mode}.fatbin"), capability) for mode in ("speed", "size")}
-    assert len(unpacked) == 1  # LZ4 and Zstandard hold the same
-    text = unpacked.pop()
+    texts = {ptx_of(_image(f"mix-{mode}.fatbin"), capability) for mode in ("speed", "size")}
+    assert len(texts) == 1  # LZ4 and Zstandard hold the same
+    text = texts.pop()
     assert b".target " + target + b"\n" in text
     assert text.rstrip(b"\n\0").endswith(b"}")
     assert len(text) > 10_000
@@ -69,8 +71,8 @@ def test_its_kernels_are_loaded() -> None:
         (_fatbin(b"\1\0"), Result.ERROR_INVALID_IMAGE, "cut off"),
         (_fatbin(bytes(64)), Result.ERROR_INVALID_IMAGE, "cut off"),
         (_fatbin(_entry(b"x", 60, flags=LZ4, whole=1 << 40, packed=1)), Result.ERROR_INVALID_IMAGE, "at most"),
-        (_fatbin(_entry(b"x", 60, flags=LZ4, whole=5, packed=1)), Result.ERROR_INVALID_IMAGE, "unpacked"),
-        (_fatbin(_entry(b"x", 60, flags=ZSTANDARD, whole=5, packed=1)), Result.ERROR_INVALID_IMAGE, "unpacked"),
+        (_fatbin(_entry(b"x", 60, flags=LZ4, whole=5, packed=1)), Result.ERROR_INVALID_IMAGE, "decompressed"),
+        (_fatbin(_entry(b"x", 60, flags=ZSTANDARD, whole=5, packed=1)), Result.ERROR_INVALID_IMAGE, "decompressed"),
         (_fatbin(_entry(b"x", 60, flags=LZ4, whole=5, packed=2)), Result.ERROR_INVALID_IMAGE, "cut off"),
     ],
 )
@@ -89,7 +91,11 @@ def test_code_for_one_architecture_only_is_for_no_other() -> None:
     assert ptx_of(image, (9, 0)) == b"of 60"
 
 
-def _packed_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, bytes]:
+def _text(data: bytes, flags: int, size: int) -> bytes:
+    return ptx_of(_fatbin(_entry(data, flags=flags, whole=size, packed=len(data))), (9, 0))
+
+
+def _compressed_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, bytes]:
     """Return a block of literals and matches (at most 14 bytes each, so far back), and what it stands for."""
     block, out = bytearray(), bytearray()
     for literals, back, count in pieces:
@@ -100,16 +106,16 @@ def _packed_with_lz4(pieces: list[tuple[bytes, int, int]]) -> tuple[bytes, bytes
         block += bytes([len(literals) << 4 | count]) + literals + distance.to_bytes(2, "little")
         for _ in range(count + 4):
             out.append(out[-distance])
-    return bytes(block) + b"\x30end", bytes(out) + b"end"
+    return bytes(block) + b"\xc0at the end!!", bytes(out) + b"at the end!!"
 
 
 @given(st.lists(st.tuples(st.binary(max_size=14), st.integers(1, 60), st.integers(0, 14)), max_size=20))
 def test_lz4_blocks(pieces: list[tuple[bytes, int, int]]) -> None:
-    block, expected = _packed_with_lz4(pieces)
-    assert lz4.decompress(block, len(expected)) == expected
+    block, expected = _compressed_with_lz4(pieces)
+    assert _text(block, LZ4, len(expected)) == expected
     for size in (len(expected) - 1, len(expected) + 1):
-        with pytest.raises(ValueError, match=r"LZ4|match"):
-            lz4.decompress(block, size)
+        with pytest.raises(FatbinError, match="cannot be decompressed"):
+            _text(block, LZ4, size)
 
 
 def _frame() -> tuple[bytes, int]:
@@ -119,26 +125,53 @@ def _frame() -> tuple[bytes, int]:
 
 def test_a_zstandard_frame() -> None:
     frame, size = _frame()
-    assert b".entry twice(" in zstandard.decompress(frame, size)
+    assert b".entry twice(" in _text(frame, ZSTANDARD, size)
     for wrong in (size - 1, size + 1, 0):
-        with pytest.raises(ValueError, match=r"announced|match"):
-            zstandard.decompress(frame, wrong)
+        with pytest.raises(FatbinError, match="announced"):
+            _text(frame, ZSTANDARD, wrong)
+    with pytest.raises(FatbinError, match="cut off"):
+        _text(frame[:-10], ZSTANDARD, size)
 
 
 @given(st.integers(0, 427), st.integers(0, 255))
-def test_a_damaged_frame_is_unpacked_otherwise_or_refused(place: int, byte: int) -> None:
+def test_a_damaged_frame_is_decompressed_otherwise_or_refused(index: int, byte: int) -> None:
     frame, size = _frame()
     damaged = bytearray(frame)
-    damaged[place] = byte
-    with suppress(ValueError):
-        assert len(zstandard.decompress(bytes(damaged), size)) == size
+    damaged[index] = byte
+    with suppress(FatbinError):
+        assert len(_text(bytes(damaged), ZSTANDARD, size)) == size
+
+
+@pytest.mark.parametrize("flags", [LZ4, ZSTANDARD])
+def test_a_text_that_grows_past_its_announced_size_is_refused(flags: int) -> None:
+    text = bytes(MAX_TEXT_BYTES + 1)
+    data = lz4.block.compress(text, store_size=False) if flags == LZ4 else fatbin.zstd.compress(text)
+    assert len(data) < 1 << 17
+    with pytest.raises(FatbinError, match="cannot be decompressed"):
+        _text(data, flags, MAX_TEXT_BYTES)
+    with pytest.raises(FatbinError, match="at most"):
+        _text(data, flags, len(text))
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(data: bytes) -> None:
-    for unpack in (lz4.decompress, zstandard.decompress):
-        with pytest.raises(ValueError, match=" "):
-            unpack(data, 1000)
+    for flags in (LZ4, ZSTANDARD):
+        with pytest.raises(FatbinError, match="malformed"):
+            _text(data, flags, 1000)
+
+
+@pytest.mark.parametrize(
+    ("library", "flags", "package"), [("lz4", LZ4, "lz4"), ("zstd", ZSTANDARD, "backports.zstd")]
+)
+def test_without_its_library_a_compressed_image_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, library: str, flags: int, package: str
+) -> None:
+    monkeypatch.setattr(fatbin, library, None)
+    remedy = "built without it" if library == "zstd" and sys.version_info >= (3, 14) else f"pip install {package}"
+    with pytest.raises(FatbinError, match=remedy) as error:
+        _text(b"x", flags, 5)
+    assert error.value.code is Result.ERROR_NOT_SUPPORTED
+    assert ptx_of(_fatbin(_entry(b"plain")), (9, 0)) == b"plain"
 
 
 @given(st.binary(max_size=300), st.integers(0, 100))

@@ -15,8 +15,7 @@ from pympsd.vocabulary.plugins import METHODS, named_policy
 from pympsd.vocabulary.settings import SCHEDULING_POLICIES, TURN_POLICIES
 from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.scheduling.deadlines import Deadlines
-from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
-from pympsd_server.backends.emulated.scheduling.memory_share import MemoryShare
+from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue, MemoryShare
 from pympsd_server.backends.emulated.scheduling.policy import (
     ContextQueue,
     Policy,
