@@ -1,14 +1,14 @@
 """What a tool sends to a program that it does not trust, and how it shows what comes back.
 
 A tool that does not trust the daemon sends it only queries: command lines that change nothing, by their words alone;
-the registries of both protocols agree with it. Control characters are escaped: what another program wrote must not
+the table of all commands calls `is_query`. Control characters are escaped: what another program wrote must not
 command the terminal that shows it. Imports nothing, because the command line uses it.
 """
 
 VERBS = frozenset({"list", "get", "describe", "show", "status", "test"})
 """The verbs of protocol 3 that change nothing; their standard output is data only."""
 _HELP = frozenset({"help", "--help"})
-_NAMES = frozenset({"ps", "device_query"})
+_NAMES = frozenset({"ps", "device_query", "lspart"})
 """The queries of protocol 2 whose names do not begin with get_."""
 
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.bounds import STRICT
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.program import Program, load_program
-from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
+from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch, preferred_blocks
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
 from tests.gpu.devices import DEVICES
 
 BASE = 0x6000_0000_0000

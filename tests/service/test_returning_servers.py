@@ -16,7 +16,7 @@ import trio.testing
 from attrs import evolve
 from time_limit import bounded
 
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
 from pympsd.takeover import servers
 from pympsd.takeover.processes import KnownProcess
 from pympsd.takeover.state.records import PersistentServer

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pympsd.channel.sealed_file import make_sealed
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.memory.peer_windows import TABLE_BYTES, Segment, Table
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.virtual_memory import File
 
 PAGE = 4096

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.programs import Kernel
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Placement
 from pympsd_server.backends.interface import BackendError
 

@@ -9,7 +9,8 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
 from pympsd_server.backends.emulated.device.launch_limits import limit, shared_limit
-from pympsd_server.backends.emulated.device.programs import Global, Kernel, LoadedModule, Program
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import Global, Kernel, Program
 from pympsd_server.backends.interface import BackendError
 
 _CARVEOUT_DEFAULT = -1

@@ -19,7 +19,7 @@ from pympsd_server.backends.emulated.memory.virtual_memory import (
     Storage,
     WindowPages,
 )
-from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
+from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 

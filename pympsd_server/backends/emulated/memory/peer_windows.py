@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.ptx.datatypes import Array
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
 

@@ -23,7 +23,7 @@ from pympsd_server.backends.emulated.memory.peer_windows import (
     Table,
     below,
 )
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, Array, DType
 from pympsd_server.backends.virtual_memory import File
 
 _PAGE: Final = mmap.PAGESIZE

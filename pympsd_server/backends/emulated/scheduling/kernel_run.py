@@ -12,7 +12,9 @@ from collections import deque
 
 from attrs import define
 
-from pympsd_server.backends.emulated.device.programs import Batch, Kernel, LoadedModule, preferred_blocks
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch, preferred_blocks
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner, WorkStream
 from pympsd_server.backends.interface import Launch

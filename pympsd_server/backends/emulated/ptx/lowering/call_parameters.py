@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from attrs import evolve
 
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Code,

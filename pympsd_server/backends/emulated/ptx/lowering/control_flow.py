@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Code,

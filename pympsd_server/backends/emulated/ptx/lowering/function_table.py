@@ -7,6 +7,7 @@ from functools import cached_property
 
 from attrs import define
 
+from pympsd_server.backends.emulated.ptx.isa.machine import FUNCTION_BASE, FUNCTION_BYTES
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Function,
     Instruction,
@@ -18,7 +19,6 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Variable,
     Vector,
 )
-from pympsd_server.backends.emulated.ptx.windows import FUNCTION_BASE, FUNCTION_BYTES
 
 Layout = list[tuple[Variable, int]]
 

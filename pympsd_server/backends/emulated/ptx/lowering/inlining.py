@@ -5,9 +5,15 @@ from __future__ import annotations
 from attrs import define, evolve, field
 
 from pympsd.vocabulary.device_runtime import is_device_runtime, refusal
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.lowering.call_sites import procedure_call
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.lowering.calls import (
+    SYSTEM_FUNCTIONS,
+    fetched,
+    procedure_call,
+    stored,
+    system_call,
+)
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout, shape
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -24,12 +30,6 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
 )
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
-from pympsd_server.backends.emulated.ptx.lowering.system_calls import (
-    SYSTEM_FUNCTIONS,
-    fetched,
-    stored,
-    system_call,
-)
 from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,

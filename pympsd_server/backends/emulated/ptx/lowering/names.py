@@ -6,8 +6,9 @@ import re
 
 from attrs import define, evolve, field
 
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.machine import is_special, vector_axes
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -28,7 +29,6 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     plain,
 )
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame
-from pympsd_server.backends.emulated.ptx.runtime.special_registers import is_special, vector_axes
 from pympsd_server.backends.emulated.ptx.syntax import tree
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,

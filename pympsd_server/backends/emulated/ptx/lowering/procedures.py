@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from attrs import define, field
 
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT, build_blocks
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,

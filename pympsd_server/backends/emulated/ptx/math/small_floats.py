@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
-from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.math.conversion import high_half, low_half, pack_halves
 from pympsd_server.backends.emulated.ptx.math.integers import select
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
 from pympsd_server.backends.emulated.ptx.math.integers import select
 
 _WORD = 32

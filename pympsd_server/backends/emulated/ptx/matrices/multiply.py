@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.math.conversion import float_from_bfloat
-from pympsd_server.backends.emulated.ptx.math.rounding import fma64
+from pympsd_server.backends.emulated.ptx.math.floats import fma64
 from pympsd_server.backends.emulated.ptx.math.small_floats import half_from_small
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
-from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState

@@ -1,21 +1,97 @@
-"""wgmma: products of four warps, of matrices in registers and in shared memory. They are done at once."""
+"""Matrix descriptors of wgmma: where the elements of a matrix lie in shared memory.
+
+After the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". The unit there is a chunk of 16 bytes;
+8 rows of chunks repeat along both dimensions.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from attrs import frozen
 
-from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
-from pympsd_server.backends.emulated.ptx.faults import LaunchFailed
-from pympsd_server.backends.emulated.ptx.matrices.descriptors import read_matrices
+from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U64, Array, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, LaunchFailed
+from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Shape, fragment_of
-from pympsd_server.backends.emulated.ptx.matrices.multiply import gathered, rounded, scattered
-from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, spread
-from pympsd_server.backends.emulated.ptx.runtime.warp import GROUP_WARPS
+from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, gathered, numbers, rounded, scattered
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.runtime.spaces import among, frame_elements
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
+
+_CHUNK: Final = 16
+_ROW_CHUNKS: Final = np.array([1, 8, 4, 2])
+"""Chunks in a row, by swizzle mode: none, 128, 64 and 32 bytes."""
+
+
+@frozen(eq=False)
+class Descriptors:
+    """The fields of some descriptors; offsets in bytes, each an array that broadcasts over rows and chunks."""
+
+    start: Array
+    leading: Array
+    stride: Array
+    base: Array
+    row_chunks: Array
+
+    @classmethod
+    def of(cls, values: Array) -> Descriptors:
+        """Return the fields of descriptors as registers hold them (uint64)."""
+        bits = values.view(S64).reshape(-1, 1, 1)
+        start, leading, stride = (((bits >> at) & 0x3FFF) << 4 for at in (0, 16, 32))
+        return cls(start, leading, stride, (bits >> 49) & 7, _ROW_CHUNKS[(bits >> 62) & 3])
+
+    def addresses(self, rows: int, chunks: int, transposed: bool) -> Array:
+        """Return the address of each chunk of `rows` rows (of K if `transposed`, else of M or N) in shared memory."""
+        row, chunk = np.arange(rows)[:, None], np.arange(chunks)
+        plain = self.row_chunks == 1
+        inner, outer = chunk % self.row_chunks, chunk // self.row_chunks
+        if transposed:
+            across, down = np.where(plain, self.stride, self.leading), np.where(plain, self.leading, self.stride)
+        else:
+            # A row of chunks is at least as wide as K is, unless nothing is swizzled.
+            across, down = self.leading, self.stride
+        linear: Array = self.start + _CHUNK * (inner + row % 8 * self.row_chunks) + outer * across + row // 8 * down
+        return self._swizzled(linear)
+
+    def _swizzled(self, address: Array) -> Array:
+        """Return addresses whose chunk is exchanged as the row says in which they are, a row having 128 bytes."""
+        row = (address >> 7) - self.base
+        swizzled: Array = address ^ ((row & (self.row_chunks - 1)) << 4)
+        return swizzled
+
+
+def read_matrices(
+    state: BatchState,
+    lanes: Lanes,
+    leaders: Array,
+    descriptors: Array,
+    size: tuple[int, int],
+    kind: str,
+    transposed: bool,
+) -> Array:
+    """Return a matrix for each of the leaders (positions in `lanes`), in whose block's shared memory it is.
+
+    `size` are the rows (M or N) and columns (K) of the result; `transposed` says that K is not the dimension along
+    which elements are neighbours. Raises IllegalAddress if a part of it is outside of the shared memory.
+    """
+    lines, length = size[::-1] if transposed else size
+    chunks = length * STORED[kind].itemsize // _CHUNK
+    addresses = Descriptors.of(descriptors).addresses(lines, chunks, transposed).reshape(len(leaders), -1)
+    positions = np.repeat(leaders, addresses.shape[1])
+    readers = Lanes(lanes.indices().take(positions), len(positions))
+    try:
+        index = frame_elements(state, readers, "shared", addresses.reshape(-1), 4, _CHUNK, ((0, _CHUNK),))
+    except DeviceFault as fault:
+        raise among(positions, fault) from None
+    found = state.view("shared", U64).reshape(-1, 2)[index].view(STORED[kind])
+    matrices = numbers(found.reshape(len(leaders), lines, length), kind).astype(np.float64)
+    return matrices.transpose(0, 2, 1) if transposed else matrices
+
 
 _WARP_ROWS: Final = 16
 

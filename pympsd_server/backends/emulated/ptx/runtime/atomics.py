@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.asynchronous.mbarrier import advanced
-from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
-from pympsd_server.backends.emulated.ptx.faults import DeviceFault
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
-from pympsd_server.backends.emulated.ptx.math.rounding import flush
+from pympsd_server.backends.emulated.ptx.math.floats import flush
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advanced
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
-from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
-from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, geometry
 
 _FRAME_ALIGNMENT = 16
 _LEAST_SLEEP = 1e-4

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import Value
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
+from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
-from pympsd_server.backends.emulated.ptx.faults import DeviceAssertion, IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceAssertion, IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.machine import SPACE_OF_WINDOW, WINDOW_BITS
 from pympsd_server.backends.emulated.ptx.math.c_format import Conversion, parse_format
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load
-from pympsd_server.backends.emulated.ptx.windows import SPACE_OF_WINDOW, WINDOW_BITS
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState

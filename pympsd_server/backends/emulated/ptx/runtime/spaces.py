@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import S64, Array, DType, Value
-from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-from pympsd_server.backends.emulated.ptx.windows import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import Array, Value
-from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes, spread
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
+from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
-GROUP_WARPS = 4
-"""The warps of a warp group; the rank of the first in its block is a multiple of this."""
 # Shuffle patterns kept per set of threads: each takes 9 bytes per thread.
 _CACHED = 32
 

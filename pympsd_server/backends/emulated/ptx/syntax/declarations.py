@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.expressions import constant
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Registers, Variable
 
 SPACES = frozenset({"global", "shared", "const", "local", "param"})

@@ -14,8 +14,8 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream, parse_integer
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream, parse_integer
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _WORD: Final = 1 << 64

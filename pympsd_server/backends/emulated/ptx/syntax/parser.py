@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.syntax.declarations import SPACES, parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target
 
 _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pympsd.wire.tensor_map import DataType, TensorMap
-from pympsd_server.backends.emulated.ptx.asynchronous.ranges import (
-    by_thread,
-    check_multiple,
-    complete_bytes,
-    consecutive,
-    destinations,
-    repeated,
-)
-from pympsd_server.backends.emulated.ptx.datatypes import (
+from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     F16,
     F32,
     F64,
@@ -30,8 +22,16 @@ from pympsd_server.backends.emulated.ptx.datatypes import (
     DType,
     Value,
 )
-from pympsd_server.backends.emulated.ptx.faults import IllegalInstruction
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
+from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import (
+    by_thread,
+    check_multiple,
+    complete_bytes,
+    consecutive,
+    destinations,
+    repeated,
+)
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
 from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch, written_at

@@ -8,8 +8,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from pympsd.wire.tensor_map import DataType, Im2col, Swizzle, TensorMap
-from pympsd_server.backends.emulated.ptx.datatypes import S64, U64, Array
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, IllegalInstruction
+from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U64, Array
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, IllegalInstruction
 
 _UNIT = 16
 """Boxes begin at multiples of this many bytes along the first dimension, as on an H100 and an H200."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from pympsd.wire.tensor_map import ALIGNMENT, BYTES, TensorMap, replaced, unpack
-from pympsd_server.backends.emulated.ptx.asynchronous.ranges import by_thread, check_multiple, consecutive, repeated
-from pympsd_server.backends.emulated.ptx.datatypes import U64, Value
-from pympsd_server.backends.emulated.ptx.faults import IllegalInstruction
+from pympsd_server.backends.emulated.ptx.isa.datatypes import U64, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
+from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import by_thread, check_multiple, consecutive, repeated
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
 

@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureObject
-from pympsd_server.backends.emulated.ptx.datatypes import F32, S64, U32, Array, Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import F32, S64, U32, Array, Value
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-from pympsd_server.backends.emulated.ptx.textures.coordinates import (
+from pympsd_server.backends.emulated.ptx.textures.texels import (
     STEPS,
+    border,
+    by_object,
     corner_weights,
     cube_face,
     finite,
     mapped,
     nearest,
     neighbours,
+    read,
     rounded,
 )
-from pympsd_server.backends.emulated.ptx.textures.texels import border, by_object, read
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState

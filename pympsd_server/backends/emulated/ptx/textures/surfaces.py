@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pympsd.wire.texture_object import Kind, Level, TextureObject
-from pympsd_server.backends.emulated.ptx.datatypes import S64, Array, DType, Value
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, LaunchFailed
+from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import global_elements, put
 from pympsd_server.backends.emulated.ptx.textures.texels import by_object

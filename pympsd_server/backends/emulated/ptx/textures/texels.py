@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from pympsd.wire.texture_object import BYTES, NORMALIZED, PACKED, Flag, Kind, Level, TextureObject, unpack
-from pympsd_server.backends.emulated.ptx.datatypes import (
+from pympsd.wire.texture_object import (
+    BYTES,
+    NORMALIZED,
+    PACKED,
+    AddressMode,
+    Flag,
+    Kind,
+    Level,
+    TextureObject,
+    unpack,
+)
+from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     F16,
     F32,
     F64,
@@ -23,12 +33,13 @@ from pympsd_server.backends.emulated.ptx.datatypes import (
     DType,
     Value,
 )
-from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress
 from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, global_elements
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+
 
 _DTYPES: Final[dict[int, DType]] = {
     0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32, PACKED: U32,
@@ -124,3 +135,78 @@ def border(of: TextureObject) -> Array:
         least = -1.0 if dtype.kind == "i" else 0.0
         found = np.floor(np.clip(found, least, 1.0) * greatest + 0.5) / greatest
     return found[:, None]
+
+
+_FAR = float(1 << 40)
+STEPS = 256
+"""Coordinates and weights of filters are fixed-point numbers with 8 bits of fraction; 1.0 is a weight."""
+
+
+def finite(values: Array) -> Array:
+    """Return coordinates in double precision, within what integers hold; those that are no numbers are 0."""
+    wide = values.astype(np.float64)
+    return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
+
+
+def nearest(place: Array) -> Array:
+    """Return the index of the element in which each place lies."""
+    found: Array = np.floor(place).astype(S64)
+    return found
+
+
+def neighbours(place: Array) -> tuple[Array, Array]:
+    """Return the index of the first of the two elements around each place, and the second's weight in steps."""
+    first, share = np.divmod(rounded((place - 0.5) * STEPS), STEPS)
+    return first, share
+
+
+def corner_weights(shares: list[Array]) -> dict[tuple[int, ...], Array]:
+    """Return the weights, in steps, of the elements around places, by their steps in x, y and z.
+
+    A GPU rounds them one dimension after the other, so that they always add up: the corpus of recorded kernels
+    (texture_filter) shows how.
+    """
+    nothing = np.zeros_like(shares[0])
+    x, y, z = (*shares, nothing, nothing)[:3]
+    found = {}
+    for depth, whole in ((0, STEPS - z), (1, z)):
+        right = rounded(whole * x / STEPS)
+        left = whole - right
+        right_below = rounded(right * y / STEPS)
+        left_above = rounded(left * (STEPS - y) / STEPS)
+        found[0, 0, depth], found[0, 1, depth] = left_above, left - left_above
+        found[1, 0, depth], found[1, 1, depth] = right - right_below, right_below
+    return {corner[: len(shares)]: weight for corner, weight in found.items() if not any(corner[len(shares) :])}
+
+
+def rounded(values: Array) -> Array:
+    """Return the nearest integers, of two the greater."""
+    found: Array = np.floor(values + 0.5).astype(S64)
+    return found
+
+
+def mapped(index: Array, size: int, mode: int) -> tuple[Array, Array | None]:
+    """Return indices within 0 to size - 1, and which were there if the border has a colour of its own."""
+    if mode == AddressMode.WRAP:
+        return index % size, None
+    if mode == AddressMode.MIRROR:
+        twice = index % (2 * size)
+        return np.where(twice < size, twice, 2 * size - 1 - twice), None
+    clamped = np.clip(index, 0, size - 1)
+    return clamped, (clamped == index) if mode == AddressMode.BORDER else None
+
+
+def cube_face(x: Array, y: Array, z: Array) -> tuple[Array, Array, Array]:
+    """Return the face (+x, -x, +y, -y, +z, -z) that each direction meets, and where, from 0 to 1."""
+    wide, high, deep = np.abs(x), np.abs(y), np.abs(z)
+    along_x = (wide >= high) & (wide >= deep)
+    along_y = ~along_x & (high >= deep)
+    choices = (along_x, along_y)
+    major, length = np.select(choices, (x, y), z), np.select(choices, (wide, high), deep)
+    is_negative = np.signbit(major)
+    face = np.select(choices, (0, 2), 4) + is_negative
+    sign = np.where(is_negative, -1.0, 1.0)
+    across = np.select(choices, (-z * sign, x), x * sign)
+    down = np.select(choices, (-y, z * sign), -y)
+    scale = np.where(length > 0, length, 1.0)
+    return face.astype(S64), (across / scale + 1) / 2, (down / scale + 1) / 2

@@ -1,0 +1,276 @@
+"""Loads, stores and atomics."""
+
+from __future__ import annotations
+
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
+from pympsd_server.backends.emulated.ptx.lowering.ir import (
+    Argument,
+    Group,
+    Memory,
+    Operation,
+    Register,
+    Sink,
+    Symbol,
+)
+from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits
+from pympsd_server.backends.emulated.ptx.numpy_tier.writer import CONSTANTS, Writer
+
+_SPACES = {"global": "global", "const": "global", "shared": "shared", "local": "local", "param": "param"}
+_SPACES |= {"shared::cta": "shared", "shared::cluster": "shared", "param::entry": "param", "param::func": "param"}
+_HINT = "L2::cache_hint"
+_ORDER = "weak relaxed acquire release acq_rel volatile sc mmio cta cluster gpu sys"
+_CACHE = (
+    "ca cg cs lu cv wb wt nc L1::evict_normal L1::evict_unchanged L1::evict_first L1::evict_last "
+    "L1::no_allocate L2::evict_first L2::evict_last L2::evict_normal L2::64B L2::128B L2::256B unified "
+    "L2::cache_hint"
+)
+_MAX_FAST_OFFSET = 1 << 20
+"""Bytes. With greater offsets two accesses from one base may be in 32-bit spaces on both sides of a wrap."""
+_TYPES = ("b8", "u8", "s8", *BITS, *INTEGERS, *FLOATS)
+_MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4 v8"])
+_LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
+
+
+def _space(o: Operation) -> str:
+    return next((_SPACES[m] for m in o.modifiers if m in _SPACES), "generic")
+
+
+def _vector(w: Writer, o: Operation, value: Argument) -> tuple[Argument, ...]:
+    length = _LENGTHS.get(o.one_of(*_LENGTHS), 1)
+    items = value.items if isinstance(value, Group) else (value,)
+    if len(items) != length:
+        raise w.refuse("vector of the wrong length")
+    size = DTYPES[o.type].itemsize if o.types else 0
+    if length * size > 16 or length == 8:
+        _check_wide(w, o, length * size)
+    return items
+
+
+def _check_wide(w: Writer, o: Operation, nbytes: int) -> None:
+    """Refuse vectors of more than 16 bytes that PTX does not have."""
+    if nbytes != 32 or o.name == "ldu" or not (o.has("global") or _space(o) == "generic"):
+        raise w.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
+    if not w.code.wide_accesses:
+        raise w.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
+
+
+def _place(w: Writer, o: Operation, memory: Argument, space: str) -> tuple[str, int]:
+    """Return (base value, constant offset) of a memory operand, whose base has the width that the space needs.
+
+    A register of 32 bits is extended by zeros, as PTX says; in .const memory it counts from the module's constants.
+    """
+    base, offset = w.address(memory)
+    register = memory.base if isinstance(memory, Memory) else None
+    if space not in ("global", "generic") or not isinstance(register, Register):
+        return base, offset
+    if w.register_dtype(register.number).itemsize == 8:
+        return base, offset
+    if not o.has("const"):
+        return w.keep(f"{base}.astype(d_u8)"), offset
+    return w.keep(f"constant_address({_plus(w, base, offset)}, {w.constants.address(CONSTANTS, 0)})"), 0
+
+
+def without_hint(w: Writer, o: Operation, count: int) -> tuple[Argument, ...]:
+    """Return the `count` operands of an operation, less the cache policy behind them: there is no cache."""
+    if len(o.operands) != count + o.has(_HINT):
+        raise w.refuse(f"{len(o.operands)} operands")
+    return o.operands[:count]
+
+
+@emits("ld ldu", (2, 3), _MODIFIERS, _TYPES)
+def _load(w: Writer, o: Operation) -> None:
+    without_hint(w, o, 2)
+    dtype = dtype_of(w, o)
+    targets = _vector(w, o, o.operands[0])
+    memory = o.operands[1]
+    space = _space(o)
+    if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
+        return _load_parameter(w, targets, memory, memory.base, dtype)
+    base, offset = _place(w, o, memory, space)
+    total = dtype.itemsize * len(targets)
+    if _is_fast(w, space, offset, total):
+        names = _fast_loads(w, space, base, offset, dtype, len(targets))
+    else:
+        names = _checked_loads(w, space, base, offset, dtype, len(targets))
+    for target, name in zip(targets, names, strict=True):
+        if not isinstance(target, Sink):
+            w.assign(target, name, dtype)
+    return None
+
+
+def _load_parameter(w: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType) -> None:
+    start = w.offset_of(base) + base.offset + memory.offset
+    if start % dtype.itemsize:
+        raise w.refuse("misaligned parameter")
+    if not 0 <= start <= w.code.parameter_bytes - dtype.itemsize * len(targets):
+        raise w.refuse(f"outside of the {w.code.parameter_bytes} bytes of parameters")
+    for index, target in enumerate(targets):
+        at = start // dtype.itemsize + index
+        w.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
+
+
+def _is_fast(w: Writer, space: str, offset: int, total: int) -> bool:
+    """Return whether one check and one index serve this access and others from the same base."""
+    return w.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
+
+
+def _fast_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+    """Index the memory view shifted by the constant offset: no arithmetic per thread."""
+    size = dtype.itemsize
+    index = w.span(space, base, offset, size, size * count)
+    view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+    return [w.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
+
+
+def _checked_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+    size = dtype.itemsize
+    names = []
+    for index in range(count):
+        address = _plus(w, base, offset + index * size)
+        # The first access checks the alignment and bounds of the whole vector.
+        align = size * count if index == 0 else size
+        names.append(w.keep(f"load(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {w.guard})"))
+    return names
+
+
+def _plus(w: Writer, base: str, offset: int) -> str:
+    return w.keep(f"displaced({base}, {offset})") if offset else base
+
+
+@emits("st", (2, 3), _MODIFIERS, _TYPES)
+def _store(w: Writer, o: Operation) -> None:
+    without_hint(w, o, 2)
+    dtype = dtype_of(w, o)
+    items = _vector(w, o, o.operands[1])
+    values = [_stored_value(w, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
+    space = _space(o)
+    if space == "param" or o.has("const"):
+        raise w.refuse()
+    base, offset = _place(w, o, o.operands[0], space)
+    size, total = dtype.itemsize, dtype.itemsize * len(values)
+    if _is_fast(w, space, offset, total):
+        index = w.span(space, base, offset, size, total)
+        view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+        for i, value in enumerate(values):
+            if value != "None":
+                w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
+        return
+    address = _plus(w, base, offset)
+    given = f"({', '.join(values)},)"
+    w.lines.append(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {total}, {given}, {w.guard})")
+
+
+def _stored_value(w: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
+    """Return an element's value; "None" for one that vectors of 32 bytes leave out by `_`."""
+    return "None" if is_wide and isinstance(item, Sink) else w.keep(w.value(item, dtype))
+
+
+_FUNCTIONS = "add min max and or xor exch cas inc dec"
+_HALVES = ("f16", "bf16", "f16x2", "bf16x2")
+_ALLOWED = {
+    "add": ("u32", "s32", "u64", "s64", "f32", "f64", *_HALVES),
+    "min": ("u32", "s32", "u64", "s64"),
+    "max": ("u32", "s32", "u64", "s64"),
+    "and": ("b32", "b64"),
+    "or": ("b32", "b64"),
+    "xor": ("b32", "b64"),
+    "exch": ("b32", "b64", "b128"),
+    "cas": ("b16", "b32", "b64", "b128"),
+    "inc": ("u32",),
+    "dec": ("u32",),
+}
+_VECTORS_ALLOWED = {"add": ("f32", *_HALVES), "min": _HALVES, "max": _HALVES}
+_ATOMIC_MODIFIERS = (
+    f"{_FUNCTIONS} global shared shared::cta shared::cluster relaxed acquire release acq_rel cta cluster gpu sys "
+    f"noftz v2 v4 v8 {_HINT}"
+)
+_ATOMIC_TYPES = tuple({t for types in _ALLOWED.values() for t in types})
+
+
+@emits("atom red", (2, 5), _ATOMIC_MODIFIERS, _ATOMIC_TYPES)
+def _atomic(w: Writer, o: Operation) -> None:
+    function, length = o.one_of(*_FUNCTIONS.split()), o.one_of("v2", "v4", "v8")
+    allowed = _VECTORS_ALLOWED if length else _ALLOWED
+    if o.type not in allowed.get(function, ()) or len(o.types) != 1:
+        raise w.refuse()
+    operands = without_hint(w, o, (3 if function == "cas" else 2) + (o.name == "atom"))
+    target, rest = (operands[0], operands[1:]) if o.name == "atom" else (Sink(), operands)
+    if o.type == "b128":
+        _atomic_pairs(w, o, function, target, rest)
+        return
+    dtype, count = DTYPES[o.type], int(length[1:]) if length else 1
+    if count * dtype.itemsize > 16:
+        raise w.refuse("vector of the wrong length")
+    base, offset = _place(w, o, rest[0], _space(o))
+    columns = [_elements(w, value, count) for value in rest[1:]]
+    targets = (Sink(),) * count if isinstance(target, Sink) else _elements(w, target, count)
+    if o.type in ("f16x2", "bf16", "bf16x2"):
+        function = f"{function}_{o.type}"
+    results = []
+    for index in range(count):
+        address = _plus(w, base, offset + index * dtype.itemsize)
+        values = ", ".join(w.value(column[index], dtype) for column in columns)
+        used = not isinstance(targets[index], Sink)
+        # The first access checks the alignment of the whole vector.
+        align = dtype.itemsize if index else count * dtype.itemsize
+        results.append(w.name())
+        w.lines.append(
+            f"{results[-1]} = atomic(B, T, {_space(o)!r}, {function!r}, {address}, {dtype_name(dtype)}_t, {align},"
+            f" ({values},), {used}, {w.guard})"
+        )
+    for each, result in zip(targets, results, strict=True):
+        if not isinstance(each, Sink):
+            w.assign(each, result, dtype)
+
+
+def _atomic_pairs(w: Writer, o: Operation, function: str, target: Argument, rest: tuple[Argument, ...]) -> None:
+    """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
+    if o.name != "atom":
+        raise w.refuse("red has no .exch")
+    base, offset = _place(w, o, rest[0], _space(o))
+    pairs = [f"({', '.join(w.value(half, U64) for half in _elements(w, value, 2))})" for value in rest[1:]]
+    name = w.name()
+    w.lines.append(
+        f"{name} = atomic_pairs(B, T, {_space(o)!r}, {function!r}, {_plus(w, base, offset)}, ({', '.join(pairs)},),"
+        f" {w.guard})"
+    )
+    if not isinstance(target, Sink):
+        for half, field in zip(_elements(w, target, 2), ("low", "high"), strict=True):
+            w.assign(half, w.keep(f"{name}[{field!r}]"), U64)
+
+
+def _elements(w: Writer, value: Argument, count: int) -> tuple[Argument, ...]:
+    items = value.items if isinstance(value, Group) else (value,)
+    if len(items) != count:
+        raise w.refuse("vector of the wrong length")
+    return items
+
+
+_FENCES = (
+    "cta gl sys gpu cluster acq_rel sc acquire release proxy alias async async::generic global shared::cta "
+    "shared::cluster mbarrier_init sync_restrict::shared::cta sync_restrict::shared::cluster"
+)
+
+
+@emits("membar fence", 0, _FENCES, ())
+@emits("fence.proxy.tensormap::generic", (0, 2), "acquire release cta cluster gpu sys", ())
+@emits("griddepcontrol", 0, "wait launch_dependents", ())
+@emits("setmaxnreg", 1, "inc dec sync aligned", ("u32",))
+@emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal tensormap param const", ())
+@emits("pmevent", 1, "mask", ())
+@emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
+def _nothing(w: Writer, o: Operation) -> None:
+    """Threads of a batch already see each other's memory in order."""
+
+
+@emits("nanosleep", 1, "", ("u32",))
+def _sleep(w: Writer, o: Operation) -> None:
+    time = w.value(o.operands[0], U32)
+    given = time if w.guard is None else f"select({w.guard}, {time}, {w.scalar(0, U32)})"
+    w.lines.append(f"B.sleep(T, {given})")
+
+
+@emits("createpolicy", (2, 4), "fractional range cvt global L2 " + _CACHE, ("b64", "f32"))
+def _policy(w: Writer, o: Operation) -> None:
+    """A cache policy, which nothing looks at."""
+    w.assign(o.operands[0], w.scalar(0, DTYPES["b64"]), DTYPES["b64"])
