@@ -63,11 +63,11 @@ class DeviceOutput:
 
 def write_output(descriptor: int, text: bytes) -> None:
     """Write the text of kernels to file descriptor 1 or 2, as CUDA does; lose it if that is closed or broken."""
-    left = memoryview(text)
+    remaining = memoryview(text)
     try:
-        while left:
+        while remaining:
             try:
-                left = left[os.write(descriptor, left) :]
+                remaining = remaining[os.write(descriptor, remaining) :]
             except BlockingIOError:
                 select.select((), (descriptor,), ())
     except (OSError, ValueError):
@@ -107,7 +107,7 @@ class ReceivedFds:
         while self._unread:
             message = self._unread[0]
             if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(
-                one is message for one in self._with_fd[-1:]
+                known is message for known in self._with_fd[-1:]
             ):
                 self._with_fd.append(message)
             any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))

@@ -74,12 +74,12 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
     slices = [_Slice(partial(run, *piece)) for piece in pieces[1:]]
     try:
         try:
-            for each in slices:
+            for part in slices:
                 with suppress(RuntimeError):  # the system has no thread for it
-                    Thread(target=each.help, name="copy", daemon=True).start()
+                    Thread(target=part.help, name="copy", daemon=True).start()
             copy(*pieces[0], stop)
-            for each, piece in zip(slices, pieces[1:], strict=True):
-                if not stop.is_set() and each.take("caller"):
+            for part, piece in zip(slices, pieces[1:], strict=True):
+                if not stop.is_set() and part.take("caller"):
                     copy(*piece, stop)
         except BaseException as error:
             errors.insert(0, error)
@@ -97,8 +97,8 @@ def _wait(slices: list[_Slice], errors: list[BaseException], stop: Event) -> Non
         try:
             if errors:
                 stop.set()
-            for each in slices:
-                each.wait()
+            for part in slices:
+                part.wait()
         except BaseException as error:
             errors.insert(0, error)
         else:

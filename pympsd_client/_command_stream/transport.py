@@ -164,11 +164,11 @@ class Transport:
         if self._error is not None:
             raise self._error.again()
 
-    def _read_until(self, wanted: int, limit_ms: int) -> None:
+    def _read_until(self, events_mask: int, limit_ms: int) -> None:
         leads = self._leading.acquire(blocking=False)
         try:
             poll = select.poll()
-            poll.register(self._socket, wanted | (select.POLLIN if leads else 0))
+            poll.register(self._socket, events_mask | (select.POLLIN if leads else 0))
             for _, events in poll.poll(limit_ms):
                 if leads and events & select.POLLIN:
                     self._receive(socket.MSG_DONTWAIT)

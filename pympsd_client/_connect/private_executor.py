@@ -75,7 +75,7 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
             if answer.get("backend") == b'"cuda"':
                 reason = "a private device is an emulated one, and this machine has GPUs; set PYMPSD_BACKEND=emulated"
                 raise CudaError(Result.ERROR_NO_DEVICE, reason)
-            return tuple(Device(number, number, one) for number, one in enumerate(facts))
+            return tuple(Device(number, number, properties) for number, properties in enumerate(facts))
         reason = msgspec.json.decode(answer["error"], type=str)
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, KeyError) as error:
         reason = f"the devices of this machine could not be listed: {error}"

@@ -40,8 +40,8 @@ _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
 def forced_version(text: str | None) -> int | None:
     """Return the version that the variable's value asks for; None if it names none."""
-    found = _NUMBER.match(text or "")
-    return int(found[1]) if found is not None else None
+    match = _NUMBER.match(text or "")
+    return int(match[1]) if match is not None else None
 
 
 def check_api_version(environment: Mapping[str, str]) -> None:
@@ -166,8 +166,8 @@ class Session:
 
     def _gone(self, reason: str) -> CudaError:
         if self._lost is None:
-            said = self._last_message()
-            self._lost = said or lost(f"the MPS server: {reason}; end this process and start it again")
+            message = self._last_message()
+            self._lost = message or lost(f"the MPS server: {reason}; end this process and start it again")
             if self._conversation.over:
                 # Its contexts are gone with it, though executors may live on for a moment.
                 for transport in tuple(self._transports.values()):

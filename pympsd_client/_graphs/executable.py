@@ -49,9 +49,11 @@ class Executable:
         self._copies: Final = works.all_copies(self.graph)
         self._disabled: Final[set[Node]] = set()
         inner = [node.work for node in works.all_nodes(self.graph).values()]
-        frees = {one.address for one in inner if isinstance(one, works.FreeWork)}
-        allocated = {one.allocation.handle: one.allocation for one in inner if isinstance(one, works.AllocateWork)}
-        self._leaves: Final = [one for address, one in allocated.items() if address not in frees]
+        frees = {work.address for work in inner if isinstance(work, works.FreeWork)}
+        allocated = {
+            work.allocation.handle: work.allocation for work in inner if isinstance(work, works.AllocateWork)
+        }
+        self._leaves: Final = [work for address, work in allocated.items() if address not in frees]
         """The memory that a launch leaves to the program."""
         self._frees: Final = frees - allocated.keys()
         """The addresses that it frees for other graphs."""
@@ -68,7 +70,7 @@ class Executable:
             self._make()
         except Failed as failed:
             works.destroy(self.graph)
-            originals = (graphs.nodes.get(handle) for handle, own in self._copies.items() if own is failed.node)
+            originals = (graphs.nodes.get(handle) for handle, copy in self._copies.items() if copy is failed.node)
             raise Failed(next(originals), failed.error) from None
         except BaseException:
             works.destroy(self.graph)
@@ -76,10 +78,10 @@ class Executable:
 
     def node(self, node: Node) -> Node:
         """Return its copy of a node of the graph that it was made from; raise INVALID_VALUE."""
-        found = self._copies.get(node.handle)
-        if found is None:
+        copy = self._copies.get(node.handle)
+        if copy is None:
             raise invalid_value(f"node {node.handle:#x} is not of the graph that the executable one was made from")
-        return found
+        return copy
 
     def change(self, node: Node, work: Any) -> None:
         """Have its copy of a node do other work from the next launch on."""
@@ -90,11 +92,11 @@ class Executable:
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
         """Take over the work of other nodes, except for the graphs in nodes, whose nodes are among the pairs."""
         with self._launching:
-            for own, other in pairs:
-                if not works.inner_graphs(own.work):
-                    own.work = other.work
-                elif isinstance(own.work, works.ConditionalWork):
-                    own.work.condition = other.work.condition
+            for node, source in pairs:
+                if not works.inner_graphs(node.work):
+                    node.work = source.work
+                elif isinstance(node.work, works.ConditionalWork):
+                    node.work.condition = source.work.condition
             self._drop()
 
     def is_enabled(self, node: Node) -> bool:
@@ -121,15 +123,15 @@ class Executable:
             raise failed.error from None
 
     def _make(self) -> None:
-        made = Items(self.context, frozenset(self._disabled))
-        made.add_all(self.graph)
+        items = Items(self.context, frozenset(self._disabled))
+        items.add_all(self.graph)
         handle = self.context.mint()
-        upload(self.context, operations.GRAPH_PART, handle, encode(made.items))
+        upload(self.context, operations.GRAPH_PART, handle, encode(items.items))
         self.context.call(operations.INSTANTIATE_GRAPH, handle)
         self._made = handle
-        self._recorded = made.recorded
+        self._recorded = items.recorded
         # Last: what the work before was the last to hold may destroy the graph.
-        self._host_work = [self._copier(one) if isinstance(one, HostCopy) else one for one in made.host_work]
+        self._host_work = [self._copier(work) if isinstance(work, HostCopy) else work for work in items.host_work]
 
     def _drop(self) -> None:
         handle, self._made = self._made, _NOT_MADE
@@ -139,8 +141,8 @@ class Executable:
 
     def launch(self, stream: int) -> None:
         """Launch it in stream order and return at once; raise CudaError."""
-        found = _known_stream(stream)
-        context, its_stream = resolve(stream) if found is None else (found.context, stream)
+        known_stream = _known_stream(stream)
+        context, its_stream = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:
             raise invalid_value("the stream is of another context than the nodes of the graph")
         if intercepted.by is not None and captures.add((context, its_stream), self._as_child):
@@ -191,10 +193,10 @@ class Executable:
 
     def _post_host_function(self, stream: int, number: int, run: Callable[[int], None]) -> None:
         opened = self.context.usable()
-        made, serial = self._made, opened.serial
+        graph_handle, serial = self._made, opened.serial
 
         def record(sequence: int) -> bytes:
-            operands = (stream, made, sequence, number)
+            operands = (stream, graph_handle, sequence, number)
             return operations.GRAPH_HOST_FUNCTION.record(serial, sequence, *operands, flags=FLAG_QUIET)
 
         # One that waits for another branch's must not be behind it: each node has an order of its own.
@@ -203,10 +205,10 @@ class Executable:
             PendingCallback(self.context, serial, order, host_function.marked(run), False), record
         )
 
-    def _copier(self, given: HostCopy) -> Callable[[int], None]:
+    def _copier(self, host_copy: HostCopy) -> Callable[[int], None]:
         if not self._copy_stream:
             self._copy_stream = streams.create(self.context, streams.NON_BLOCKING, 0).handle
-        return partial(_copy, self.context, self._copy_stream, given)
+        return partial(_copy, self.context, self._copy_stream, host_copy)
 
     def destroy(self) -> None:
         """Destroy it; launches that are queued go on, and what it retains is given back after them."""
@@ -226,12 +228,12 @@ class Executable:
             give_back()
 
 
-def _copy(context: Context, stream: int, given: HostCopy, status: int) -> None:
+def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> None:
     """Make a copy whose turn it is; its failure is the context's."""
     stack, this_thread.stack = this_thread.stack, [context]
     serial = context.serial
     try:
-        region_copy.copy(given.destination, given.source, given.extent, stream, True)
+        region_copy.copy(host_copy.destination, host_copy.source, host_copy.extent, stream, True)
     except CudaError as error:
         context.poison(serial, error.code, error.reason)
     finally:
@@ -240,9 +242,9 @@ def _copy(context: Context, stream: int, given: HostCopy, status: int) -> None:
 
 def _give_back(context: Context) -> None:
     """Give back what the executable graphs of a context that closes retain."""
-    for each in executables.all():
-        if each.context is context:
-            works.destroy(each.graph)
+    for executable in executables.all():
+        if executable.context is context:
+            works.destroy(executable.graph)
 
 
 when_closed.append(_give_back)  # before the table, which drops them then
@@ -251,7 +253,7 @@ executables: Final[HandleTable[Executable]] = HandleTable("executable graph", "d
 
 def find(handle: int) -> Executable:
     """Return the executable graph of a handle; raise INVALID_VALUE."""
-    found = executables.get(handle)
-    if found is None:
+    executable = executables.get(handle)
+    if executable is None:
         raise invalid_value(f"{handle:#x} is no executable graph of this process (destroyed, or its context was)")
-    return found
+    return executable

@@ -95,12 +95,12 @@ class Items:
         """Return the items that come last, those before it if it has no nodes."""
         ends: dict[Node, tuple[int, ...]] = {}
         for node in graph.in_order():
-            before = tuple({each: None for earlier in node.dependencies for each in ends[earlier]}) or after
+            before = tuple({item: None for earlier in node.dependencies for item in ends[earlier]}) or after
             try:
                 ends[node] = self._add_node(node, before)
             except CudaError as error:
                 raise Failed(node, error) from None
-        last = tuple({each: None for node in graph.nodes.values() if not node.dependents for each in ends[node]})
+        last = tuple({item: None for node in graph.nodes.values() if not node.dependents for item in ends[node]})
         return self._joined(last or after)
 
     def _joined(self, after: tuple[int, ...]) -> tuple[int, ...]:
@@ -166,10 +166,10 @@ class Items:
         return operations.HOST_FUNCTION.record(serial, 0, _STREAM, len(self.host_work) - 1)
 
     def _copy(self, work: CopyWork, serial: int) -> bytes:
-        found = regions(work.copy, self.context)
-        if found is None:
+        sides_and_extent = regions(work.copy, self.context)
+        if sides_and_extent is None:
             return b""
-        destination, source, extent = found
+        destination, source, extent = sides_and_extent
         sides = tuple(map(self._side, (destination, source), (extent, extent)))
         if None in sides or all(side is Space.PINNED for side in sides):
             return self._host(HostCopy(destination, source, extent), serial)
@@ -211,26 +211,26 @@ def _launch(work: KernelWork, serial: int) -> bytes:
 
 def context_of_graph(graph: Graph, otherwise: Callable[[], Context]) -> Context:
     """Return the one context of a graph's nodes; ``otherwise()`` where none has one; raise NotOneContext."""
-    found = set(_contexts(graph))
-    if len(found) > 1:
+    contexts = set(_contexts(graph))
+    if len(contexts) > 1:
         raise NotOneContext
-    return found.pop() if found else otherwise()
+    return contexts.pop() if contexts else otherwise()
 
 
 def _contexts(graph: Graph) -> list[Context]:
-    found = []
+    contexts = []
     for node in graph.nodes.values():
         work = node.work
         if isinstance(work, ChildWork):
-            found += _contexts(work.graph)
+            contexts += _contexts(work.graph)
         elif isinstance(work, ConditionalWork):
-            found += [each for body in work.bodies for each in _contexts(body)]
-            found.append(work.condition.context)
+            contexts += [context for body in work.bodies for context in _contexts(body)]
+            contexts.append(work.condition.context)
         elif isinstance(work, KernelWork | FillWork | CopyWork | BatchWork):
-            found.append(work.context)
+            contexts.append(work.context)
         elif isinstance(work, AllocateWork):
-            found.append(work.allocation.context)
-    return found
+            contexts.append(work.allocation.context)
+    return contexts
 
 
 _LINEAR: Final = {

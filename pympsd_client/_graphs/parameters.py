@@ -162,11 +162,13 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
     if number == CLUSTER_DIMENSION and any(value):
-        made = evolve(work, attributes={**work.attributes, number: value})
-        if not all(1 <= size <= MOST for size in made.cluster):
-            raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {made.cluster}")
-        check_cluster(made.function, made.shape, made.cluster)
-        return made
+        clustered = evolve(work, attributes={**work.attributes, number: value})
+        if not all(1 <= size <= MOST for size in clustered.cluster):
+            raise CudaError(
+                Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {clustered.cluster}"
+            )
+        check_cluster(clustered.function, clustered.shape, clustered.cluster)
+        return clustered
     if name_of(number) not in HINTS and any(value):
         those = f"COOPERATIVE and CLUSTER_DIMENSION, and takes the hints {', '.join(sorted(HINTS))}"
         raise not_there(name_of(number), those)
@@ -179,10 +181,10 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
 def checked_copy(copy: Copy3D, context: int) -> CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
     its_context = _context(context)
-    found = regions(copy, its_context)
-    if found is None:
+    checked = regions(copy, its_context)
+    if checked is None:
         raise invalid_value("the copy has no bytes; width, height and depth are at least 1")
-    for region in found[:2]:
+    for region in checked[:2]:
         if not region.is_host:
             owner(region.address)
     return CopyWork(copy, its_context)
@@ -221,15 +223,15 @@ def batch_at(address: int) -> BatchWork:
         raise invalid_value(f"paramArray is NULL, and {raw.count} operations are said to be there")
     context = _context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
-    parts = [part for one in operations for part in _parts(stream_memory.read(one), context)]
+    parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
     return BatchWork(tuple(operations), tuple(parts), context)
 
 
 def _parts(of: stream_memory.Operation, context: Context) -> list[KernelWork | FillWork]:
-    given = (of.address, of.value, of.size, of.flags)
+    fields = (of.address, of.value, of.size, of.flags)
     if not of.waits:
-        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*given)]
-    kernel, values = stream_memory.waiting(*given)
+        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
+    kernel, values = stream_memory.waiting(*fields)
     function = kernel.function_in(context)
     return [KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
 
@@ -294,11 +296,11 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    if condition is None or not any(condition.graph is each for each in _with_outer(graph)):
+    if condition is None or not any(condition.graph is outer for outer in _with_outer(graph)):
         raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph, nor of one that it is in")
-    most = _BODIES.get(raw.type, 0)
-    if not 1 <= raw.size <= most:
-        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {most} bodies, not {raw.size}")
+    max_bodies = _BODIES.get(raw.type, 0)
+    if not 1 <= raw.size <= max_bodies:
+        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {max_bodies} bodies, not {raw.size}")
     work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
     raw.phGraph_out = work.array
     return work
@@ -351,7 +353,7 @@ def any_at(graph: Graph, address: int) -> Any:
     if read is None:
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have graph nodes of type {kind} yet; it has {', '.join(one.name for one in NodeType)}",
+            f"pympsd does not have graph nodes of type {kind} yet; it has {', '.join(each.name for each in NodeType)}",
         )
     return read(at)
 

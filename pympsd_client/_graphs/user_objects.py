@@ -60,10 +60,10 @@ user_objects: Final[dict[int, UserObject]] = {}
 
 def find(handle: int) -> UserObject:
     """Return the user object of a handle; raise INVALID_VALUE."""
-    found = user_objects.get(handle)
-    if found is None:
+    user_object = user_objects.get(handle)
+    if user_object is None:
         raise invalid_value(f"{handle:#x} is no user object of this process (all its references are released)")
-    return found
+    return user_object
 
 
 def retain(graph: Graph, item: UserObject, references: int, move: bool = False) -> None:
@@ -78,11 +78,11 @@ def retain(graph: Graph, item: UserObject, references: int, move: bool = False) 
 
 def release(graph: Graph, item: UserObject, references: int) -> None:
     """Release references of a graph; raise INVALID_VALUE for more than it holds."""
-    held = graph.retained.get(item, 0)
-    if not 1 <= references <= held:
-        raise invalid_value(f"{references} references are not between 1 and the {held} that the graph holds")
-    if held == references:
+    held_count = graph.retained.get(item, 0)
+    if not 1 <= references <= held_count:
+        raise invalid_value(f"{references} references are not between 1 and the {held_count} that the graph holds")
+    if held_count == references:
         del graph.retained[item]
     else:
-        graph.retained[item] = held - references
+        graph.retained[item] = held_count - references
     item.release(references)

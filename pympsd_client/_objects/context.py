@@ -80,7 +80,7 @@ What it returns is called after the wait, with whether it was successful.
 @contextmanager
 def waiting(context: Context, stream: int | None) -> Iterator[None]:
     """Enclose a call that waits for a stream of a context, or for all of them."""
-    afterwards = [after for each in before_waiting if (after := each(context, stream)) is not None]
+    afterwards = [after for prepare in before_waiting if (after := prepare(context, stream)) is not None]
     done = False
     try:
         yield
@@ -216,18 +216,18 @@ class Context:
             return
         self._unwatched, self._pulse_due = 0, moment + _PULSE_S
         transport = opened.transport
-        asked = self._asked
-        if asked is None or asked[0] != opened.serial:
+        watched = self._asked
+        if watched is None or watched[0] != opened.serial:
             self._asked = opened.serial, transport.sequence()
             sequence = self._asked[1]
             transport.expect(sequence)
             record = operations.MEMORY_INFO.record(opened.serial, sequence, flags=FLAG_QUIET)
             transport.post(record, urgent=True)
             return
-        answer = transport.poll(asked[1])
+        answer = transport.poll(watched[1])
         if answer is not None:
             self._asked = None
-            transport.discard(asked[1])
+            transport.discard(watched[1])
             if answer[0] & FLAG_POISONED:
                 self.judge(opened, answer)
 
@@ -263,10 +263,10 @@ def _not_open() -> CudaError:
 
 def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
-    found = contexts.get(handle)
-    if found is None:
+    context = contexts.get(handle)
+    if context is None:
         raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no context of this process")
-    return found
+    return context
 
 
 def current() -> Context:
@@ -296,8 +296,8 @@ def context_on(ordinal: int) -> Context:
     """
     if this_thread.stack and current().device.ordinal == ordinal:
         return current()
-    if (found := usable_on(ordinal)) is not None:
-        return found
+    if (context := usable_on(ordinal)) is not None:
+        return context
     raise CudaError(
         Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"
     )

@@ -143,39 +143,39 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
         copy_in_parallel(count, threads, fetch)
 
 
-def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most: int) -> None:
-    """Copy pieces to the host, at most ``most`` under way at once, so that every thread has some."""
+def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_pending: int) -> None:
+    """Copy pieces to the host, at most ``max_pending`` under way at once, so that every thread has some."""
     transport = opened.transport
-    asked: deque[_Asked] = deque()
+    pending: deque[_Asked] = deque()
     try:
         for piece in pieces:
-            if len(asked) == most:
-                _copy_out(context, opened, asked)
+            if len(pending) == max_pending:
+                _copy_out(context, opened, pending)
             sequence = transport.sequence()
             offset = transport.staging.take(sequence, piece.size, context, kept=True)
-            while offset is None and asked:  # our own slots first: a thread never waits while it keeps some
-                _copy_out(context, opened, asked)
+            while offset is None and pending:  # our own slots first: a thread never waits while it keeps some
+                _copy_out(context, opened, pending)
                 offset = transport.staging.take(sequence, piece.size, context, kept=True)
             if offset is None:
                 offset = transport.take_slot(sequence, piece.size, context, kept=True)
-            asked.append(_Asked(sequence, offset, piece))
+            pending.append(_Asked(sequence, offset, piece))
             transport.expect(sequence)
             transport.post(piece.record(opened.serial, sequence, offset, 0))
-        while asked:
-            _copy_out(context, opened, asked)
+        while pending:
+            _copy_out(context, opened, pending)
     finally:
         # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
-        for slot in asked:
+        for slot in pending:
             _release(transport, slot.sequence)
 
 
-def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
+def _copy_out(context: Context, opened: Opened, pending: deque[_Asked]) -> None:
     """Wait for the first piece that was asked for, and copy it to where it belongs."""
-    slot, transport = asked[0], opened.transport
+    slot, transport = pending[0], opened.transport
     context.judge(opened, transport.answer(slot.sequence))
     slot.piece.move(transport.staging.address + slot.offset)
     _release(transport, slot.sequence)
-    asked.popleft()
+    pending.popleft()
 
 
 def _release(transport: Transport, sequence: int) -> None:
@@ -197,10 +197,10 @@ def upload(context: Context, operation: Operation, handle: int, data: bytes) -> 
     """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
     opened = context.usable()
     transport = opened.transport
-    held = ctypes.create_string_buffer(data, len(data))
+    buffer = ctypes.create_string_buffer(data, len(data))
     for start, size in _chunks(0, len(data), transport.staging.slot_limit):
         sequence = transport.sequence()
-        piece = _from_host(ctypes.addressof(held) + start, size, _linear(operation, size, handle))
+        piece = _from_host(ctypes.addressof(buffer) + start, size, _linear(operation, size, handle))
         offset = _filled_slot(transport, context, sequence, piece)
         record = piece.record(opened.serial, sequence, offset, 0)
         context.judge(opened, transport.call(sequence, record))

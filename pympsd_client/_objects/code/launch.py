@@ -67,10 +67,10 @@ def launch(
         check_cooperative(function, tuple(map(int, shape)))
     if cluster != NO_CLUSTER:
         check_cluster(function, shape, cluster)
-    named = its_stream = 0
+    stream_handle = its_stream = 0
     if stream is not None and stream != 0:
-        named = number(stream)
-        its_context, its_stream = resolve(named)
+        stream_handle = number(stream)
+        its_context, its_stream = resolve(stream_handle)
         if its_context is not context:
             raise invalid_handle("the stream is of another context than the kernel")
     layout = function.layout
@@ -82,8 +82,8 @@ def launch(
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.wants_plan and not flags and named != PER_THREAD:
-        _add_plan(cache, epoch, handle, function, shape, named, parameters, transport, record)
+    if cache is not None and cache.wants_plan and not flags and stream_handle != PER_THREAD:
+        _add_plan(cache, epoch, handle, function, shape, stream_handle, parameters, transport, record)
 
 
 def _add_plan(
@@ -173,10 +173,10 @@ def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
     facts = function.context.device.facts.attributes
     names = [f"MAX_{kind}_DIM_{axis}" for kind in ("GRID", "BLOCK") for axis in "XYZ"]
     for name, size in zip(names, shape, strict=False):
-        most = facts.get(name, 0)
-        if not 1 <= size <= most:
+        maximum = facts.get(name, 0)
+        if not 1 <= size <= maximum:
             what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
-            raise invalid_value(f"{what} is {size}; this device takes 1 to {most}")
+            raise invalid_value(f"{what} is {size}; this device takes 1 to {maximum}")
 
 
 def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
@@ -185,9 +185,9 @@ def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
     threads = shape[3] * shape[4] * shape[5]
     if threads > facts.get("MAX_THREADS_PER_BLOCK", threads):
         raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
-    most = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
-    if threads > most:
-        raise invalid_value(f"{threads} threads a block; {name} was built for at most {most}")
+    max_threads = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
+    if threads > max_threads:
+        raise invalid_value(f"{threads} threads a block; {name} was built for at most {max_threads}")
     allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
     if shape[6] > allowed:
         raise invalid_value(

@@ -100,7 +100,7 @@ class Link:
 
 
 def _info(layout: ModuleLayout) -> str:
-    lines = [f"info    : {sum(one.size for one in layout.globals)} bytes gmem"]
+    lines = [f"info    : {sum(variable.size for variable in layout.globals)} bytes gmem"]
     for function in layout.functions:
         registers, shared = (function.attributes.get(name, 0) for name in ("NUM_REGS", "SHARED_SIZE_BYTES"))
         lines += [
@@ -116,7 +116,7 @@ links: Final[dict[int, Link]] = {}
 
 def link_of(handle: int) -> Link:
     """Return a link by its handle; raise INVALID_HANDLE."""
-    found = links.get(handle)
-    if found is None:
+    link = links.get(handle)
+    if link is None:
         raise invalid_handle(f"{handle:#x} is no link of this process (destroyed, or never created)")
-    return found
+    return link

@@ -56,21 +56,21 @@ class Module:
         self.library = 0
         """The handle of the library that it is loaded for; 0: none."""
         self._functions: Final[dict[str, Function]] = {
-            one.name: Function(self, index, one) for index, one in enumerate(layout.functions)
+            item.name: Function(self, index, item) for index, item in enumerate(layout.functions)
         }
-        self._globals = {one.name: one for one in layout.globals}
+        self._globals = {item.name: item for item in layout.globals}
 
     def have_layout(self, layout: ModuleLayout) -> None:
         """Change the addresses of its variables."""
-        self.layout, self._globals = layout, {one.name: one for one in layout.globals}
+        self.layout, self._globals = layout, {variable.name: variable for variable in layout.globals}
 
     def function(self, name: str) -> Function:
         """Return a kernel by name; raise NOT_FOUND."""
         self.context.usable()
-        found = self._functions.get(name)
-        if found is None:
+        function = self._functions.get(name)
+        if function is None:
             raise _not_found("kernel", name, self._functions)
-        return functions.add(found)
+        return functions.add(function)
 
     def all_functions(self) -> tuple[Function, ...]:
         """Return its kernels in the order of the image."""
@@ -80,16 +80,16 @@ class Module:
     def variable(self, name: str) -> GlobalLayout:
         """Return a variable by name; raise NOT_FOUND."""
         self.context.usable()
-        found = self._globals.get(name)
-        if found is None:
+        variable = self._globals.get(name)
+        if variable is None:
             raise _not_found("variable", name, self._globals)
-        return found
+        return variable
 
     def variable_at(self, address: int) -> GlobalLayout | None:
         """Return the variable that an address lies in, or None."""
-        for one in self._globals.values():
-            if one.address <= address < one.address + one.size:
-                return one
+        for variable in self._globals.values():
+            if variable.address <= address < variable.address + variable.size:
+                return variable
         return None
 
     def unload(self) -> None:
@@ -154,13 +154,13 @@ def check_attribute(layout: FunctionLayout, device: Device, name: str, value: in
     """Raise INVALID_VALUE unless an attribute of a kernel can have this value on a device."""
     if name == _DYNAMIC_LIMIT:
         facts = device.facts.attributes
-        most = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
-        allowed = most - layout.attributes.get("SHARED_SIZE_BYTES", 0)
+        maximum = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
+        allowed = maximum - layout.attributes.get("SHARED_SIZE_BYTES", 0)
         if not 0 <= value <= allowed:
             raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
         return
-    least, most = _SETTABLE.get(name, (1, 0))
-    if not least <= value <= most:
+    minimum, maximum = _SETTABLE.get(name, (1, 0))
+    if not minimum <= value <= maximum:
         raise invalid_value(f"function attribute {name} cannot be set to {value}")
 
 
@@ -168,8 +168,8 @@ modules: Final[HandleTable[Module]] = HandleTable("module", "unloaded, or never 
 functions: Final[HandleTable[Function]] = HandleTable("kernel", "its module unloaded, perhaps")
 
 
-def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
-    has = ", ".join(sorted(known)[:20]) or "none"
+def _not_found(kind: str, name: str, items: dict[str, Any]) -> CudaError:
+    has = ", ".join(sorted(items)[:20]) or "none"
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 

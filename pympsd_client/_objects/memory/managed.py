@@ -40,16 +40,16 @@ _managed: Final[dict[int, Managed]] = {}
 def allocate(context: Context, size: int) -> int:
     """Return the address of new zeroed managed memory; raise CudaError."""
     pages = share(context, size)
-    made = Managed(pages.address, context, size, pages=pages, is_managed=True)
-    _managed[made.handle] = made
+    allocation = Managed(pages.address, context, size, pages=pages, is_managed=True)
+    _managed[allocation.handle] = allocation
     allocations.any_shared = True
-    return allocations.add(made).handle
+    return allocations.add(allocation).handle
 
 
 def _drop_allocations(context: Context) -> None:
-    for one in tuple(_managed.values()):
-        if one.context is context and _managed.pop(one.handle, None) is not None:
-            one.pages.close()
+    for allocation in tuple(_managed.values()):
+        if allocation.context is context and _managed.pop(allocation.handle, None) is not None:
+            allocation.pages.close()
 
 
 when_closed.append(_drop_allocations)
@@ -85,21 +85,21 @@ def place_variables(module: Module) -> None:
         raise
     _pages[module] = pages
     allocations.any_shared = True
-    for each in _variables(module):
-        allocations.add(each)
+    for variable in _variables(module):
+        allocations.add(variable)
 
 
 def _variables(module: Module) -> list[ManagedVariable]:
     context = module.context
-    managed = [each for each in module.layout.globals if each.managed]
-    return [ManagedVariable(each.address, context, each.size, is_managed=True) for each in managed]
+    managed = [variable for variable in module.layout.globals if variable.managed]
+    return [ManagedVariable(variable.address, context, variable.size, is_managed=True) for variable in managed]
 
 
 def _free_variables(module: Module) -> None:
     pages = _pages.pop(module, None)
     if pages is not None:
-        for each in _variables(module):
-            allocations.remove(each.handle)
+        for variable in _variables(module):
+            allocations.remove(variable.handle)
         pages.close()
 
 

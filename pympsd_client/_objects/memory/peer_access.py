@@ -40,8 +40,8 @@ class PeerAccess:
 
     def _of_this_connection(self) -> None:
         if self._connection is not process.connection:
-            for each in (self._contexts, self._memory, self._mapped):
-                each.clear()
+            for table in (self._contexts, self._memory, self._mapped):
+                table.clear()
             self._connection = process.connection
 
     def enable(self, context: Context, peer: Context) -> None:
@@ -91,8 +91,8 @@ class PeerAccess:
                 self.set_of(*entry, False)
 
     def _is_wanted(self, pair: Pair) -> bool:
-        pairs = ((one.device.ordinal, other.device.ordinal) for one, other in self._contexts)
-        return pair in pairs or any(pair == given for _, given in self._memory)
+        pairs = ((context.device.ordinal, peer.device.ordinal) for context, peer in self._contexts)
+        return pair in pairs or any(pair == allowed for _, allowed in self._memory)
 
     def _update(self, pair: Pair) -> None:
         """Map, or unmap, one device's memory for another if that is to change; raise CudaError."""
@@ -111,7 +111,7 @@ class PeerAccess:
         """Map what memory pools give access to, with the first context of a device."""
         with self._lock:
             self._of_this_connection()
-            for pair in {given for _, given in self._memory if context.device.ordinal in given}:
+            for pair in {allowed for _, allowed in self._memory if context.device.ordinal in allowed}:
                 with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
                     self._update(pair)
 
@@ -121,7 +121,7 @@ class PeerAccess:
         with self._lock:
             self._of_this_connection()
             self._contexts = {pair for pair in self._contexts if context not in pair}
-            is_last = not any(one.active and one.device.ordinal == ordinal for one in tuple(contexts.values()))
+            is_last = not any(other.active and other.device.ordinal == ordinal for other in tuple(contexts.values()))
             for pair in [pair for pair in self._mapped if ordinal in pair]:
                 if is_last and pair[0] == ordinal:
                     self._mapped.discard(pair)  # its executor unmaps everything

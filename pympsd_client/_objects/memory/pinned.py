@@ -95,19 +95,19 @@ class RegisteredPages:
             if file == ours and low < self.end and self.start < high
         ]
         for low, high in ranges:
-            others = map_nothing(high - low)
-            done = _pages.replace(low, others, high - low, False)
+            new_pages = map_nothing(high - low)
+            done = _pages.replace(low, new_pages, high - low, False)
             if done < high - low:  # the rest stays shared
-                unmap(others + done, high - low - done)
+                unmap(new_pages + done, high - low - done)
         return ranges
 
 
 def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
     """Yield start, end, mode, device and inode, and name of every mapping of this process (proc(5), maps)."""
     with open(f"/proc/{os.getpid()}/maps", encoding="utf-8", errors="replace") as lines:
-        for found in map(_LINE.fullmatch, lines):
-            if found is not None:
-                yield int(found[1], 16), int(found[2], 16), found[3], found[4], found[5]
+        for match in map(_LINE.fullmatch, lines):
+            if match is not None:
+                yield int(match[1], 16), int(match[2], 16), match[3], match[4], match[5]
 
 
 def _refused(reason: str) -> CudaError:
@@ -210,9 +210,9 @@ class Pinned:
         seen = 0
         while seen != self._changes:
             seen = self._changes
-            shared = [each for each in tuple(self._regions.values()) if each.pages is not None]
+            shared = [region for region in tuple(self._regions.values()) if region.pages is not None]
             shared.sort(key=lambda region: region.address)
-            self._shared = tuple(each.address for each in shared), tuple(shared)
+            self._shared = tuple(region.address for region in shared), tuple(shared)
 
     def free(self, address: int) -> None:
         """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
@@ -260,11 +260,11 @@ class Pinned:
         if not is_memory(address, size):
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
         with self._changing:
-            for other in tuple(self._regions.values()):
-                if address < other.address + other.size and other.address < address + size:
+            for registered in tuple(self._regions.values()):
+                if address < registered.address + registered.size and registered.address < address + size:
                     raise CudaError(
                         Result.ERROR_HOST_MEMORY_ALREADY_REGISTERED,
-                        f"the {other.size} bytes at {other.address:#x} are page-locked already",
+                        f"the {registered.size} bytes at {registered.address:#x} are page-locked already",
                     )
             self._check_bound(_whole_pages(address, size)[1], bounded)
             self._regions[address] = Region(address, size, flags, None, context)
@@ -279,37 +279,39 @@ class Pinned:
                 f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device "
                 f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
-        found = self._mapped.get(region.address) or self._map(context, region)
-        if found.pages.transport is not transport:
+        mapped = self._mapped.get(region.address) or self._map(context, region)
+        if mapped.pages.transport is not transport:
             raise invalid_value(f"kernels of another device than {context.device.number} reach {address:#x}")
-        return found.pages.address + address - found.start
+        return mapped.pages.address + address - mapped.start
 
     def _map(self, context: Context, region: Region) -> RegisteredPages:
         start, size = _whole_pages(region.address, region.size)
-        made = RegisteredPages(start, share(context, size))  # waits, so without the lock
+        registered = RegisteredPages(start, share(context, size))  # waits, so without the lock
         try:
             with self._changing:
                 if self._regions.get(region.address) is not region or region.address in self._mapped:
                     raise invalid_value(
                         f"another thread unregisters {region.address:#x}, or asks for its address, too"
                     )
-                if any(one.start < made.end and made.start < one.end for one in self._mapped.values()):
+                if any(
+                    other.start < registered.end and registered.start < other.end for other in self._mapped.values()
+                ):
                     raise CudaError(
                         Result.ERROR_NOT_SUPPORTED,
                         f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
                         f"both at once, or memory that begins at a multiple of {mmap.PAGESIZE}",
                     )
-                made.put_in_place()
-                self._mapped[region.address] = made
+                registered.put_in_place()
+                self._mapped[region.address] = registered
         except BaseException:
-            made.pages.close()
+            registered.pages.close()
             raise
-        return made
+        return registered
 
     def addresses_of(self, address: int) -> tuple[int, int]:
         """Return the program's address and the kernels' of registered memory by either; else it, and 0."""
-        for at, one in tuple(self._mapped.items()):
-            region, offset = self._regions.get(at), one.pages.address - one.start
+        for at, mapped in tuple(self._mapped.items()):
+            region, offset = self._regions.get(at), mapped.pages.address - mapped.start
             for host_address in (address, address - offset):
                 if region is not None and region.address <= host_address < region.address + region.size:
                     return host_address, host_address + offset
@@ -318,7 +320,7 @@ class Pinned:
     def before_fork(self) -> None:
         """Give the child pages of its own, and change nothing until the fork is done."""
         self._changing.acquire()
-        self._private = [(one, one.make_private()) for one in tuple(self._mapped.values())]
+        self._private = [(mapped, mapped.make_private()) for mapped in tuple(self._mapped.values())]
 
     def after_fork(self, in_child: bool) -> None:
         """Share the parent's pages with the executor again."""
@@ -326,8 +328,8 @@ class Pinned:
             if in_child:
                 self._mapped.clear()
             else:
-                for one, ranges in self._private:
-                    one.share(ranges)
+                for mapped, ranges in self._private:
+                    mapped.share(ranges)
         finally:
             self._private = []
             self._changing.release()
@@ -371,24 +373,24 @@ class Pinned:
                 return region
         return None
 
-    def _check_bound(self, wanted: int, bounded: bool) -> None:
+    def _check_bound(self, requested: int, bounded: bool) -> None:
         if not bounded:
             return
         size, used = self._size(), self._coming + sum(region.charged for region in tuple(self._regions.values()))
-        if used + wanted > size:
+        if used + requested > size:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"{wanted} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} has: "
-                f"{size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; free "
+                f"{requested} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} "
+                f"has: {size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; free "
                 f"some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
             )
 
     def _size(self) -> int:
         try:
-            found = os.statvfs(self._shared_memory)
+            status = os.statvfs(self._shared_memory)
         except OSError:  # no shared memory: nothing fits
             return 0
-        return found.f_blocks * found.f_frsize
+        return status.f_blocks * status.f_frsize
 
 
 def is_memory(address: int, size: int) -> bool:

@@ -124,8 +124,10 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
 
 def _described(destination: Region, source: Region, extent: Extent) -> Copy3D:
     to, start = (
-        copy_side(one.is_host, one.address, one.pitch, one.slice_pitch // one.pitch if one.pitch else 0)
-        for one in (destination, source)
+        copy_side(
+            region.is_host, region.address, region.pitch, region.slice_pitch // region.pitch if region.pitch else 0
+        )
+        for region in (destination, source)
     )
     return Copy3D(to, start, *extent.operands)
 
@@ -145,9 +147,9 @@ def _between_devices(
     writing: tuple[Context, int], reading: tuple[Context, int], destination: Region, source: Region, extent: Extent
 ) -> None:
     limit = reading[0].usable().transport.staging.slot_limit
-    held = ctypes.create_string_buffer(min(extent.bytes, limit))
+    buffer = ctypes.create_string_buffer(min(extent.bytes, limit))
     for corner, box in _boxes(extent, limit):
-        between = _packed(True, ctypes.addressof(held), box)
+        between = _packed(True, ctypes.addressof(buffer), box)
         _to_host(*reading, between, source.at(*corner), box)
         _to_device(*writing, destination.at(*corner), between, box, wait=True)
 
@@ -199,7 +201,7 @@ def _boxes(extent: Extent, limit: int) -> Iterator[tuple[tuple[int, int, int], E
 def _move(destination: Region, source: Region, extent: Extent) -> None:
     """Copy host memory to host memory, row by row, or at once where both lie without gaps."""
     packed = (extent.width, extent.width * extent.height)
-    if all((one.pitch, one.slice_pitch) == packed for one in (destination, source)):
+    if all((region.pitch, region.slice_pitch) == packed for region in (destination, source)):
         ctypes.memmove(destination.address, source.address, extent.bytes)
         return
     for z in range(extent.depth):

@@ -43,11 +43,11 @@ class Ranges:
         """Take ``size`` bytes from the first range that has as many; return their start, None if no range has."""
         starts, ends = self._starts, self._ends
         for index, start in enumerate(starts):
-            left = ends[index] - start - size
-            if left > 0:
+            remaining = ends[index] - start - size
+            if remaining > 0:
                 starts[index] = start + size
                 return start
-            if left == 0:
+            if remaining == 0:
                 del starts[index], ends[index]
                 return start
         return None
@@ -142,11 +142,11 @@ class Arena:
 
     def take(self, size: int, point: FreePoint) -> int | None:
         """Return the start of memory that is free for a stream; None if there is none."""
-        own = self.freed.get(point) if self.freed else None
-        if own is not None:
-            start = own.take(size)
+        own_ranges = self.freed.get(point) if self.freed else None
+        if own_ranges is not None:
+            start = own_ranges.take(size)
             if start is not None:
-                if not own:
+                if not own_ranges:
                     del self.freed[point]
                 return start
         return self.free.take(size)
@@ -155,10 +155,10 @@ class Arena:
         """Add memory that was freed in a stream, or is free for all."""
         ranges = self.free
         if point is not None:
-            found = self.freed.get(point)
-            if found is None:
-                found = self.freed[point] = Ranges()
-            ranges = found
+            point_ranges = self.freed.get(point)
+            if point_ranges is None:
+                point_ranges = self.freed[point] = Ranges()
+            ranges = point_ranges
         ranges.give(start, start + size, *self.chunk_of(start))
 
     def chunk_of(self, address: int) -> tuple[int, int]:
@@ -177,23 +177,25 @@ class Arena:
 
     def settle_some(self) -> int:
         """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
-        asked = tuple(self.freed)[:_QUERIES]
-        return self.settle(lambda point: point in asked and point.is_passed())
+        oldest = tuple(self.freed)[:_QUERIES]
+        return self.settle(lambda point: point in oldest and point.is_passed())
 
     def take_over(self, point: FreePoint) -> int:
         """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
-        others = [one for one in self.freed if one != point and one.context is point.context]
-        own = self.freed.pop(point, None) or Ranges()
-        taken = 0
-        for other in others:
+        other_points = [
+            freed_point for freed_point in self.freed if freed_point != point and freed_point.context is point.context
+        ]
+        own_ranges = self.freed.pop(point, None) or Ranges()
+        taken_bytes = 0
+        for other in other_points:
             other.make_wait(point.stream)
-            taken += self._merge(own, self.freed.pop(other))
+            taken_bytes += self._merge(own_ranges, self.freed.pop(other))
             other.destroy_event()
-        taken += self._merge(own, self.free)
+        taken_bytes += self._merge(own_ranges, self.free)
         self.free = Ranges()
-        if own:
-            self.freed[point] = own
-        return taken
+        if own_ranges:
+            self.freed[point] = own_ranges
+        return taken_bytes
 
     def _merge(self, into: Ranges, ranges: Ranges) -> int:
         for start, end in ranges:

@@ -115,20 +115,20 @@ def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     if kind.is_shared:
         pages = share(context, size)
-        made = GraphAllocation(pages.address, context, size, pages=pages)
-        made.is_managed, made.is_host = kind.is_managed, kind.is_host
+        allocation = GraphAllocation(pages.address, context, size, pages=pages)
+        allocation.is_managed, allocation.is_host = kind.is_managed, kind.is_host
         allocations.any_shared = True
     else:
         (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
-        made = GraphAllocation(int(address), context, size)
+        allocation = GraphAllocation(int(address), context, size)
     usage_of(context.device.number).change(rounded(size))
-    return graph_allocations.add(made)
+    return graph_allocations.add(allocation)
 
 
 def live_at(address: int) -> GraphAllocation | None:
     """Return the graph memory that begins at an address and is the program's, or None."""
-    found = allocations.get(address)
-    return found if isinstance(found, GraphAllocation) else None
+    allocation = allocations.get(address)
+    return allocation if isinstance(allocation, GraphAllocation) else None
 
 
 def release_quietly(allocation: GraphAllocation) -> None:

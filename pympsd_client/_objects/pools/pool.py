@@ -79,8 +79,8 @@ class Pool:
     is_imported = False
     """Whether it is another process's."""
 
-    def __init__(self, kind: PoolKind, device: Device | None, most: int = 0, is_exported: bool = False) -> None:
-        """``device``: whose memory it is, None: any context's; ``most``: bytes it may reserve, 0: any number.
+    def __init__(self, kind: PoolKind, device: Device | None, max_bytes: int = 0, is_exported: bool = False) -> None:
+        """``device``: whose memory it is, None: any context's; ``max_bytes``: bytes it may reserve, 0: any number.
 
         ``is_exported``: other processes may import it.
         """
@@ -89,7 +89,7 @@ class Pool:
         """What names it for other processes; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
-        self.most: Final = rounded(most)
+        self.most: Final = rounded(max_bytes)
         self.is_default = False
         self.follows_events = self.is_opportunistic = self.adds_dependencies = True
         self.release_threshold = 0
@@ -162,21 +162,21 @@ class Pool:
         context = user if device.ordinal == user.device.ordinal else self.context_on(device)
         if size > context.device.facts.memory_bytes:
             raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
-        taken = (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        block_bytes = (size + _ALIGNMENT - 1) & -_ALIGNMENT
         with self._lock:
             arena = self._arenas.get(context)
             if arena is None:
                 arena = self._arenas[context] = Arena.of(context, self._source(context))
             point = FreePoint(user, stream)
-            start = arena.take(taken, point)
+            start = arena.take(block_bytes, point)
             if start is None:
-                start = self._take_with_effort(arena, taken, point)
-            self._in_use += taken
+                start = self._take_with_effort(arena, block_bytes, point)
+            self._in_use += block_bytes
             if self._in_use > self._most_in_use:
                 self._most_in_use = self._in_use
-            made = allocations.add(Block(start, context, size, pool=self, taken=taken))
+            block = allocations.add(Block(start, context, size, pool=self, taken=block_bytes))
             if self.kind.is_shared:
-                made.is_managed, made.is_host = self.kind.is_managed, self.kind.is_host
+                block.is_managed, block.is_host = self.kind.is_managed, self.kind.is_host
                 allocations.any_shared = True
         return start
 
@@ -313,13 +313,13 @@ class Pool:
                 self.reserved -= size
                 self._in_use -= size - free
                 arena.source.drop()
-            for other in self._arenas.values():
-                other.settle(lambda point: point.context is context)
+            for arena_left in self._arenas.values():
+                arena_left.settle(lambda point: point.context is context)
 
-    def destroy(self, ended: Callable[[Pool], None]) -> None:
-        """Release its memory as soon as nothing of it is in use, and then call ``ended``."""
+    def destroy(self, when_ended: Callable[[Pool], None]) -> None:
+        """Release its memory as soon as nothing of it is in use, and then call ``when_ended``."""
         with self._lock:
-            self._ended = ended
+            self._ended = when_ended
             self._end()
 
     def _end(self) -> None:
@@ -410,12 +410,12 @@ class Pools:
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
         """As in `Pool`, for all of them."""
-        found = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
-        afters = [each for each in found if each is not None]
+        prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
+        afters = [after_wait for after_wait in prepared if after_wait is not None]
 
         def after(done: bool) -> None:
-            for each in afters:
-                each(done)
+            for after_wait in afters:
+                after_wait(done)
 
         return after if afters else None
 
