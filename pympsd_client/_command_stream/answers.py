@@ -25,20 +25,20 @@ Answer = tuple[int, int, bytes]
 """Flags, result (a CUresult number), operands and tail."""
 
 
-class Poisonable(Protocol):
+class Faultable(Protocol):
     """A context, as far as the command stream knows it."""
 
-    serial: int
+    id: int
 
-    def poison(self, serial: int, code: int, reason: str) -> None:
-        """Fail every later call with this error, unless the context was closed, or opened anew, since ``serial``."""
+    def fault(self, context_id: int, code: int, reason: str) -> None:
+        """Fail every later call with this error, unless the context was closed or reopened since it had this id."""
 
 
-def poison_if_flagged(context: Poisonable, serial: int, answer: Answer) -> None:
+def report_fault(context: Faultable, context_id: int, answer: Answer) -> None:
     """Poison a context when an answer of its executor says so."""
     flags, result, body = answer
     if flags & FLAG_POISONED:
-        context.poison(serial, result, body.decode("utf-8", "replace"))
+        context.fault(context_id, result, body.decode("utf-8", "replace"))
 
 
 class DeviceOutput:
@@ -98,7 +98,7 @@ class ReceivedFds:
         """By the sequence number of the answer that the descriptor belongs to."""
         self._bodies: Final[dict[int, bytes]] = {}
         """The bodies of those answers."""
-        self._wanted: Final[set[int]] = set()
+        self._protected: Final[set[int]] = set()
 
     def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
         """Receive bytes, and a descriptor if there is one; OSError as recvmsg raises it."""
@@ -119,13 +119,13 @@ class ReceivedFds:
             any(map(self._claimed.__setitem__, (sequence,), map(self._with_fd.pop, (0,))))
 
     @contextmanager
-    def wanted(self, sequence: int) -> Iterator[None]:
+    def protect(self, sequence: int) -> Iterator[None]:
         """Protect the answer's descriptor from `decline` while the caller waits for it."""
-        self._wanted.add(sequence)
+        self._protected.add(sequence)
         try:
             yield
         finally:
-            self._wanted.discard(sequence)
+            self._protected.discard(sequence)
 
     def take(self, sequence: int) -> int | None:
         """Return the answer's descriptor, which the caller owns; NO_ROOM; None when none came."""
@@ -138,7 +138,7 @@ class ReceivedFds:
 
     def decline(self) -> list[bytes]:
         """Close the descriptors of answers without a caller (Ctrl-C); return the bodies of those answers."""
-        unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._wanted]
+        unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._protected]
         bodies = [self._bodies[sequence] for sequence in unwanted]
         for sequence in unwanted:
             fd = self.take(sequence)

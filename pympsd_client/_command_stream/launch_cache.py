@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher, Writer
 
 
-def _chosen() -> Any:
+def _choose() -> Any:
     """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
     try:
         choice = read(os.environ, LAUNCHES, "auto")
@@ -43,7 +43,7 @@ def _chosen() -> Any:
 _error: CudaError | None = None
 _library: Any = None
 try:
-    _library = _chosen()
+    _library = _choose()
 except CudaError as error:  # cuInit reports it: a setting must not fail an import
     _error = error
 _launcher: Launcher | None = None

@@ -14,7 +14,7 @@ from typing import Final
 
 PARALLEL_BYTES: Final = 32 << 20
 """Smaller copies are over before other threads would help."""
-THREADS_LIMIT: Final = 4
+MAX_THREADS: Final = 4
 _ALIGNMENT: Final = 4096
 
 CopySlice = Callable[[int, int, Event], None]
@@ -25,7 +25,7 @@ def thread_count(count: int) -> int:
     """Return the number of threads for ``count`` bytes: at most half the cores this process may use."""
     if count < PARALLEL_BYTES:
         return 1
-    return max(1, min(THREADS_LIMIT, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 
 class _Slice:

@@ -24,9 +24,9 @@ from pympsd_client._command_stream.answers import (
     BRINGS_FD,
     Answer,
     DeviceOutput,
-    Poisonable,
+    Faultable,
     ReceivedFds,
-    poison_if_flagged,
+    report_fault,
 )
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -202,7 +202,7 @@ class Transport:
         self.wait(self._gates[sequence], lambda: sequence in self._answers)
         return self._answers[sequence]
 
-    def answered(self) -> tuple[int, ...]:
+    def list_answered(self) -> tuple[int, ...]:
         """Return the sequence numbers of the expected answers that have come and are not discarded."""
         return tuple(self._answers)
 
@@ -224,7 +224,7 @@ class Transport:
                 if waiting < 0:
                     _open(gate)
 
-    def take_slot(self, sequence: int, count: int, context: Poisonable, kept: bool = False) -> int:
+    def take_slot(self, sequence: int, count: int, context: Faultable, kept: bool = False) -> int:
         """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait for room.
 
         A thread that has kept slots must not wait: it calls ``staging.take`` instead.
@@ -279,7 +279,7 @@ class Transport:
 
     def _lead(self, ready: Callable[[], bool], recheck_ms: int | None) -> None:
         while not ready() and self._error is None:
-            if not self._settle_received():
+            if not self._handle_received():
                 if recheck_ms is not None and not self._readable(recheck_ms):
                     continue
                 if self._ring is not None:
@@ -305,9 +305,9 @@ class Transport:
             return
         if len(self._received) == before:
             self._end("the executor has ended, server.log may say why")
-        self._settle_received()
+        self._handle_received()
 
-    def _settle_received(self) -> bool:
+    def _handle_received(self) -> bool:
         """Handle complete answers; return whether there was one."""
         received = self._received
         handled = False
@@ -324,17 +324,17 @@ class Transport:
             if opcode == OUTPUT | ANSWER:
                 self._output.keep(sequence, result, body, sequence in self._gates)
             else:
-                self._settle(sequence, (flags, result, body))
+                self._deliver(sequence, (flags, result, body))
             del received[:length]
             handled = True
         return handled
 
-    def _settle(self, sequence: int, answer: Answer) -> None:
+    def _deliver(self, sequence: int, answer: Answer) -> None:
         if (gate := self._gates.get(sequence)) is not None:
             self._answers[sequence] = answer
             _open(gate)
         if (slot := self.staging.slot_of(sequence)) is not None:
-            poison_if_flagged(slot.context, slot.serial, answer)
+            report_fault(slot.context, slot.context_id, answer)
             if not slot.kept:
                 self.free_slot(sequence)
 

@@ -38,7 +38,7 @@ SILENT_WAIT_S: Final = 10.0
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
 """What a path says without a socket, or through a file."""
-GRANTS_LIMIT: Final = 6
+MAX_GRANTS: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before the next of them: the daemon has to see the end of the last."""
@@ -86,7 +86,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
             # The daemon would answer the same after a wait.
             return NoDaemon("this process runs under a debugger, for which there is no MPS server")
         daemon.send(hello)
-        answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
+        answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
         raise _no_connection(reason) from None
@@ -108,7 +108,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     """Wait for the welcome of a server; close the conversation and raise CudaError if it does not come."""
     try:
         what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
-        message, fds = _awaited(server, what, _FRAMES + 1)
+        message, fds = _receive_or_warn(server, what, _FRAMES + 1)
         close_all(fds)
         if isinstance(message, Refused):
             server.close()
@@ -122,7 +122,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     raise NotWelcomed(Result.ERROR_MPS_CONNECTION_FAILED, f"the MPS server: {reason}")
 
 
-def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
+def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
     """Receive what cuInit waits for; warn if it takes long.
 
     ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
@@ -179,11 +179,11 @@ def _hello(environment: Mapping[str, str]) -> ClientHello:
         command=command,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         environment=hello_environment(environment),
-        traced=_traced(),
+        traced=_is_being_traced(),
     )
 
 
-def _traced() -> bool:
+def _is_being_traced() -> bool:
     with open("/proc/self/status", "rb") as file:
         return is_traced(file.read())
 

@@ -79,7 +79,7 @@ class Capture:
         self.added[node] = None
         return node
 
-    def unjoined(self) -> bool:
+    def has_unjoined_work(self) -> bool:
         """Whether a captured node does not lead to the origin's latest work."""
         waiting = list(self.next[self.origin])
         joined = set(waiting)
@@ -88,8 +88,8 @@ class Capture:
                 if node not in joined:
                     joined.add(node)
                     waiting.append(node)
-        unjoined = {node for node in self.added if node.handle in self.graph.nodes} - joined
-        return any(not (unjoined & set(node.dependents)) for node in unjoined)
+        has_unjoined_work = {node for node in self.added if node.handle in self.graph.nodes} - joined
+        return any(not (has_unjoined_work & set(node.dependents)) for node in has_unjoined_work)
 
 
 class Captures(ABC):
@@ -143,7 +143,7 @@ class Captures(ABC):
                     Result.ERROR_STREAM_CAPTURE_WRONG_THREAD,
                     "the capture began in another thread; end it there, or begin it with the mode RELAXED",
                 )
-            is_unjoined = not capture.reason and capture.unjoined()
+            is_unjoined = not capture.reason and capture.has_unjoined_work()
             if not capture.reason and not is_unjoined:
                 self._drop(capture)
                 return capture.graph
@@ -154,7 +154,7 @@ class Captures(ABC):
                 "work of another stream was captured and not joined to the stream of the capture again: record an "
                 "event after it, and wait for that",
             )
-        raise invalidated(capture)
+        raise invalidation_error(capture)
 
     def _drop(self, capture: Capture) -> None:
         capture.graph.is_captured_into = False
@@ -201,7 +201,7 @@ class Captures(ABC):
         """Return the capture of a stream, None if it does not capture; INVALIDATED if it was."""
         capture = self._of.get(place)
         if capture is not None and capture.reason:
-            raise invalidated(capture)
+            raise invalidation_error(capture)
         return capture
 
     def exchange_mode(self, mode: int) -> int:
@@ -243,7 +243,7 @@ def waits_for_legacy(place: StreamKey) -> bool:
     return stream is not None and not stream.flags & NON_BLOCKING
 
 
-def invalidated(capture: Capture) -> CudaError:
+def invalidation_error(capture: Capture) -> CudaError:
     return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
 
 
@@ -270,7 +270,7 @@ class CapturingInterceptor(Captures):
     def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of, or wait for, an external event."""
         kind = WaitWork if is_wait else RecordWork
-        return self.add((context, stream), lambda: kind(parameters.known_event(event)))
+        return self.add((context, stream), lambda: kind(parameters.require_event(event)))
 
     def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""
@@ -283,7 +283,7 @@ class CapturingInterceptor(Captures):
                     Result.ERROR_NOT_SUPPORTED,
                     f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}",
                 )
-            with self.lifted():
+            with self.lift():
                 work = parameters.allocation_work(size, context, kind)
             capture.add((context, stream), work)
             return work.allocation.handle
@@ -297,7 +297,7 @@ class CapturingInterceptor(Captures):
             return capture is not None
 
     @contextmanager
-    def lifted(self) -> Iterator[None]:
+    def lift(self) -> Iterator[None]:
         """Let this thread make its own calls, whatever is captured."""
         before, self._modes.current = self._modes.current, RELAXED
         try:
@@ -311,22 +311,22 @@ class CapturingInterceptor(Captures):
             with self._lock:
                 capture = self.active((context, stream))
                 if capture is not None:
-                    raise _refused(capture, "cuStreamAddCallback")
+                    raise _refusal(capture, "cuStreamAddCallback")
             return False
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def takes_record(self, record: bytes) -> bool:
         """Take a record of a capturing stream; raise CudaError for one that conflicts with a capture."""
-        opcode, flags, _, serial, _ = HEADER.unpack_from(record)
+        opcode, flags, _, context_id, _ = HEADER.unpack_from(record)
         operation = BY_OPCODE[opcode]
         operands = operation.layout.unpack_from(record)[5:]
         stream, event = (_handle(operation, operands, kind) for kind in (Kind.STREAM, Kind.EVENT))
         with self._lock:
-            context = next((key for key, _ in self._of if key.serial == serial), None)
+            context = next((key for key, _ in self._of if key.id == context_id), None)
             if context is None:
                 return self._leave(operation, flags)
             if operation.name == _OF_CONTEXT:
-                raise self._broken(self.streams_in(context), "waiting for a context in which a stream captures")
+                raise self._break(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
             capture = None if place is None else self._of.get(place) if is_ending else self.active(place)
@@ -344,7 +344,7 @@ class CapturingInterceptor(Captures):
                 self.of_legacy(place, operation)
                 return self._leave(operation, flags)
             if operation.completion is not Completion.QUEUED or operation.answered:
-                raise _refused(capture, operation.name)
+                raise _refusal(capture, operation.name)
             capture.add(place, work_of_record(operation.name, record, context))
             return True
 
@@ -397,7 +397,7 @@ class CapturingInterceptor(Captures):
             )
         capture, after = captured
         if capture.reason:
-            raise invalidated(capture)
+            raise invalidation_error(capture)
         if waiting_capture is not None and waiting_capture is not capture:
             for broken in (waiting_capture, capture):
                 broken.reason = "it was to be merged with another capture"
@@ -433,7 +433,7 @@ class CapturingInterceptor(Captures):
             "before or after, or set the thread's mode to RELAXED (cuThreadExchangeStreamCaptureMode)",
         )
 
-    def _broken(self, places: list[StreamKey], what: str) -> CudaError:
+    def _break(self, places: list[StreamKey], what: str) -> CudaError:
         for place in places:
             self._of[place].reason = self._of[place].reason or what
         return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what}; end the capture first")
@@ -446,7 +446,7 @@ def _handle(operation: Operation, operands: tuple[int, ...], kind: Kind) -> int 
     return None
 
 
-def _refused(capture: Capture, what: str) -> CudaError:
+def _refusal(capture: Capture, what: str) -> CudaError:
     capture.reason = capture.reason or f"{what} was called in one of its streams"
     return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what} is not possible in a stream that captures")
 

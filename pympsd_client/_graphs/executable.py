@@ -17,7 +17,7 @@ from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import captures
-from pympsd_client._graphs.graph import Graph, Node, mint
+from pympsd_client._graphs.graph import Graph, Node, allocate_handle
 from pympsd_client._graphs.items import Failed, HostCopy, Items
 from pympsd_client._objects import host_function
 from pympsd_client._objects import stream as streams
@@ -32,7 +32,7 @@ from pympsd_client._objects.stream import resolve
 _next_id: Final = count(1).__next__
 _STREAMS_CACHED: Final = 64
 _known_stream: Final = streams.streams.get
-_NOT_MADE: Final = 0
+_NOT_INSTANTIATED: Final = 0
 AUTO_FREE: Final = 1
 """An instantiation flag: a launch frees what earlier ones left."""
 
@@ -41,7 +41,7 @@ class Executable:
     """An executable graph of one context; ``graph`` is its own copy of the nodes, changed by updates."""
 
     def __init__(self, graph: Graph, context: Context, flags: int) -> None:
-        self.handle: Final = mint()
+        self.handle: Final = allocate_handle()
         self.id: Final = _next_id()
         self.context: Final = context
         self.flags: Final = flags
@@ -57,7 +57,7 @@ class Executable:
         """The memory that a launch leaves to the program."""
         self._frees: Final = frees - allocated.keys()
         """The addresses that it frees for other graphs."""
-        self._made = _NOT_MADE
+        self._graph_handle = _NOT_INSTANTIATED
         """The handle of its records in the executor; _NOT_MADE after a change."""
         self._records: Final[dict[int, bytes]] = {}
         """The record of a launch by stream."""
@@ -67,7 +67,7 @@ class Executable:
         self._last_stream: int | None = None
         self._launching: Final = RLock()  # what an update drops may destroy it
         try:
-            self._make()
+            self._instantiate()
         except Failed as failed:
             works.destroy(self.graph)
             originals = (graphs.nodes.get(handle) for handle, copy in self._copies.items() if copy is failed.node)
@@ -112,59 +112,59 @@ class Executable:
     def prepare(self) -> None:
         """Bring it up to date in the executor; raise CudaError."""
         with self._launching:
-            if self._made == _NOT_MADE:
-                self._remake()
+            if self._graph_handle == _NOT_INSTANTIATED:
+                self._reinstantiate()
 
-    def _remake(self) -> None:
+    def _reinstantiate(self) -> None:
         self.context.usable()
         try:
-            self._make()
+            self._instantiate()
         except Failed as failed:
             raise failed.error from None
 
-    def _make(self) -> None:
+    def _instantiate(self) -> None:
         items = Items(self.context, frozenset(self._disabled))
         items.add_all(self.graph)
-        handle = self.context.mint()
+        handle = self.context.allocate_handle()
         upload(self.context, operations.GRAPH_PART, handle, encode(items.items))
         self.context.call(operations.INSTANTIATE_GRAPH, handle)
-        self._made = handle
+        self._graph_handle = handle
         self._recorded = items.recorded
         # Last: what the work before was the last to hold may destroy the graph.
         self._host_work = [self._copier(work) if isinstance(work, HostCopy) else work for work in items.host_work]
 
     def _drop(self) -> None:
-        handle, self._made = self._made, _NOT_MADE
+        handle, self._graph_handle = self._graph_handle, _NOT_INSTANTIATED
         self._records.clear()
-        if handle != _NOT_MADE:
+        if handle != _NOT_INSTANTIATED:
             self.context.post(operations.DESTROY_GRAPH, handle)
 
     def launch(self, stream: int) -> None:
         """Launch it in stream order and return at once; raise CudaError."""
         known_stream = _known_stream(stream)
-        context, its_stream = resolve(stream) if known_stream is None else (known_stream.context, stream)
+        context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:
             raise invalid_value("the stream is of another context than the nodes of the graph")
-        if intercepted.by is not None and captures.add((context, its_stream), self._as_child):
+        if intercepted.by is not None and captures.add((context, stream_id), self._as_child):
             return
         with self._launching:
-            if self._made == _NOT_MADE:
-                self._remake()
+            if self._graph_handle == _NOT_INSTANTIATED:
+                self._reinstantiate()
             if self._leaves or self._frees:
                 self._use_memory()
             if self._host_work:
                 for number, run in enumerate(self._host_work):
-                    self._post_host_function(its_stream, number, run)
+                    self._post_host_function(stream_id, number, run)
             opened = context.usable()
-            if self._made == _NOT_MADE:
+            if self._graph_handle == _NOT_INSTANTIATED:
                 raise invalid_value("the executable graph was destroyed by a finalizer while it was launched")
-            record = self._records.get(its_stream)
+            record = self._records.get(stream_id)
             if record is None:
                 # Nothing is answered, so that launches need no numbers of their own.
-                record = operations.LAUNCH_GRAPH.record(opened.serial, 0, its_stream, self._made)
+                record = operations.LAUNCH_GRAPH.record(opened.context_id, 0, stream_id, self._graph_handle)
                 if len(self._records) >= _STREAMS_CACHED:
                     self._records.clear()
-                self._records[its_stream] = record
+                self._records[stream_id] = record
             opened.transport.post(record)
             self._last_stream = stream
         for handle in self._recorded:
@@ -193,16 +193,16 @@ class Executable:
 
     def _post_host_function(self, stream: int, number: int, run: Callable[[int], None]) -> None:
         opened = self.context.usable()
-        graph_handle, serial = self._made, opened.serial
+        graph_handle, context_id = self._graph_handle, opened.context_id
 
         def record(sequence: int) -> bytes:
             operands = (stream, graph_handle, sequence, number)
-            return operations.GRAPH_HOST_FUNCTION.record(serial, sequence, *operands, flags=FLAG_QUIET)
+            return operations.GRAPH_HOST_FUNCTION.record(context_id, sequence, *operands, flags=FLAG_QUIET)
 
         # One that waits for another branch's must not be behind it: each node has an order of its own.
         order = self.handle << 16 | number
         host_function.callbacks_of(opened.transport).launch(
-            PendingCallback(self.context, serial, order, host_function.marked(run), False), record
+            PendingCallback(self.context, context_id, order, host_function.mark(run), False), record
         )
 
     def _copier(self, host_copy: HostCopy) -> Callable[[int], None]:
@@ -231,11 +231,11 @@ class Executable:
 def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> None:
     """Make a copy whose turn it is; its failure is the context's."""
     stack, this_thread.stack = this_thread.stack, [context]
-    serial = context.serial
+    context_id = context.id
     try:
         region_copy.copy(host_copy.destination, host_copy.source, host_copy.extent, stream, True)
     except CudaError as error:
-        context.poison(serial, error.code, error.reason)
+        context.fault(context_id, error.code, error.reason)
     finally:
         this_thread.stack = stack
 

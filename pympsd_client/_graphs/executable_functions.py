@@ -171,7 +171,7 @@ def set_copy(executable: int, node: int, copy: Copy3D | None, context: int) -> N
     """Change a copy node of an executable graph; memory types and context stay, else INVALID_VALUE."""
     if copy is None:
         raise invalid_value("the description of the copy is NULL")
-    _change(executable, node, CopyWork, lambda before: parameters.checked_copy(copy, context))
+    _change(executable, node, CopyWork, lambda before: parameters.check_copy(copy, context))
 
 
 def set_fill(executable: int, node: int, params: Any, context: int) -> None:
@@ -192,14 +192,14 @@ def set_host(executable: int, node: int, params: Any) -> None:
     _change(executable, node, HostWork, lambda before: parameters.host_at(address))
 
 
-def set_recorded_event(executable: int, node: int, event: int) -> None:
+def set_record_event(executable: int, node: int, event: int) -> None:
     """Change the event that a node of an executable graph records."""
-    _change(executable, node, RecordWork, lambda before: RecordWork(parameters.known_event(event)))
+    _change(executable, node, RecordWork, lambda before: RecordWork(parameters.require_event(event)))
 
 
-def set_awaited_event(executable: int, node: int, event: int) -> None:
+def set_wait_event(executable: int, node: int, event: int) -> None:
     """Change the event that a node of an executable graph waits for."""
-    _change(executable, node, WaitWork, lambda before: WaitWork(parameters.known_event(event)))
+    _change(executable, node, WaitWork, lambda before: WaitWork(parameters.require_event(event)))
 
 
 def set_child(executable: int, node: int, child: int) -> None:
@@ -216,7 +216,7 @@ def set_child(executable: int, node: int, child: int) -> None:
 def set_any(executable: int, node: int, params: Any) -> None:
     """Change a node of an executable graph, with parameters of its type."""
     copy = find(executable).node(graphs.find_node(node))
-    _change(executable, node, type(copy.work), lambda before: node_functions.changed_work(copy, params))
+    _change(executable, node, type(copy.work), lambda before: node_functions.change_work(copy, params))
 
 
 def is_enabled(executable: int, node: int) -> int:

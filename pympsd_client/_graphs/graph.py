@@ -12,7 +12,7 @@ from pympsd_client._arguments.errors import invalid_value
 
 _FIRST_HANDLE: Final = 1 << 48
 """Handles of graphs are no handles of a command stream, and look like pointers in C."""
-mint: Final = count(_FIRST_HANDLE, 16).__next__
+allocate_handle: Final = count(_FIRST_HANDLE, 16).__next__
 """Return a handle that no other graph, node or executable graph of this process has or had."""
 _next_id: Final = count(1).__next__
 
@@ -59,7 +59,7 @@ class Graph:
         """Add a node that depends on others; raise INVALID_VALUE if one is of another graph."""
         for dependency in dependencies:
             self._check_own(dependency)
-        node = Node(mint(), self, work, next(self._local_ids))
+        node = Node(allocate_handle(), self, work, next(self._local_ids))
         self.nodes[node.handle] = node
         nodes[node.handle] = node
         for dependency, edge in dependencies.items():
@@ -144,7 +144,7 @@ nodes: Final[dict[int, Node]] = {}
 
 def new(of: Node | None = None) -> Graph:
     """Return a new empty graph."""
-    graph = Graph(mint(), _next_id(), of)
+    graph = Graph(allocate_handle(), _next_id(), of)
     graphs[graph.handle] = graph
     return graph
 

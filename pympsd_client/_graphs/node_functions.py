@@ -15,7 +15,7 @@ from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
 from pympsd_client._arguments.values import AttributeValue, given_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
-from pympsd_client._graphs.graph import Node, mint
+from pympsd_client._graphs.graph import Node, allocate_handle
 from pympsd_client._graphs.parameters import CHILD_CLONED
 from pympsd_client._graphs.structure import dependency_map
 from pympsd_client._graphs.work import (
@@ -66,10 +66,10 @@ def add_kernel(graph: int, after: Any, count: int, params: Any) -> int:
 
 def add_copy(graph: int, after: Any, count: int, copy: Copy3D | None, context: int) -> int:
     """Add a copy of rows and slices; pageable host memory is read and written when the graph runs."""
-    return _add(graph, after, count, parameters.checked_copy(_described(copy), context))
+    return _add(graph, after, count, parameters.check_copy(_require_copy(copy), context))
 
 
-def _described(copy: Copy3D | None) -> Copy3D:
+def _require_copy(copy: Copy3D | None) -> Copy3D:
     if copy is None:
         raise invalid_value("the description of the copy is NULL")
     return copy
@@ -116,12 +116,12 @@ def add_free(graph: int, after: Any, count: int, address: int) -> int:
 
 def add_record(graph: int, after: Any, count: int, event: int) -> int:
     """Add the recording of an event."""
-    return _add(graph, after, count, RecordWork(parameters.known_event(event)))
+    return _add(graph, after, count, RecordWork(parameters.require_event(event)))
 
 
 def add_wait(graph: int, after: Any, count: int, event: int) -> int:
     """Add a wait for an event."""
-    return _add(graph, after, count, WaitWork(parameters.known_event(event)))
+    return _add(graph, after, count, WaitWork(parameters.require_event(event)))
 
 
 def add_any(graph: int, after: Any, data: Any, count: int, params: Any) -> int:
@@ -136,7 +136,7 @@ def create_condition(graph: int, context: int, default: int, flags: int) -> int:
     if flags & ~_ASSIGN_DEFAULT:
         raise invalid_value(f"flags are 0 or CU_GRAPH_COND_ASSIGN_DEFAULT (1), not {flags}")
     its_context = context_of(context) if context else current()
-    handle = mint()
+    handle = allocate_handle()
     condition = ConditionalHandle(handle, graphs.find(graph), default, bool(flags), its_context)
     parameters.conditions[handle] = condition
     return handle
@@ -232,7 +232,7 @@ def copy_parameters(handle: int) -> bytes:
 def set_copy(handle: int, copy: Copy3D | None) -> None:
     """Set a copy node's parameters; its context stays."""
     context = work_of(handle, CopyWork).context
-    _set(handle, parameters.checked_copy(_described(copy), context.handle))
+    _set(handle, parameters.check_copy(_require_copy(copy), context.handle))
 
 
 def fill_parameters(handle: int) -> bytes:
@@ -261,7 +261,7 @@ def allocation_parameters(handle: int) -> bytes:
     return parameters.allocation_bytes(work_of(handle, AllocateWork))
 
 
-def freed_address(handle: int) -> int:
+def free_parameters(handle: int) -> int:
     """Return the address that a free node frees."""
     return work_of(handle, FreeWork).address
 
@@ -276,24 +276,24 @@ def set_host(handle: int, params: Any) -> None:
     _set(handle, parameters.host_at(structs.address_of(params, "CUDA_HOST_NODE_PARAMS")))
 
 
-def recorded_event(handle: int) -> int:
+def record_event(handle: int) -> int:
     """Return the event that a node records."""
     return work_of(handle, RecordWork).event
 
 
-def set_recorded_event(handle: int, event: int) -> None:
+def set_record_event(handle: int, event: int) -> None:
     """Set the event that a node records."""
-    _set(handle, RecordWork(parameters.known_event(event)))
+    _set(handle, RecordWork(parameters.require_event(event)))
 
 
-def awaited_event(handle: int) -> int:
+def wait_event(handle: int) -> int:
     """Return the event that a node waits for."""
     return work_of(handle, WaitWork).event
 
 
-def set_awaited_event(handle: int, event: int) -> None:
+def set_wait_event(handle: int, event: int) -> None:
     """Set the event that a node waits for."""
-    _set(handle, WaitWork(parameters.known_event(event)))
+    _set(handle, WaitWork(parameters.require_event(event)))
 
 
 def any_parameters(handle: int) -> bytes:
@@ -301,7 +301,7 @@ def any_parameters(handle: int) -> bytes:
     return parameters.any_bytes(graphs.find_node(handle).work)
 
 
-def changed_work(node: Node, params: Any) -> Any:
+def change_work(node: Node, params: Any) -> Any:
     """Return the work of given parameters for a node; INVALID_VALUE for those of another type, or of its graphs."""
     address = structs.address_of(params, "CUgraphNodeParams")
     kind = ctypes.c_int32.from_address(address).value
@@ -317,4 +317,4 @@ def changed_work(node: Node, params: Any) -> Any:
 def set_any(handle: int, params: Any) -> None:
     """Set a node's parameters, which are of its type."""
     node = graphs.find_node(handle)
-    node.work = changed_work(node, params)
+    node.work = change_work(node, params)

@@ -45,7 +45,7 @@ from pympsd_client._graphs.work import (
     WaitWork,
 )
 from pympsd_client._objects import host_function
-from pympsd_client._objects.code.launch import checked_shape
+from pympsd_client._objects.code.launch import check_shape
 from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.context import Context, context_of, context_on, current
@@ -58,7 +58,7 @@ from pympsd_client._objects.process import process
 
 _DEVICE: Final = 1
 """A CUmemLocationType."""
-_ACCESSES_LIMIT: Final = 1 << 10
+_MAX_ACCESSES: Final = 1 << 10
 
 
 def allocation_at(address: int) -> AllocateWork:
@@ -73,7 +73,7 @@ def allocation_at(address: int) -> AllocateWork:
         reason = "the memory of a graph cannot be exported: handleTypes is CU_MEM_HANDLE_TYPE_NONE"
         raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     context = context_on(process.device(location.id).ordinal) if location.type == _DEVICE else current()
-    if raw.accessDescCount > _ACCESSES_LIMIT:
+    if raw.accessDescCount > _MAX_ACCESSES:
         raise invalid_value(f"{raw.accessDescCount} access descriptions")
     size = structs.ACCESS_BYTES * raw.accessDescCount
     accesses = ctypes.string_at(raw.accessDescs, size) if raw.accessDescs else b""
@@ -145,7 +145,7 @@ def kernel_at(address: int) -> KernelWork:
     function.context.usable()
     values = flat(function.layout, InMemory(raw.kernelParams), raw.extra)
     kernel = 0 if function.handle == (raw.func or raw.kern) else raw.func or raw.kern
-    return KernelWork(function, checked_shape(function, shape), values, kernel=kernel)
+    return KernelWork(function, check_shape(function, shape), values, kernel=kernel)
 
 
 def kernel_bytes(work: KernelWork) -> bytes:
@@ -178,7 +178,7 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
 # --- copies and fills
 
 
-def checked_copy(copy: Copy3D, context: int) -> CopyWork:
+def check_copy(copy: Copy3D, context: int) -> CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
     its_context = _context(context)
     checked = regions(copy, its_context)
@@ -258,7 +258,7 @@ def host_bytes(work: HostWork) -> bytes:
     return bytes(structs.HostParameters(work.address, work.data))
 
 
-def known_event(handle: int) -> int:
+def require_event(handle: int) -> int:
     """Return the handle of an event; raise INVALID_HANDLE for any other."""
     return events.find(handle).handle
 
@@ -318,11 +318,11 @@ def conditional_bytes(work: ConditionalWork) -> bytes:
 
 def _copy_any(address: int) -> CopyWork:
     raw = structs.CopyParameters.from_address(address)
-    return checked_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
+    return check_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
 
 
 def _event_at(address: int) -> int:
-    return known_event(structs.EventParameters.from_address(address).event)
+    return require_event(structs.EventParameters.from_address(address).event)
 
 
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
@@ -351,10 +351,9 @@ def any_at(graph: Graph, address: int) -> Any:
         return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have graph nodes of type {kind} yet; it has {', '.join(each.name for each in NodeType)}",
-        )
+        known = ", ".join(node_type.name for node_type in NodeType)
+        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {known}"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     return read(at)
 
 

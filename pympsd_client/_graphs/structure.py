@@ -44,7 +44,7 @@ def find_in_clone(node: int, clone: int) -> int:
     return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
 
 
-def _listed(values: Sequence[int], room: int) -> tuple[list[int], int]:
+def _pad_list(values: Sequence[int], room: int) -> tuple[list[int], int]:
     """Return what an array of ``room`` elements gets, and their number; without room the number of all there are."""
     if room == 0:
         return [], len(values)
@@ -54,17 +54,17 @@ def _listed(values: Sequence[int], room: int) -> tuple[list[int], int]:
 
 def nodes(graph: int, room: int) -> tuple[list[int], int]:
     """Return up to ``numNodes`` nodes, padded with NULL, and their number; for 0 only the number."""
-    return _listed([node.handle for node in graphs.find(graph).nodes.values()], room)
+    return _pad_list([node.handle for node in graphs.find(graph).nodes.values()], room)
 
 
 def root_nodes(graph: int, room: int) -> tuple[list[int], int]:
     """Return up to ``numRootNodes`` nodes without dependencies, and their number; for 0 only the number."""
-    return _listed([node.handle for node in graphs.find(graph).roots()], room)
+    return _pad_list([node.handle for node in graphs.find(graph).roots()], room)
 
 
 def _edge_lists(edges: Iterable[tuple[Sequence[int], Edge]], columns: int, room: int) -> tuple[Any, ...]:
     rows = [(*handles, _edge_number(edge)) for handles, edge in edges]
-    lists = [_listed([row[column] for row in rows], room)[0] for column in range(columns + 1)]
+    lists = [_pad_list([row[column] for row in rows], room)[0] for column in range(columns + 1)]
     return (*lists, min(len(rows), room) if room else len(rows))
 
 

@@ -9,13 +9,13 @@ from threading import RLock
 from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._graphs.graph import Graph, mint
+from pympsd_client._graphs.graph import Graph, allocate_handle
 
 NO_DESTRUCTOR_SYNC: Final = 1
 """The flag that cuUserObjectCreate demands: a destructor cannot be waited for."""
 MOVE: Final = 1
 """A flag of cuGraphRetainUserObject: the caller's references become the graph's."""
-_LIMIT: Final = (1 << 31) - 1
+_MAX_REFERENCES: Final = (1 << 31) - 1
 _DESTROY: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _number: Final = count(1).__next__
 
@@ -24,7 +24,7 @@ class UserObject:
     """``references`` to ``data``; the last release calls ``destroy(data)``, in a thread of its own, as CUDA does."""
 
     def __init__(self, data: int, destroy: int, references: int) -> None:
-        self.handle: Final = mint()
+        self.handle: Final = allocate_handle()
         self.references = references
         self._is_ending = False
         self._data: Final = data
@@ -35,8 +35,10 @@ class UserObject:
     def retain(self, references: int) -> None:
         """Add references; raise INVALID_VALUE for 0, or more than an int counts."""
         with self._changing:
-            if not 1 <= references <= _LIMIT - self.references:
-                raise invalid_value(f"{references} references are not between 1 and {_LIMIT - self.references}")
+            if not 1 <= references <= _MAX_REFERENCES - self.references:
+                raise invalid_value(
+                    f"{references} references are not between 1 and {_MAX_REFERENCES - self.references}"
+                )
             self.references += references
 
     def release(self, references: int) -> None:

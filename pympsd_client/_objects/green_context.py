@@ -103,15 +103,15 @@ def record(context: Context, event: int) -> None:
     """Have an event stand for the work so far in all streams of a context; raise CudaError."""
     recorded_event = events.events.find(event)
     handle = recorded_event.handle_in(context)
-    gathering, passed = context.mint(), context.mint()
-    context.post(operations.CREATE_STREAM, gathering, 1, 0)
+    joining_stream, passed = context.allocate_handle(), context.allocate_handle()
+    context.post(operations.CREATE_STREAM, joining_stream, 1, 0)
     context.post(operations.CREATE_EVENT, passed, events.DISABLE_TIMING)
     for stream in _streams_of(context):
         context.post(operations.RECORD_EVENT, passed, stream)
-        context.post(operations.WAIT_EVENT, gathering, passed)
-    context.post(operations.RECORD_EVENT, handle, gathering)
+        context.post(operations.WAIT_EVENT, joining_stream, passed)
+    context.post(operations.RECORD_EVENT, handle, joining_stream)
     context.post(operations.DESTROY_EVENT, passed)
-    context.post(operations.DESTROY_STREAM, gathering)
+    context.post(operations.DESTROY_STREAM, joining_stream)
     recorded_event.recorded = True
 
 

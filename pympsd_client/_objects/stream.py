@@ -47,7 +47,7 @@ def create(context: Context, flags: int, priority: int) -> Stream:
         for act in before_destroying:
             act(context, ended_stream)
         context.post(operations.DESTROY_STREAM, ended_stream)
-    handle = context.mint()
+    handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
 
@@ -74,7 +74,7 @@ def resolve(handle: int) -> tuple[Context, int]:
 
 
 def _per_thread(context: Context) -> tuple[Context, int]:
-    key = (context, context.serial)
+    key = (context, context.id)
     handle = this_thread.streams.handles.get(key)
     if handle is None:
         handle = this_thread.streams.handles[key] = create(context, 0, 0).handle

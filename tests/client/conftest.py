@@ -162,7 +162,7 @@ def started(devices: str, workers: str) -> PrivateExecutors:
     connection = PrivateExecutors(chosen)
     for device in connection.devices:
         opened = connection.open_context(device, 0)
-        connection.close_context(device, opened.serial)
+        connection.close_context(device, opened.context_id)
         assert (opened.transport.writer is not None) == (workers == "native" and is_native())
     return connection
 

@@ -222,7 +222,7 @@ def test_two_full_sides_do_not_block_each_other(make_executor: MakeExecutor) -> 
     context, transport = executor.context(), executor.transport
     for number in range(3000):
         sequence = transport.sequence()
-        transport.post(operations.QUERY_EVENT.record(context.serial, sequence, number, flags=1))
+        transport.post(operations.QUERY_EVENT.record(context.id, sequence, number, flags=1))
     context.synchronize()
     assert len(executor.seen) == 3001
 

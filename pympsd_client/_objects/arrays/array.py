@@ -76,11 +76,11 @@ def texturing_context() -> Context:
     )
 
 
-def _checked(description: ArrayDescription | None) -> tuple[Context, ArrayDescription]:
+def _check_description(description: ArrayDescription | None) -> tuple[Context, ArrayDescription]:
     context = texturing_context()
     if description is None:
         raise invalid_value("the description of the array is NULL")
-    check(description, context.device.facts.attributes)
+    check(description, context.device.properties.attributes)
     return context, description
 
 
@@ -96,8 +96,8 @@ def create(given_description: ArrayDescription | None) -> int:
     INVALID_VALUE for a description that CUDA does not have, or larger than the device's attributes allow;
     NOT_SUPPORTED for formats of video, graphics and compressed blocks; OUT_OF_MEMORY.
     """
-    context, description = _checked(given_description)
-    array = Array(context.mint(), context, 0, description)
+    context, description = _check_description(given_description)
+    array = Array(context.allocate_handle(), context, 0, description)
     array.address = allocate(context, array.size)
     return arrays.add(array).handle
 
@@ -127,10 +127,10 @@ def create_mipmapped(given_description: ArrayDescription | None, requested_level
     The number of levels is from 1 to what the size allows, the nearest to what is asked for. Errors as of
     cuArray3DCreate.
     """
-    context, description = _checked(given_description)
+    context, description = _check_description(given_description)
     parts = [level(description, number) for number in range(level_count(description, requested_levels))]
-    levels = tuple(Array(context.mint(), context, 0, part, is_level=True) for part in parts)
-    mipmapped = MipmappedArray(context.mint(), context, 0, description, levels)
+    levels = tuple(Array(context.allocate_handle(), context, 0, part, is_level=True) for part in parts)
+    mipmapped = MipmappedArray(context.allocate_handle(), context, 0, description, levels)
     address = mipmapped.address = allocate(context, sum(array.size for array in levels))
     for array in levels:
         array.address = address

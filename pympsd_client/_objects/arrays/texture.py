@@ -64,7 +64,7 @@ def _check_sampling(how: Sampling) -> None:
 def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObject:
     check_format(of.format, of.channels)
     owner(of.place)
-    limits = context.device.facts.attributes
+    limits = context.device.properties.attributes
     alignment = limits.get("TEXTURE_ALIGNMENT", 1)
     if of.place % alignment:
         raise invalid_value(f"{of.place:#x} is no multiple of TEXTURE_ALIGNMENT, {alignment}")
@@ -173,7 +173,7 @@ textures: Final = HandleTable[Object]("texture object", "destroyed, or never mad
 surfaces: Final = HandleTable[Object]("surface object", "destroyed, or never made")
 
 
-def _placed(context: Context, texture_object: TextureObject) -> int:
+def _place(context: Context, texture_object: TextureObject) -> int:
     data = pack(texture_object)
     address = allocate(context, len(data))
     buffer = ctypes.create_string_buffer(data, len(data))
@@ -193,7 +193,7 @@ def create_texture(description: bytes | None, how: bytes | None, view: bytes | N
     sampling, _ = structs.sampling(how)
     seen = None if view is None else structs.view(view)
     texture = texture_object(structs.resource(description), sampling, seen, context)
-    return textures.add(Object(_placed(context, texture), context, description, how, view)).handle
+    return textures.add(Object(_place(context, texture), context, description, how, view)).handle
 
 
 def create_surface(description: bytes | None) -> int:
@@ -202,7 +202,7 @@ def create_surface(description: bytes | None) -> int:
     if description is None:
         raise invalid_value("the description of the resource is NULL")
     surface = surface_object(structs.resource(description))
-    return surfaces.add(Object(_placed(context, surface), context, description)).handle
+    return surfaces.add(Object(_place(context, surface), context, description)).handle
 
 
 def destroy_texture(handle: int) -> None:

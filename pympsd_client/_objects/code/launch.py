@@ -62,23 +62,23 @@ def launch(
         raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
     context.pulse(opened, cache is not None and cache.wants_pulse)
     if shape not in function.checked:
-        shape = checked_shape(function, shape)
+        shape = check_shape(function, shape)
     if cooperative:
         check_cooperative(function, tuple(map(int, shape)))
     if cluster != NO_CLUSTER:
         check_cluster(function, shape, cluster)
-    stream_handle = its_stream = 0
+    stream_handle = stream_id = 0
     if stream is not None and stream != 0:
         stream_handle = number(stream)
-        its_context, its_stream = resolve(stream_handle)
-        if its_context is not context:
+        stream_context, stream_id = resolve(stream_handle)
+        if stream_context is not context:
             raise invalid_handle("the stream is of another context than the kernel")
     layout = function.layout
     transport = opened.transport
     flags = packed(cooperative, cluster)
     fields = (
-        LAUNCH_OPCODE, flags, record_bytes(layout), opened.serial, transport.sequence(),
-        its_stream, function.module, function.index, *shape, layout.parameter_bytes,
+        LAUNCH_OPCODE, flags, record_bytes(layout), opened.context_id, transport.sequence(),
+        stream_id, function.module, function.index, *shape, layout.parameter_bytes,
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
@@ -158,7 +158,7 @@ def _remember(function: Function, types: Any) -> Any:
     return packer
 
 
-def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
+def check_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
     shape = tuple(unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
@@ -170,21 +170,21 @@ def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
-    facts = function.context.device.facts.attributes
+    properties = function.context.device.properties.attributes
     names = [f"MAX_{kind}_DIM_{axis}" for kind in ("GRID", "BLOCK") for axis in "XYZ"]
     for name, size in zip(names, shape, strict=False):
-        maximum = facts.get(name, 0)
+        maximum = properties.get(name, 0)
         if not 1 <= size <= maximum:
             what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
             raise invalid_value(f"{what} is {size}; this device takes 1 to {maximum}")
 
 
 def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
-    facts = function.context.device.facts.attributes
+    properties = function.context.device.properties.attributes
     name = function.layout.name
     threads = shape[3] * shape[4] * shape[5]
-    if threads > facts.get("MAX_THREADS_PER_BLOCK", threads):
-        raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
+    if threads > properties.get("MAX_THREADS_PER_BLOCK", threads):
+        raise invalid_value(f"{threads} threads a block; this device takes {properties['MAX_THREADS_PER_BLOCK']}")
     max_threads = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
     if threads > max_threads:
         raise invalid_value(f"{threads} threads a block; {name} was built for at most {max_threads}")

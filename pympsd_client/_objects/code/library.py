@@ -136,27 +136,27 @@ class Kernel:
         """Return its function in a context; raise CudaError."""
         return self.library.module_in(context).function(self.name)
 
-    def attribute(self, number_of_it: int, device: Device) -> int:
+    def attribute(self, attribute_number: int, device: Device) -> int:
         """Return an attribute on a device: as it was set for the kernel, else as the image has it. INVALID_VALUE."""
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         attributes = self._layout(device).attributes
         if name not in attributes:
             raise CudaError(Result.ERROR_INVALID_VALUE, f"function attribute {name} is not known of {self.name}")
         return self._set.get((device, name), attributes[name])
 
-    def set_attribute(self, number_of_it: int, value: int, device: Device) -> None:
+    def set_attribute(self, attribute_number: int, value: int, device: Device) -> None:
         """Change an attribute in all contexts of a device, present and later; see `Function.set_attribute`."""
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         check_attribute(self._layout(device), device, name, value)
         self._set[device, name] = value
         for module in self.library.modules_on(device):
-            module.function(self.name).have_attribute(name, value)
+            module.function(self.name).apply_attribute(name, value)
 
     def apply(self, device: Device, function: Function) -> None:
         """Give a newly loaded function what was set for the kernel."""
         for (its_device, name), value in self._set.items():
             if its_device is device:
-                function.have_attribute(name, value)
+                function.apply_attribute(name, value)
 
     def _layout(self, device: Device) -> FunctionLayout:
         return self.library.layout_on(device).functions[self._index]

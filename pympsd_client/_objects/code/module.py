@@ -22,16 +22,16 @@ from pympsd_client._objects.copies import upload
 from pympsd_client._objects.handle_table import HandleTable
 
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
-_DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+_DYNAMIC_BYTES: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
 _PRINTING: Final = b"vprintf"
 """What an image names whose kernels print."""
-_MOST: Final = (1 << 31) - 1
+_MAX_INT: Final = (1 << 31) - 1
 _SETTABLE: Final = {
     "PREFERRED_SHARED_MEMORY_CARVEOUT": (-1, 100),
-    "REQUIRED_CLUSTER_WIDTH": (0, _MOST),
-    "REQUIRED_CLUSTER_HEIGHT": (0, _MOST),
-    "REQUIRED_CLUSTER_DEPTH": (0, _MOST),
-    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MOST - 1, _MOST),
+    "REQUIRED_CLUSTER_WIDTH": (0, _MAX_INT),
+    "REQUIRED_CLUSTER_HEIGHT": (0, _MAX_INT),
+    "REQUIRED_CLUSTER_DEPTH": (0, _MAX_INT),
+    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MAX_INT - 1, _MAX_INT),
     "CLUSTER_SCHEDULING_POLICY_PREFERENCE": (0, 2),
 }
 """The other attributes that can be set, and their least and greatest values, as recorded with an H200."""
@@ -60,7 +60,7 @@ class Module:
         }
         self._globals = {item.name: item for item in layout.globals}
 
-    def have_layout(self, layout: ModuleLayout) -> None:
+    def set_layout(self, layout: ModuleLayout) -> None:
         """Change the addresses of its variables."""
         self.layout, self._globals = layout, {variable.name: variable for variable in layout.globals}
 
@@ -112,29 +112,29 @@ class Function:
         self.context: Final = module.context
         self.index: Final = index
         self.layout: Final = layout
-        self.handle: Final = module.context.mint()
+        self.handle: Final = module.context.allocate_handle()
         self.attributes: Final = dict(layout.attributes)
         self.packers: Final[dict[tuple[Any, ...], Packer]] = {}
         """One for each way of typing the parameters that a caller has used."""
         self.checked: Final[set[tuple[int, ...]]] = set()
         """Grid, block and shared sizes that were found to be within the limits."""
 
-    def attribute(self, number_of_it: int) -> int:
+    def attribute(self, attribute_number: int) -> int:
         """Return an attribute's value; INVALID_VALUE for one that does not exist or is not known here."""
         self.context.usable()
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         if name not in self.attributes:
             raise invalid_value(f"function attribute {name} is not known of {self.layout.name}")
         return self.attributes[name]
 
-    def set_attribute(self, number_of_it: int, value: int) -> None:
+    def set_attribute(self, attribute_number: int, value: int) -> None:
         """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; INVALID_VALUE otherwise."""
         self.context.usable()
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         check_attribute(self.layout, self.context.device, name, value)
-        self.have_attribute(name, value)
+        self.apply_attribute(name, value)
 
-    def have_attribute(self, name: str, value: int) -> None:
+    def apply_attribute(self, name: str, value: int) -> None:
         """Change an attribute whose value was checked."""
         if value != self.attributes.get(name):
             self.attributes[name] = value
@@ -142,19 +142,21 @@ class Function:
             invalidate()
 
 
-def attribute_name(number_of_it: int) -> str:
+def attribute_name(attribute_number: int) -> str:
     """Return the name of a CUfunction_attribute without its prefix; INVALID_VALUE for one that does not exist."""
-    name = _ATTRIBUTES.get(number_of_it, "MAX")
+    name = _ATTRIBUTES.get(attribute_number, "MAX")
     if name == "MAX":
-        raise invalid_value(f"there is no function attribute {number_of_it}")
+        raise invalid_value(f"there is no function attribute {attribute_number}")
     return name
 
 
 def check_attribute(layout: FunctionLayout, device: Device, name: str, value: int) -> None:
     """Raise INVALID_VALUE unless an attribute of a kernel can have this value on a device."""
-    if name == _DYNAMIC_LIMIT:
-        facts = device.facts.attributes
-        maximum = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
+    if name == _DYNAMIC_BYTES:
+        properties = device.properties.attributes
+        maximum = properties.get(
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", properties.get("MAX_SHARED_MEMORY_PER_BLOCK", 0)
+        )
         allowed = maximum - layout.attributes.get("SHARED_SIZE_BYTES", 0)
         if not 0 <= value <= allowed:
             raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
@@ -191,7 +193,7 @@ def load(image: bytes, context: Context | None = None) -> Module:
 def load_image(image: bytes, context: Context | None = None) -> Module:
     """Load an image without calling `when_loaded`, for a look at its layout; raise CudaError."""
     context = context or current()
-    handle = context.mint()
+    handle = context.allocate_handle()
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
     upload(context, operations.IMAGE_PART, handle, image)

@@ -32,12 +32,14 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
     function.context.usable()
     if threads < 1:
         raise invalid_value(f"a block has at least 1 thread, not {threads}")
-    facts, attributes = function.context.device.facts.attributes, function.attributes
-    max_threads = min(attributes.get("MAX_THREADS_PER_BLOCK", threads), facts.get("MAX_THREADS_PER_BLOCK", threads))
+    properties, attributes = function.context.device.properties.attributes, function.attributes
+    max_threads = min(
+        attributes.get("MAX_THREADS_PER_BLOCK", threads), properties.get("MAX_THREADS_PER_BLOCK", threads)
+    )
     if threads > max_threads or dynamic_bytes > attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic_bytes):
         return 0
     shared_bytes = attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes
-    return blocks_per_multiprocessor(facts, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
+    return blocks_per_multiprocessor(properties, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
 
 
 def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
@@ -45,7 +47,7 @@ def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> in
     if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
         raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
     attributes = function.attributes
-    room = available_shared_bytes(function.context.device.facts.attributes, blocks)
+    room = available_shared_bytes(function.context.device.properties.attributes, blocks)
     static = attributes.get("SHARED_SIZE_BYTES", 0)
     return max(0, min(room - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)))
 
@@ -81,9 +83,9 @@ def check_cluster(function: Function, shape: tuple[int, ...], cluster: tuple[int
 
 
 def _clusters(function: Function, config: LaunchConfig, size: int) -> int:
-    facts = function.context.device.facts
-    if facts.compute_capability < (9, 0):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no clusters of blocks")
+    properties = function.context.device.properties
+    if properties.compute_capability < (9, 0):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{properties.name} has no clusters of blocks")
     x, y, z = config.block
     blocks = active_blocks(function, x * y * z, config.shared_bytes)
     return clusters(function.context.usable().multiprocessors, blocks, size)
@@ -98,8 +100,8 @@ def best_block(function: Function, dynamic_bytes: Callable[[int], int], max_thre
 
     The block is the largest of those that give a multiprocessor the most threads; ``max_threads`` 0: no bound.
     """
-    facts, attributes = function.context.device.facts.attributes, function.attributes
-    bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), facts.get("MAX_THREADS_PER_BLOCK", 1024))
+    properties, attributes = function.context.device.properties.attributes, function.attributes
+    bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), properties.get("MAX_THREADS_PER_BLOCK", 1024))
     bound = min(max_threads, bound) if max_threads else bound
     sizes = [bound, *range(bound - bound % WARP_THREADS, 0, -WARP_THREADS)]
     blocks = {threads: active_blocks(function, threads, dynamic_bytes(threads)) for threads in sizes}
@@ -122,9 +124,9 @@ def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
 
     NOT_SUPPORTED on a device without such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
     """
-    facts = function.context.device.facts
-    if not facts.attributes.get("COOPERATIVE_LAUNCH"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no cooperative launches")
+    properties = function.context.device.properties
+    if not properties.attributes.get("COOPERATIVE_LAUNCH"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{properties.name} has no cooperative launches")
     x, y, z, *block, shared_bytes = shape
     blocks = active_blocks(function, block[0] * block[1] * block[2], shared_bytes)
     count = function.context.usable().multiprocessors

@@ -19,7 +19,7 @@ _ENTRY: Final = re.compile(rb"(?s)" + _SKIPPED.encode() + rb"|(\.entry\b[^{;]*)(
 _COMMENT: Final = re.compile(rb"(?s)//[^\n]*|/\*.*?\*/")
 
 
-def limited(image: bytes, registers: int) -> bytes:
+def limit_registers(image: bytes, registers: int) -> bytes:
     """Return an image whose kernels use at most this many registers a thread, where PTX says no other limit.
 
     0 is no limit. Images that are not PTX are returned as they are.
@@ -93,7 +93,7 @@ class _Input:
     target: tuple[int, str]
     items: list[_Item]
 
-    def renamed(self, names: dict[str, str]) -> None:
+    def rename(self, names: dict[str, str]) -> None:
         """Give some of its symbols other names, wherever they stand."""
         for item in self.items:
             item.text = _NAME.sub(lambda match: names.get(match.group(), match.group()), item.text)
@@ -107,7 +107,7 @@ def is_ptx(data: bytes) -> bool:
 
 def declares_others(data: bytes) -> bool:
     """Return whether a text declares functions or variables that another input is to define."""
-    return any(item.linkage == ".extern" and not _is_dynamic(item) for item in _parsed("", data).items)
+    return any(item.linkage == ".extern" and not _is_dynamic(item) for item in _parse("", data).items)
 
 
 def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
@@ -117,7 +117,7 @@ def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
     """
     if len(inputs) == 1:
         return inputs[0][1]
-    parsed = [_parsed(name, data) for name, data in inputs]
+    parsed = [_parse(name, data) for name, data in inputs]
     _rename_locals(parsed)
     definitions = _definitions(parsed)
     version = max((source.version for source in parsed), default=(7, 0))
@@ -126,13 +126,13 @@ def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
     emitted: set[str] = set()
     for source in parsed:
         for item in source.items:
-            lines += _emitted(item, definitions, emitted)
+            lines += _emit(item, definitions, emitted)
     return "\n".join(lines).encode() + b"\n"
 
 
 def check_defined(inputs: Sequence[tuple[str, bytes]]) -> None:
     """Raise LinkError for a symbol that an input uses, and that none defines."""
-    parsed = [_parsed(name, data) for name, data in inputs]
+    parsed = [_parse(name, data) for name, data in inputs]
     defined = {item.name for source in parsed for item in source.items if item.is_defined}
     for source in parsed:
         for item in source.items:
@@ -141,7 +141,7 @@ def check_defined(inputs: Sequence[tuple[str, bytes]]) -> None:
                 raise LinkError(f"error   : Undefined reference to '{item.name}' in '{source.name}'")
 
 
-def _emitted(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> Iterator[str]:
+def _emit(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> Iterator[str]:
     definition = definitions.get(item.name)
     if not item.name:
         yield item.text
@@ -185,7 +185,7 @@ def _rename_locals(parsed: list[_Input]) -> None:
             for item in other_source.items
             if item.linkage
         }
-        source.renamed({name: f"{name}$in{number}" for name in local & visible})
+        source.rename({name: f"{name}$in{number}" for name in local & visible})
         used |= symbols
 
 
@@ -199,7 +199,7 @@ def _is_dynamic(item: _Item) -> bool:
     return not item.is_function and ".shared" in item.text
 
 
-def _parsed(name: str, data: bytes) -> _Input:
+def _parse(name: str, data: bytes) -> _Input:
     text = _LOCATION.sub("", data.rstrip(b"\0").decode("utf-8", "replace"))
     version, target = _VERSION.search(text), _TARGET.search(text)
     return _Input(

@@ -71,7 +71,7 @@ class Allocation:
         """Free it when a stream has reached this point; return at once. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
-        transport.post(operations.FREE.record(opened.serial, transport.sequence(), self.handle, flags=FLAG_QUIET))
+        transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
 
     @property
     def buffer_id(self) -> int:

@@ -48,7 +48,7 @@ def import_range(context: Context, secret: int) -> ImportedRange:
 
     INVALID_VALUE if there is none on the context's device.
     """
-    handle = context.mint()
+    handle = context.allocate_handle()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
     size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
     try:

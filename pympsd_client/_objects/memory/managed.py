@@ -79,7 +79,7 @@ def place_variables(module: Module) -> None:
     context = module.context
     pages = share(context, size)
     try:
-        module.have_layout(decode_layout(context.call(operations.PLACE_MANAGED, module.handle, pages.address)))
+        module.set_layout(decode_layout(context.call(operations.PLACE_MANAGED, module.handle, pages.address)))
     except CudaError:
         pages.close()
         raise

@@ -59,15 +59,15 @@ class RegisteredPages:
         """Where they end in the program."""
         return self.start + self.pages.size
 
-    def put_in_place(self) -> None:
+    def replace_pages(self) -> None:
         """Replace the program's pages for the first time; raise CudaError. NOT_SUPPORTED for pages that it shares."""
         if _pages is None:
-            raise _refused("this client was installed without a C compiler, and cannot replace pages")
+            raise _refusal("this client was installed without a C compiler, and cannot replace pages")
         at = self.start
         for low, high, mode, _, name in _mappings():
             if low <= at < high and at < self.end:
                 if mode != _PRIVATE or name.startswith("[stack"):
-                    raise _refused(
+                    raise _refusal(
                         f"{at:#x} is in a mapping {mode} {name}".rstrip() + ", not private memory to write to"
                     )
                 at = high
@@ -81,7 +81,7 @@ class RegisteredPages:
             try:
                 done = _pages.replace(low, self.pages.address + low - self.start, high - low, True)
             except ValueError as error:
-                raise _refused(f"{low:#x}: {error}") from None
+                raise _refusal(f"{low:#x}: {error}") from None
             if done < high - low:
                 self.make_private()
                 raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no {high - low} bytes anew")
@@ -110,7 +110,7 @@ def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
                 yield int(match[1], 16), int(match[2], 16), match[3], match[4], match[5]
 
 
-def _refused(reason: str) -> CudaError:
+def _refusal(reason: str) -> CudaError:
     return CudaError(
         Result.ERROR_NOT_SUPPORTED,
         f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it",
@@ -146,7 +146,7 @@ class Region:
     def is_mapped(self) -> bool:
         """Whether kernels of the context it was allocated in reach it, by the same address."""
         device = None if self.pages is None or self.context is None else self.context.device
-        return device is not None and bool(device.facts.attributes.get("CAN_MAP_HOST_MEMORY"))
+        return device is not None and bool(device.properties.attributes.get("CAN_MAP_HOST_MEMORY"))
 
     @property
     def charged(self) -> int:
@@ -226,7 +226,7 @@ class Pinned:
             self._order_shared()
         region.pages.close()
 
-    def reached_by(self, transport: Transport, address: int, count: int) -> bool:
+    def is_reached_by(self, transport: Transport, address: int, count: int) -> bool:
         """Return whether the executor behind a transport copies from and to these bytes directly.
 
         Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
@@ -301,7 +301,7 @@ class Pinned:
                         f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
                         f"both at once, or memory that begins at a multiple of {mmap.PAGESIZE}",
                     )
-                registered.put_in_place()
+                registered.replace_pages()
                 self._mapped[region.address] = registered
         except BaseException:
             registered.pages.close()
@@ -381,8 +381,8 @@ class Pinned:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,
                 f"{requested} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} "
-                f"has: {size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; free "
-                f"some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
+                f"has: {size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; "
+                f"free some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
             )
 
     def _size(self) -> int:

@@ -103,7 +103,7 @@ class FreePoint:
 
     def as_event(self) -> FreePoint:
         """Return the same point as an event, before the stream is destroyed."""
-        event = self.context.mint()
+        event = self.context.allocate_handle()
         self.context.post(operations.CREATE_EVENT, event, 0)
         self.context.post(operations.RECORD_EVENT, event, self.stream)
         return FreePoint(self.context, self.stream, event)
@@ -166,19 +166,19 @@ class Arena:
         start = self._starts[bisect_right(self._starts, address) - 1]
         return start, self.chunks[start]
 
-    def settle(self, is_passed: Callable[[FreePoint], bool]) -> int:
+    def reclaim(self, is_passed: Callable[[FreePoint], bool]) -> int:
         """Make free for all what was freed where all work is done; return its bytes."""
-        settled = 0
+        reclaimed_bytes = 0
         for point in tuple(self.freed):
             if is_passed(point):
-                settled += self._merge(self.free, self.freed.pop(point))
+                reclaimed_bytes += self._merge(self.free, self.freed.pop(point))
                 point.destroy_event()
-        return settled
+        return reclaimed_bytes
 
-    def settle_some(self) -> int:
+    def reclaim_some(self) -> int:
         """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
         oldest = tuple(self.freed)[:_QUERIES]
-        return self.settle(lambda point: point in oldest and point.is_passed())
+        return self.reclaim(lambda point: point in oldest and point.is_passed())
 
     def take_over(self, point: FreePoint) -> int:
         """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
@@ -204,7 +204,7 @@ class Arena:
 
     def growth(self, size: int, reserved: int) -> int:
         """Return the bytes of the next chunk for an allocation, where the pool has ``reserved`` bytes."""
-        return rounded(max(size, min(reserved, _GROWTH_BYTES)))
+        return round_up(max(size, min(reserved, _GROWTH_BYTES)))
 
     def grow(self, size: int) -> None:
         """Add a chunk; raise CudaError."""
@@ -233,6 +233,6 @@ class Arena:
         return released
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Return a size in whole chunks."""
     return -(-size // CHUNK_BYTES) * CHUNK_BYTES

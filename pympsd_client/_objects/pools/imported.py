@@ -106,9 +106,9 @@ class ImportedPool(Pool):
                 chunk.freed.add(point)
             elif not chunk.blocks:
                 block.context.call(operations.SYNCHRONIZE_CONTEXT)
-            self._settle()
+            self._unmap_unused()
 
-    def _settle(self) -> None:
+    def _unmap_unused(self) -> None:
         for key, chunk in tuple(self._chunks.items()):
             if not chunk.blocks and all(point.is_passed() for point in chunk.freed):
                 self._drop_unused(key)
@@ -138,7 +138,7 @@ class ImportedPool(Pool):
     def after_waiting_for_event(self, context: Context) -> None:
         """Unmap chunks of which nothing is used."""
         with self._importing:
-            self._settle()
+            self._unmap_unused()
 
     def before_destroying(self, context: Context, stream: int) -> None:
         """Keep the point of a stream's frees as an event."""
@@ -161,7 +161,7 @@ class ImportedPool(Pool):
         """Call ``when_ended`` as soon as nothing of it is mapped."""
         with self._importing:
             self._no_longer = when_ended
-            self._settle()
+            self._unmap_unused()
             self._end_unused()
 
     def _end_unused(self) -> None:

@@ -23,7 +23,7 @@ from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, before_waiting, context_on, new_handle, when_closed
 from pympsd_client._objects.memory.allocations import Allocation, allocations
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
-from pympsd_client._objects.pools.arena import Arena, FreePoint, rounded
+from pympsd_client._objects.pools.arena import Arena, FreePoint, round_up
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
 from pympsd_client._objects.process import Primary, process
 
@@ -89,7 +89,7 @@ class Pool:
         """What names it for other processes; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
-        self.most: Final = rounded(max_bytes)
+        self.most: Final = round_up(max_bytes)
         self.is_default = False
         self.follows_events = self.is_opportunistic = self.adds_dependencies = True
         self.release_threshold = 0
@@ -106,28 +106,28 @@ class Pool:
     def used(self) -> int:
         """The bytes that the program has, or has freed in streams that have not reached that point."""
         with self._lock:
-            self._settle_all()
-            return self._used()
+            self._reclaim_all()
+            return self._used_bytes()
 
-    def _used(self) -> int:
+    def _used_bytes(self) -> int:
         pending = sum(ranges.bytes for arena in self._arenas.values() for ranges in arena.freed.values())
         return self._in_use + pending
 
-    def _settle_all(self) -> None:
+    def _reclaim_all(self) -> None:
         for arena in self._arenas.values():
-            arena.settle(FreePoint.is_passed)
+            arena.reclaim(FreePoint.is_passed)
 
     @property
     def used_high(self) -> int:
         """The most bytes that were used since `reset_used_high`."""
         with self._lock:
-            self._most_in_use = max(self._most_in_use, self._used())
+            self._most_in_use = max(self._most_in_use, self._used_bytes())
             return self._most_in_use
 
     def reset_used_high(self) -> None:
         """Begin again to observe the most that is used."""
         with self._lock:
-            self._most_in_use = self._used()
+            self._most_in_use = self._used_bytes()
 
     def reset_reserved_high(self) -> None:
         """Begin again to observe the most that is reserved."""
@@ -160,7 +160,7 @@ class Pool:
             return 0
         device = user.device if self.device is None else self.device
         context = user if device.ordinal == user.device.ordinal else self.context_on(device)
-        if size > context.device.facts.memory_bytes:
+        if size > context.device.properties.memory_bytes:
             raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
         block_bytes = (size + _ALIGNMENT - 1) & -_ALIGNMENT
         with self._lock:
@@ -195,7 +195,7 @@ class Pool:
 
     def _take_with_effort(self, arena: Arena, size: int, point: FreePoint) -> int:
         if self.is_opportunistic and arena.freed:
-            arena.settle_some()
+            arena.reclaim_some()
             start = arena.take(size, point)
             if start is not None:
                 return start
@@ -210,7 +210,7 @@ class Pool:
     def _grow(self, arena: Arena, size: int) -> CudaError | None:
         """Add a chunk to an arena, a smaller one if there is no memory for a large one; return why there is none."""
         error: CudaError | None = None
-        for chunk in dict.fromkeys((arena.growth(size, self.reserved), rounded(size))):
+        for chunk in dict.fromkeys((arena.growth(size, self.reserved), round_up(size))):
             if self.most and self.reserved + chunk > self.most:
                 error = CudaError(
                     Result.ERROR_OUT_OF_MEMORY,
@@ -245,7 +245,7 @@ class Pool:
     def trim(self, keep: int) -> None:
         """Give free memory back to the device, but keep at least ``keep`` reserved bytes."""
         with self._lock:
-            self._settle_all()
+            self._reclaim_all()
             self._release(keep, at_most=True)
 
     def _release(self, keep: int, at_most: bool = False) -> None:
@@ -286,7 +286,7 @@ class Pool:
         with self._lock:
             arena = self._arenas.get(context)
             if arena is not None and self.reserved > self.release_threshold:
-                arena.settle_some()
+                arena.reclaim_some()
                 self._release_some()
 
     def _release_some(self) -> None:
@@ -314,7 +314,7 @@ class Pool:
                 self._in_use -= size - free
                 arena.source.drop()
             for arena_left in self._arenas.values():
-                arena_left.settle(lambda point: point.context is context)
+                arena_left.reclaim(lambda point: point.context is context)
 
     def destroy(self, when_ended: Callable[[Pool], None]) -> None:
         """Release its memory as soon as nothing of it is in use, and then call ``when_ended``."""
@@ -326,7 +326,7 @@ class Pool:
         if not self._in_use:
             for arena in self._arenas.values():
                 if arena.context.sticky_error is None:
-                    arena.settle_some()
+                    arena.reclaim_some()
             self._release(0)
         if self._ended is not None and not self._in_use and not self.reserved:
             self._ended(self)
@@ -349,14 +349,14 @@ class Pools:
     def default(self, kind: PoolKind, device: Device | None) -> Pool:
         """Return the default pool of memory of a kind."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             pool = self._defaults.get(kind)
             if pool is None:
                 pool = self._defaults[kind] = self.add(Pool(kind, device))
                 pool.is_default = True
             return pool
 
-    def _of_this_connection(self) -> None:
+    def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
             for table in (self._all, self._named, self._defaults, self._current):
                 table.clear()
@@ -365,7 +365,7 @@ class Pools:
     def add(self, pool: Pool) -> Pool:
         """Enter a pool and return it."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             self._all[pool.handle] = self._named[pool.handle] = pool
         return pool
 
