@@ -1,11 +1,12 @@
-"""Answers of an executor, and the contexts that they may poison.
+"""What an executor sends: answers, faults of contexts, the output of kernels, file descriptors.
 
-What kernels print, on this process's standard output and standard error.
+An answer is (flags, result, body). Three things may come with it. FLAG_POISONED says that a fault has ended the
+context; `report_fault` tells the context. OUTPUT records carry what kernels printed before an answer;
+`DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a
+descriptor is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
 
-Descriptors that come with answers: received along with the bytes, and kept until the caller takes them.
-
-As in `transport`, Ctrl-C may come between any two steps: where something could be lost the steps are one chain of C
-calls, and the others may be done twice.
+As in `transport`, Ctrl-C may come between any two steps. Where something could be lost the steps are one chain of C
+calls; the other steps may be repeated.
 """
 
 from __future__ import annotations

@@ -1,9 +1,24 @@
-"""Threads that run a program's host functions: in order within a stream, without one stream waiting for another's.
+"""Host functions: posted to a stream, announced by the executor, run in this process, reported as done.
 
-Host functions in flight on one command stream: posted, announced by the executor, run, reported as done.
+A host function has four steps. `HostCallbacks.launch` posts HOST_FUNCTION. The executor answers it when its stream
+has come to that point; the stream then waits. A callback thread runs the function. HOST_FUNCTION_DONE lets the
+stream go on.
 
-The executor answers HOST_FUNCTION when its stream has come to it, so answers must be read while functions are
-pending: a listener thread waits for them. It sleeps, and then ends, when there are none.
+    program       post HOST_FUNCTION ...
+    executor      ... earlier work ... answer | waits ................. | later work
+    listener      waits for answers .......... | submit
+    callback thread                              run the function, post HOST_FUNCTION_DONE
+
+- **The listener.** Answers must be read even if no thread of the program waits for one. While functions are pending
+  a listener thread waits as any other thread does (see `transport`). It sleeps when there are none, and ends after
+  IDLE_S.
+- **Order.** Functions of one stream run one after another; streams do not wait for each other (`CallbackThreads`).
+  An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
+  one in another.
+- **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
+  is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request for room.
+  HOST_FUNCTION_DONE and the work of a running function are exempt: they are what makes room.
+- Callback threads are daemon threads: they never keep a process from exiting.
 """
 
 from __future__ import annotations

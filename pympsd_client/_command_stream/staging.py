@@ -1,6 +1,8 @@
-"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots of it that records use.
+"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots that records use.
 
-Slots of the staging memory for records: taken, waited for, freed when they are copied out.
+The bytes of a copy lie in a *slot* while its record is on the way. A slot is free again when the answer has come. A
+slot of a copy to the host is *kept* beyond the answer, until the caller has copied the bytes out. The dictionary of
+the slots in use is the only state, so that freeing one is a single atomic step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,34 @@
 """The command stream of one executor: records out, answers in, for all threads, without a thread of its own.
 
-A thread that waits for an answer becomes the leader: it reads, and passes the others their answers. When it has its
-own it wakes another waiter, which becomes the leader in turn. Sending never waits without reading, so that two full
-buffers cannot block each other.
+**The problem.** Every thread of the program sends records to the same executor, and any of them may wait for an
+answer. A reader thread would cost each call two switches between threads, and the interpreter's lock each time.
 
-Ctrl-C may come between any two steps of Python. Where a received or sent byte could be lost then, the steps are one
-chain of C calls (``any(map(...))``), between which no signal handler runs; and an answer may be handled twice.
+**The idea: leader and followers.** Each expected answer has a *gate*, a closed lock. A thread that waits tries to
+become the leader. The leader reads the socket and opens the gates of the answers that it receives, those of other
+threads included. When the leader has its own answer it opens the gate of one follower, which becomes the leader in
+turn. Only the leader reads, so answers stay in order; followers sleep on their own gates.
+
+    thread 1    expect(7)  post(7)  lead: recv ......... 9, 7 -> opens gate 9; done, wakes a follower
+    thread 2    expect(8)  post(8)  sleeps on gate 8 .................. woken, leads: recv ... 8
+    thread 3    expect(9)  post(9)  sleeps on gate 9 ..... open, returns
+
+**Records** go into the ring (`ring`) if the executor has one, otherwise through the socket. After a record is put
+into the ring, the sender reads whether the executor sleeps and if so sends one byte, the bell. The release of
+``_sending`` is the fence between the two steps: the executor announces that it sleeps before it looks at the ring a
+last time, so either it sees the record or the sender sees it asleep.
+
+**Invariants**
+
+- `expect` comes before `post`, so that no answer is lost; `discard` follows in every case.
+- A sender never waits without reading: while the ring or the socket is full it reads answers, unless another thread
+  is the leader. Otherwise two full buffers would block each other.
+- Once ``_error`` is set it never changes, and every later call raises it. `_end` wakes all followers.
+- ``sequence`` numbers are used once. Negative ones stand for waits that no record answers (`take_slot`).
+
+**What must never happen.** Ctrl-C may come between any two steps of Python. Where a received or sent byte could be
+lost in that moment, the steps are one chain of C calls (``any(map(...))``), between which no signal handler runs. A
+wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most _RECHECK_S,
+because waits are bounded. Handling an answer twice is harmless.
 """
 
 from __future__ import annotations

@@ -1,4 +1,26 @@
-"""The handshake with a daemon and the server that it grants: hello, grant, welcome."""
+"""The handshake with a daemon and the server that it grants: hello, grant, welcome.
+
+    this process                    daemon                          server
+    connect ----------------------> accept
+    check the owner's uid <-------- SO_PEERCRED, or a proof
+    ClientHello ------------------> queued until it is this user's turn
+                <------------------ SessionGranted with a socket --- the socket's other end
+    SessionWelcome <------------------------------------------------ devices, driver version
+
+The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an error of cuInit).
+
+**Invariants**
+
+- Nothing is sent before the daemon's owner is known. A daemon of an untrusted user would see and run this program's
+  work. Only root's and the process's own uid are trusted, or, in a user namespace that cannot show the uid, a
+  proof.
+- cuInit waits without limit: another user's turn may last for hours. After SILENT_WAIT_S a single warning names
+  what cuInit waits for.
+- A server may end between the grant and its welcome. That is `NotWelcomed`; the caller asks the daemon again,
+  MAX_GRANTS times at most.
+- A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
+  marks the reason as ``limited`` if the directory is, or may be, one of a server or namespace (`discovery`).
+"""
 
 from __future__ import annotations
 
@@ -43,7 +65,7 @@ MAX_GRANTS: Final = 6
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before the next of them: the daemon has to see the end of the last."""
 _FRAMES: Final = 7
-"""_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
+"""_receive_or_warn, request_session, _connect, initialize, cuInit (two), the program."""
 HIDDEN: Final = (errno.EACCES, errno.EPERM)
 """Errors of a socket that may be a namespace's for all this process can see."""
 

@@ -1,12 +1,35 @@
-"""One capture sequence: the graph that it adds to, its streams, and whether they are joined.
+"""Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
 
-The captures of this process: begun, ended, and asked about.
+**The problem.** Every function of the API may be called in a capturing stream, or may break a capture in another.
+Checks in each of them would be forgotten in some.
 
-Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
+**The idea.** All work passes through one place, `transport.post`. While any stream captures, an interceptor sees
+each record there (`interception`) and decides by the table of operations:
 
-While any stream captures, every record passes through this before it is sent (`interception`): one of a capturing
-stream is taken, one that would break a capture is refused, and the capture with it, all others are left. Sources:
-CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
+    record of a capturing stream         -> taken: a node is added, nothing is sent
+    record that would break a capture    -> refused with a CUDA error; the capture is invalid from now on
+    any other record                     -> left: it is sent
+
+Work whose bytes no record has (copies with pageable memory, pool allocations, host functions) is offered to the
+interceptor by its function (`takes_copy`, `takes_allocation`, ...).
+
+**How order becomes edges.** ``Capture.next`` holds, for each stream, the nodes that its next node depends on. A new
+node depends on them and replaces them. Recording an event stores them with the event; a stream that waits for the
+event adds them to its own, and joins the capture if it did not capture before:
+
+    stream 1    A ---- record e ---- B ------------- wait f ---- D      D depends on B and C
+    stream 2             wait e ---- C ---- record f                    B and C depend on A
+
+**Invariants**
+
+- The streams of a capture are exactly the keys of its ``next``; ``_of`` finds the capture of a stream.
+- At the end each captured node must lead to the origin's latest work, else UNJOINED.
+- An invalid capture (``reason`` is set) takes nothing more; it must still be ended where it began.
+- A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
+- In the modes GLOBAL and THREAD_LOCAL calls that may depend on captured work (_UNSAFE) are refused to the threads
+  that the mode names.
+
+Sources: CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,28 @@
-"""Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record."""
+"""Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record.
+
+Instantiation copies the graph, turns its nodes into items (`items`) and uploads these. From then on a launch is a
+single LAUNCH_GRAPH record, whatever the number of nodes. The executor runs the items, each after those it depends
+on.
+
+**What the device cannot do** is done by this process when it is due: host functions, and copies with pageable
+memory. Such an item is a HOST_FUNCTION; the launch posts one GRAPH_HOST_FUNCTION for each before it posts
+LAUNCH_GRAPH.
+
+**Updates** change the nodes of the copy. They drop the executor's items (`_drop`), and the next launch or upload
+makes new ones: several changes between two launches cost one upload.
+
+    instantiate -> items in the executor <-> dropped by a change, uploaded again by a launch -> destroyed
+
+**Invariants**
+
+- ``_graph_handle`` is _NOT_INSTANTIATED exactly while the executor has no items that match the nodes.
+- ``_records`` (the launch record of each stream) is empty then.
+- Launches that are queued continue after a change or a destroy; what the graph retains (user objects, memory) is
+  given back after the last of them.
+- Memory of allocation nodes that the graph does not free is left to the program by a launch (`_use_memory`). A
+  second launch is refused until it is freed, unless the graph was instantiated with AUTO_FREE.
+- ``_launching`` is reentrant, because what an update drops may be the last reference to this graph.
+"""
 
 from __future__ import annotations
 

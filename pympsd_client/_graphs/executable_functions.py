@@ -1,4 +1,9 @@
-"""Functions on executable graphs: instantiation, launch, update (CUDA driver API, Graph Management)."""
+"""Functions on executable graphs: instantiation, launch, update (CUDA driver API, Graph Management).
+
+Each takes the handles of the API and raises CudaError. A change of one node builds the new work as for a graph's
+node, then checks that an executable graph takes that change (`update.check_work`), and only then replaces the
+copy's work.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The structure of graphs: nodes, edges between them, order, clones. Nothing here knows what a node does."""
+"""The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on what a node does."""
 
 from __future__ import annotations
 

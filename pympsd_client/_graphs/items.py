@@ -1,6 +1,8 @@
-"""From a graph's nodes to the items of an executable graph: records in order, and what runs in this process.
+"""Between nodes and records, in both directions: items of executable graphs, and the work of captured records.
 
-What a record does, as the work of a node.
+An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Empty
+items join branches, so that no product of edges arises. Child graphs are flattened: their first items come after
+what the node depends on. Records name the legacy stream, which stands for the stream of the launch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Functions that add nodes and get or set what they do (CUDA driver API, Graph Management)."""
+"""Functions that add nodes and get or set what they do (CUDA driver API, Graph Management).
+
+Parameters come as the API's structures (an object of cuda.bindings, or an address); `parameters` reads them into
+work and writes them back. Everything is checked before a node is added or changed, so a refused call changes
+nothing.
+"""
 
 from __future__ import annotations
 

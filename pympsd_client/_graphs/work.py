@@ -1,4 +1,9 @@
-"""What nodes do: one class for each type of node, with the values that its parameters have."""
+"""What nodes do: one class for each type of node, with the values that its parameters have.
+
+Work objects do not change once a node has them: setting parameters replaces the work. So clones share them, except
+for what a node owns: the graphs of child and conditional nodes are copied, and memory of allocation nodes is
+counted.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,25 @@
-"""What each thread has for itself: its stack of current contexts, its streams.
+"""Contexts, their sticky errors, and what each thread has for itself: its context stack and its per-thread streams.
 
-Contexts: one client context of an executor, its sticky error, and the objects that belong to it.
+A `Context` is the client's side of one context of an executor. It may be closed and opened again under the same
+handle, as primary contexts are; ``id`` is the executor's id of the context that is open now. Objects belong to a
+context and are dropped with it: modules that keep such objects append a function to `when_closed`.
+
+**Sticky errors.** After a fault every call in the context returns the same error. The fault arrives in one of three
+ways: an answer carries FLAG_POISONED; an answer to another thread's record does; or a *pulse* detects it. A program
+that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
+than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
+
+**Invariants**
+
+- `Context.usable` is the first step of every call: it raises the sticky error, or returns the open context's
+  properties.
+- A fault is reported with the id under which it happened, and ignored if the context was closed or reopened since.
+- Every change of the sticky error also drops the plans of the launch cache (`launch_cache.invalidate`).
+- `Context.close` may be called again by what it drops (a finalizer), so its lock is reentrant.
+
+**Waiting.** Memory pools reuse memory once a stream is known to have reached a point. So a call that waits for a
+stream encloses the wait in `waiting`, which calls the functions in `before_waiting` and, after the wait, what they
+returned.
 """
 
 from __future__ import annotations

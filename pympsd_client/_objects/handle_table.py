@@ -1,4 +1,4 @@
-"""The objects of this process by handle: a table for each kind, which loses what a closed context owned."""
+"""Tables of the program's objects by handle, one for each kind; a table loses what a closed context owned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""The state of this process: its connection to the devices (cuInit), and its handling of fork and exit."""
+"""The state of this process: its connection to the devices (cuInit), and what happens at fork and exit.
+
+cuInit connects to a daemon, and without one to the native driver or a private executor (`_connect.discovery`
+decides). A process that runs natively has ``process.native``; every later call goes to that module.
+
+- **Fork.** A child of a process that has called cuInit cannot use CUDA. In the child the connection is abandoned:
+  its copies of the sockets are closed, nothing is sent, and each context gets the error as its sticky error.
+- **Exit.** The connection is closed, and later calls (of destructors and daemon threads) return DEINITIALIZED.
+- **Primary contexts** are counted here: the first retain opens a device's primary context, the last release closes
+  it.
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     this_thread.stack.clear()
     process.connection, process.primaries = None, {}
     process.calls_back = False
-    yield process._connected
+    yield process._set_connection
     process.connection, process.primaries = before
     process.native, process.forked = None, False
     for table, was in zip(tables, kept, strict=True):

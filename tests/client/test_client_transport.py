@@ -281,7 +281,7 @@ def test_ctrl_c_in_a_wait_leaves_the_stream_usable(
         context.synchronize()
     executor.send(executor.answer(interrupted[0]))  # no caller waits for this answer any more
     assert context.call(operations.ALLOCATE, 1)
-    assert executor.transport.answered() == ()
+    assert executor.transport.list_answered() == ()
 
 
 def test_after_ctrl_c_in_the_leader_another_thread_leads(

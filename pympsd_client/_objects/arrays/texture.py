@@ -1,8 +1,7 @@
-"""What textures and surfaces are of, as kernels find it: arrays, mipmapped arrays, linear memory, views of them.
+"""Texture and surface objects (CUDA driver API, Texture Object Management and Surface Object Management).
 
-Texture and surface objects (CUDA driver API, Texture Object Management and Surface Object Management).
-
-Each lies in device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
+An object describes what kernels read: an array, a mipmapped array, linear memory, or a view of one. It lies in
+device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Modules: loading code, finding its functions and variables (CUDA driver API, Module Management)."""
+"""Modules: loading code, finding its functions and variables (CUDA driver API, Module Management).
+
+The executor compiles an image and returns its layout: the kernels with their parameters and attributes, and the
+variables with their addresses. All queries are answered from the layout; only loading and unloading cost a message.
+Other modules take part through `when_loaded` and `when_unloaded`: managed variables are moved to shared pages
+before the program learns their addresses.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""PTX as text: the limit of registers as a directive of its kernels (PTX ISA, .maxnreg).
+"""PTX as text: the limit of registers as a directive (PTX ISA, .maxnreg), and several texts joined as a linker does.
 
-Several PTX texts made one, as a linker does: what they declare of each other is resolved by name (PTX ISA, Linking
-Directives).
+What the texts declare of each other is resolved by name (PTX ISA, Linking Directives). Symbols that are local to
+one text and have the name of another text's symbol are renamed. Comments, strings and debugging directives are
+skipped by the tokenizer, so a name inside them counts for nothing.
 """
 
 from __future__ import annotations

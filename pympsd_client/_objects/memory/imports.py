@@ -1,4 +1,4 @@
-"""Memory of other processes, mapped at addresses that this client chooses."""
+"""Memory of other processes, mapped at addresses that this client chooses (IPC handles, imported pools)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,16 @@
-"""Allocations of managed memory: pages that an executor and this process share, until their context ends.
+"""Managed memory: cuMemAllocManaged, and managed variables of modules (``__managed__``).
 
-Managed variables of modules (`__managed__`), in pages that the executor and this process share.
+The program and the kernels use managed memory by one address, without copies. Here its pages are shared: the
+executor makes them and maps them, and the client maps them at the same address (`shared_pages`). There is no
+migration; advice and prefetches are recorded page by page (`page_states`), only so that queries return them.
+
+    kernel  ->  executor's mapping  ->  |  the same pages  |  <-  client's mapping  <-  program
+
+- Freeing waits for the context's work and unmaps the pages here, because the program must not touch them
+  afterwards; so `free_in_order` waits too.
+- A module's variables are moved to such pages when the module is loaded, before the program can learn their
+  addresses (PLACE_MANAGED). They are freed with the module; cuMemFree refuses them.
+- Pages are the process's, not the context's: when a context closes, those that were made in it are unmapped here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Peer access: which devices' kernels access this process's memory on which other devices, and for whom.
 
-An executor maps all of the process's memory on another device, or none of it: what one context, or pool, gives access
-to is accessible from all contexts of that device.
+An executor maps all of the process's memory on another device, or none of it. So access that one context, pool or
+mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
-"""Pages of the program that an executor shares, so that kernels reach memory that the program registers.
+"""Page-locked host memory of this process, and its accounting (CUDA driver API, Memory Management).
 
-They are replaced in place by shared ones, which the executor has too, and on unregistering by private ones again; the
-bytes stay. A page is replaced at once for Python, but not for native threads: what such a thread writes to it at that
-moment may be lost. Around a fork they are private, so that parent and child do not write to each other's memory.
+- **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
+  copies from and to it directly. Copies with other devices work as for pageable memory.
+- **Registered** memory (cuMemHostRegister) stays the program's own until the program asks for the address by which
+  kernels reach it. Then shared pages replace the program's pages in place, and unregistering replaces those by
+  private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
+  thread may: what it writes to that page at that moment may be lost. Around a fork the pages are private, so that
+  parent and child do not write to each other's memory.
+- **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
+  Allocations in progress count (``_coming``).
+- As in CUDA with unified addressing the memory belongs to the process, not to a context: it stays until it is
+  freed.
 
-Page-locked host memory of this process, and its accounting (CUDA, Memory Management).
-
-Allocated memory is shared with the executor of the context it was allocated in, which copies from and to it directly;
-copies with other devices, and of memory that the program registers, work as for any memory. Kernels reach what it
-registers from the moment when the program asks for the address by which they do. Before Volta the size of /dev/shm
-bounds a client's page-locked memory (MPS documents, 2.3.2). As in CUDA with unified addressing it belongs to
-the process, not to a context: it stays until it is freed.
+Copies look up addresses without a lock. So the tuple of starts and regions is replaced as a whole.
 """
 
 from __future__ import annotations

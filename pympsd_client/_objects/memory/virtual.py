@@ -1,6 +1,23 @@
-"""Ranges of addresses that the program has reserved, pure.
+"""Virtual memory management: reserved addresses, physical memory by handle, and mappings (CUDA driver API).
 
-Physical memory by its handle, and where it is mapped.
+cuMemAddressReserve is answered by the client alone: each device's window of addresses has an area for reservations,
+in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory in an executor. cuMemMap makes a
+`Mapping`, an allocation that copies and kernels use like any other, once cuMemSetAccess has given access.
+
+    reservation   |<------------------ addresses of device 0 ------------------>|
+    mapping                 |<-- Mapping, access {0: rw, 1: rw} -->|
+    physical                   Physical(handle, references, mappings)
+
+**Lifetime.** Physical memory lives until the program has released its handle (``references``) *and* it is mapped
+nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
+client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it.
+
+**Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
+another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
+a further device goes through the device of the addresses (`peer_access`).
+
+**Invariants:** mappings never overlap; only whole mappings are unmapped or given access; addresses in use are not
+freed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
-"""Free ranges of addresses, pure.
+"""The memory that one pool has in one context: chunks of the device, and what of them is free for which stream.
 
-The memory that one pool has in one context: chunks from the device, and what of them is free for which stream.
+Freed memory is a range with a `FreePoint`: the stream in which it was freed. The range is immediately free for that
+stream's later work, and for other streams when the stream has reached the point (CUDA driver API, Stream Ordered
+Memory Allocator). `Arena.reclaim` moves ranges whose point has passed to ``free``, which every stream may use.
+`Arena.take_over` does not wait for points to pass: it makes one stream wait for the others by events and gives it
+everything.
 
-Memory that was freed in a stream is at once free for that stream's later work, and for any other when the stream has
-reached the point at which it was freed (CUDA driver API, Stream Ordered Memory Allocator).
+Ranges never join across the end of a chunk, so that a chunk that is free as a whole can be given back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Memory of graphs: allocated with the node, at one address for all launches (CUDA driver API, Graph Management).
 
-It is given back to the device when the node, all executable graphs with it, and the program's use of it have ended.
+The memory is given back to the device when the node, all executable graphs with it, and the program's use of it
+have ended; ``holders`` counts them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,33 @@
-"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator).
+"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator), and the table of this process's pools.
 
-A pool is a device's; the memory that it has is its contexts', and is freed with them.
+**The problem.** cuMemAllocAsync and cuMemFreeAsync are called in every step of a training loop. A message to the
+executor for each would cost as much as cuMemAlloc.
 
-The memory pools of this process: default ones, current ones, those that the program created.
+**The idea.** The client divides memory itself. A pool has an `Arena` in each context, which holds *chunks*; the
+executor is informed when a chunk is added or given back, and of nothing else. All rules of stream order are kept
+here:
+
+    chunk     |  block A (in use)  |  freed in stream 1  |  free for all  |
+                                      ^ stream 1 may have it immediately; others when stream 1 has passed that point
+
+An allocation tries, in this order: what its stream may have; what streams that are asked have passed by now; a new
+chunk; and if there is no memory left, everything that is free, after making its stream wait for the others by
+events.
+
+**When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
+streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
+threshold.
+
+**Invariants**
+
+- ``_in_use`` counts blocks the program has, ``reserved`` the bytes of all chunks; freed blocks that wait for their
+  stream are in neither (`Pool.used` adds them).
+- The points of a stream that is destroyed become events first, so that they can still be asked for.
+- Locks are reentrant: what a call drops may free memory again.
+- A destroyed pool lives on in ``_all`` until the program has freed its last block.
+
+A pool belongs to a device, but its memory belongs to contexts, and goes with them: the executor accounts memory to
+contexts (docs/decisions/014-memory-pools.md).
 """
 
 from __future__ import annotations
