@@ -11,11 +11,11 @@ from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Code,
-    Group,
     Memory,
     Operation,
     Register,
     Symbol,
+    items_of,
     plain,
 )
 
@@ -39,10 +39,6 @@ def resolve_call_parameters(code: Code) -> None:
     code.operations = rewritten
 
 
-def _elements(operation: Operation, value: Argument) -> tuple[Argument, ...]:
-    return value.items if isinstance(value, Group) else (value,)
-
-
 def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | None:
     """Return (variable, offset, values) if this is a ld.param or st.param of a call's parameter."""
     if operation.name not in ("ld", "st") or not operation.has("param"):
@@ -52,7 +48,7 @@ def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | Non
     memory, value = operation.operands if operation.name == "st" else reversed(operation.operands)
     if not isinstance(memory, Memory) or not isinstance(memory.base, Symbol) or memory.base.space != "call":
         return None
-    return memory.base.name, memory.base.offset + memory.offset, _elements(operation, value)
+    return memory.base.name, memory.base.offset + memory.offset, items_of(value)
 
 
 def _pieces(code: Code) -> dict[str, set[tuple[int, int]] | None]:

@@ -172,6 +172,11 @@ def has_result(operation: Operation) -> bool:
     return operation.name not in WITHOUT_RESULT
 
 
+def items_of(argument: Argument) -> tuple[Argument, ...]:
+    """Return the items of a group, or a single operand as the only item."""
+    return argument.items if isinstance(argument, Group) else (argument,)
+
+
 def registers_in(argument: Argument) -> list[Register]:
     """Return the registers an operand names."""
     match argument:
