@@ -73,8 +73,11 @@ def _barrier(
         if not last.has("wait") or last.operands:
             raise writer.refuse()
         plan = BarrierPlan(False, "", None, cluster=True)
-        made = _plan(block, writer, "barrier", following=following, barrier=plan)
-        return made, f"({writer.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(writer, blocks, following)}"
+        block_plan = _plan(block, writer, "barrier", following=following, barrier=plan)
+        return (
+            block_plan,
+            f"({writer.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(writer, blocks, following)}",
+        )
     if last.has("wait") or last.has("acquire"):
         raise writer.refuse()
     if not last.one_of("sync", "arrive", "red"):
@@ -103,8 +106,8 @@ def _barrier(
         raise writer.refuse("the result is no register")
     plan = BarrierPlan(arrive, reduction, result)
     outgoing = _outgoing(writer, blocks, following)
-    made = _plan(block, writer, "barrier", following=following, barrier=plan)
-    return made, f"({number}, {count}, {predicate}), {outgoing}"
+    block_plan = _plan(block, writer, "barrier", following=following, barrier=plan)
+    return block_plan, f"({number}, {count}, {predicate}), {outgoing}"
 
 
 def _plan(

@@ -9,9 +9,9 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     U16,
     U32,
     DType,
+    double_width,
     dtype_name,
-    unsigned,
-    widened,
+    unsigned_of,
 )
 from pympsd_server.backends.emulated.ptx.lowering.ir import Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.emit_float import emit_float, is_float
@@ -71,7 +71,7 @@ def _add_with_carry(writer: Writer, operation: Operation) -> None:
 
 
 def _carry_add(writer: Writer, operation: Operation) -> None:
-    dtype = unsigned(dtype_of(writer, operation))
+    dtype = unsigned_of(dtype_of(writer, operation))
     a, b = writer.values(operation.operands[1:], dtype)
     _carry_chain(writer, operation, a, b, operation.name.startswith("sub"))
 
@@ -82,7 +82,7 @@ def _carry_chain(writer: Writer, operation: Operation, a: str, b: str, subtract:
     A difference is the sum of a, the complement of b, and 1 or the flag: the flag is 1 if nothing was borrowed.
     (PTX calls it a borrow of the opposite meaning; a GPU has one flag, which ``addc`` reads after ``sub.cc`` too.)
     """
-    dtype = unsigned(dtype_of(writer, operation))
+    dtype = unsigned_of(dtype_of(writer, operation))
     if subtract and not operation.name.endswith("c"):
         total, flag = writer.keep(f"{a} - {b}"), f"({a} >= {b})"
     else:
@@ -111,7 +111,7 @@ def _product(writer: Writer, operation: Operation) -> tuple[str, DType]:
     if operation.has("wide"):
         if dtype.itemsize == 8:
             raise writer.refuse()
-        wide = DTYPES[widened(operation.type)]
+        wide = DTYPES[double_width(operation.type)]
         return f"{a}.astype({dtype_name(wide)}) * {b}.astype({dtype_name(wide)})", wide
     if not operation.has("lo"):
         raise writer.refuse("one of .lo, .hi and .wide is needed")
@@ -149,7 +149,7 @@ def _carry_multiply(writer: Writer, operation: Operation) -> None:
         raise writer.refuse()
     product, dtype = _product(writer, operation)
     name = writer.keep(product)
-    plain = unsigned(dtype)
+    plain = unsigned_of(dtype)
     if plain != dtype:
         name = writer.keep(f"{name}.view({dtype_name(plain)})")
     _carry_chain(writer, operation, writer.value(operation.operands[3], plain), name, subtract=False)

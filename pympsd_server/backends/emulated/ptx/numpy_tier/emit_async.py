@@ -49,13 +49,13 @@ def _arrive(writer: Writer, operation: Operation, drop: bool) -> None:
     if len(operation.operands) < 2:
         raise writer.refuse_count()
     target, where, *rest = operation.operands
-    given = writer.value(rest[0], U32) if rest else writer.scalar(1, U32)
+    count = writer.value(rest[0], U32) if rest else writer.scalar(1, U32)
     if operation.has("expect_tx"):
         if not rest:
             raise writer.refuse("no number of bytes")
-        change = f"arrival({writer.scalar(1, U32)}, {given}.astype(d_i8), {drop})"
+        change = f"arrival({writer.scalar(1, U32)}, {count}.astype(d_i8), {drop})"
     else:
-        change = f"arrival({given}, {writer.scalar(0, U64)}, {drop})"
+        change = f"arrival({count}, {writer.scalar(0, U64)}, {drop})"
     change_barrier(writer, target, _space(operation), writer.address_of(where), change)
 
 
@@ -112,17 +112,17 @@ def _copy_small(writer: Writer, operation: Operation) -> None:
     size = operands[2] if len(operands) in (3, 4) else None
     if not isinstance(size, Immediate) or size.value not in ((16,) if operation.has("cg") else (4, 8, 16)):
         raise writer.refuse("the size is not 4, 8 or 16 (.cg: 16)")
-    given = "None"
+    available = "None"
     if len(operands) == 4:
         last = operands[3]
         if isinstance(last, Register) and writer.register_dtype(last.number) == BOOL:
             # The source is ignored where the predicate is true.
             ignored = writer.value(last, BOOL)
-            given = writer.keep(f"select({ignored}, {writer.scalar(0, U32)}, {writer.scalar(size.value, U32)})")
+            available = writer.keep(f"select({ignored}, {writer.scalar(0, U32)}, {writer.scalar(size.value, U32)})")
         else:
-            given = writer.value(last, U32)
+            available = writer.value(last, U32)
     target, source = (writer.address_of(operand) for operand in operands[:2])
-    writer.run(f"copy_small(B, T, {target}, {source}, {size.value}, {given}, {writer.guard})")
+    writer.run(f"copy_small(B, T, {target}, {source}, {size.value}, {available}, {writer.guard})")
 
 
 BYTES_COMPLETE = "mbarrier::complete_tx::bytes"
@@ -133,16 +133,16 @@ _SPACES = f"global {' '.join(_BULK_SHARED)}"
 
 def _kinds(writer: Writer, operation: Operation) -> tuple[str, str]:
     """Return where a copy goes, and where it comes from: "global" or "shared"."""
-    found = ["global" if m == "global" else "shared" for m in operation.modifiers if m in ("global", *_BULK_SHARED)]
+    spaces = ["global" if m == "global" else "shared" for m in operation.modifiers if m in ("global", *_BULK_SHARED)]
     if (
-        len(found) != 2
+        len(spaces) != 2
         or operation.has(BYTES_COMPLETE) == operation.has("bulk_group")
-        or found == ["global", "global"]
+        or spaces == ["global", "global"]
     ):
         raise writer.refuse()
-    if (found[0] == "global") != operation.has("bulk_group"):
+    if (spaces[0] == "global") != operation.has("bulk_group"):
         raise writer.refuse()
-    return found[0], found[1]
+    return spaces[0], spaces[1]
 
 
 @emits("cp.async.bulk", (0, 6), f"{_SPACES} {BYTES_COMPLETE} bulk_group {MULTICAST} {HINT}", ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, S32, U32, dtype_name, unsigned
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, S32, U32, dtype_name, unsigned_of
 from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.numpy_tier.writer import Writer
@@ -130,7 +130,7 @@ def _extract(writer: Writer, operation: Operation) -> None:
 
 @emits("bfi", 5, "", ("b32", "b64"))
 def _insert(writer: Writer, operation: Operation) -> None:
-    dtype = unsigned(dtype_of(writer, operation))
+    dtype = unsigned_of(dtype_of(writer, operation))
     a, b = writer.values(operation.operands[1:3], dtype)
     position, length = writer.values(operation.operands[3:], U32)
     writer.set_result(f"insert({a}, {b}, {position}, {length})", dtype)

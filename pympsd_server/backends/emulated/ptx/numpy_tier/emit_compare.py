@@ -27,11 +27,11 @@ def _comparison(writer: Writer, operation: Operation, a: str, b: str, is_float: 
     """Return a boolean expression for the operation's comparison of two values."""
     which = operation.modifiers[0]
     if which in ("num", "nan"):
-        return f"~unordered({a}, {b})" if which == "num" else f"unordered({a}, {b})"
+        return f"~is_unordered({a}, {b})" if which == "num" else f"is_unordered({a}, {b})"
     if which in _UNORDERED:
         sign = _UNORDERED[which]
         # NumPy's != is already true for NaN.
-        return f"({a} != {b})" if which == "neu" else f"(({a} {sign} {b}) | unordered({a}, {b}))"
+        return f"({a} != {b})" if which == "neu" else f"(({a} {sign} {b}) | is_unordered({a}, {b}))"
     if which not in _RELATIONS:
         raise writer.refuse("no comparison")
     if which == "ne" and is_float:
@@ -82,13 +82,13 @@ def _targets(operand: Argument) -> tuple[Argument, Argument | None]:
 def _halves(writer: Writer, operation: Operation) -> list[str]:
     """Return the comparison of each half of packed operands."""
     packed = [writer.value(x, U32) for x in operation.operands[1:3]]
-    found = []
+    results = []
     for part in ("low_half", "high_half"):
         names = [writer.keep(f"{part}({p})") for p in packed]
         wrap = "float_from_bfloat({})" if operation.type == "bf16x2" else "{}.view(d_f2)"
         a, b = (writer.keep(wrap.format(n)) for n in names)
-        found.append(writer.keep(_comparison(writer, operation, a, b, is_float=True)))
-    return found
+        results.append(writer.keep(_comparison(writer, operation, a, b, is_float=True)))
+    return results
 
 
 def _set_pair(writer: Writer, operation: Operation) -> None:
@@ -113,10 +113,10 @@ def _set(writer: Writer, operation: Operation) -> None:
         result = writer.keep(f"{result} {_COMBINES[combine]} {writer.value(operation.operands[3], BOOL)}")
     dtype = DTYPES[operation.types[0]]
     if operation.types[0] == "bf16":
-        one = writer.scalar(0x3F80, U16)
+        true = writer.scalar(0x3F80, U16)
     else:
-        one = writer.scalar(1.0, dtype) if dtype.kind == "f" else _all_ones(writer, dtype)
-    return writer.set_result(f"select({result}, {one}, {writer.scalar(0, dtype)})", dtype)
+        true = writer.scalar(1.0, dtype) if dtype.kind == "f" else _all_ones(writer, dtype)
+    return writer.set_result(f"select({result}, {true}, {writer.scalar(0, dtype)})", dtype)
 
 
 def _all_ones(writer: Writer, dtype: DType) -> str:
@@ -126,9 +126,9 @@ def _all_ones(writer: Writer, dtype: DType) -> str:
 def _set_packed(writer: Writer, operation: Operation) -> None:
     if operation.types[0] not in ("f16x2", "bf16x2", "u32", "b32") or operation.one_of(*_COMBINES):
         raise writer.refuse()
-    one = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(operation.types[0], 0xFFFF)
+    true = {"f16x2": 0x3C00, "bf16x2": 0x3F80}.get(operation.types[0], 0xFFFF)
     low, high = (
-        writer.keep(f"select({r}, {writer.scalar(one, U16)}, {writer.scalar(0, U16)})")
+        writer.keep(f"select({r}, {writer.scalar(true, U16)}, {writer.scalar(0, U16)})")
         for r in _halves(writer, operation)
     )
     writer.set_result(f"pack_halves({high}, {low})", U32)

@@ -14,7 +14,7 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     U64,
     DType,
     dtype_name,
-    unsigned,
+    unsigned_of,
 )
 from pympsd_server.backends.emulated.ptx.isa.machine import WINDOWS
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation, Sink
@@ -33,15 +33,15 @@ def _move(writer: Writer, operation: Operation) -> None:
     if length := operation.one_of("v2", "v4"):
         return _move_vector(writer, target, source, dtype, int(length[1:]))
     if isinstance(source, Group):
-        return _pack(writer, target, source, unsigned(dtype))
+        return _pack(writer, target, source, unsigned_of(dtype))
     if isinstance(target, Group):
-        return _unpack(writer, target, source, unsigned(dtype))
+        return _unpack(writer, target, source, unsigned_of(dtype))
     return writer.assign(target, writer.value(source, dtype), dtype)
 
 
 def _move_vector(writer: Writer, target: Argument, source: Argument, dtype: DType, length: int) -> None:
     """Move every part; one or both of the vectors may be in braces."""
-    if not all(isinstance(each, Group) and len(each.items) == length for each in (target, source)):
+    if not all(isinstance(operand, Group) and len(operand.items) == length for operand in (target, source)):
         raise writer.refuse(f"both operands are vectors of {length}")
     values = [writer.keep(writer.value(item, dtype)) for item in source.items]  # type: ignore[union-attr]
     for item, value in zip(target.items, values, strict=True):  # type: ignore[union-attr]
@@ -127,7 +127,9 @@ def _convert(writer: Writer, operation: Operation) -> None:
         return _convert_pair(writer, operation, target, source)
     if source.endswith("x2") or len(operation.operands) != 2:
         raise writer.refuse()
-    name, dtype = _converted(writer, operation, writer.value(operation.operands[1], DTYPES[source]), source, target)
+    name, dtype = _convert_value(
+        writer, operation, writer.value(operation.operands[1], DTYPES[source]), source, target
+    )
     return writer.set_result(name, dtype)
 
 
@@ -149,23 +151,23 @@ def _convert_small(writer: Writer, operation: Operation) -> None:
     target, source = operation.types
     to_small = target in _SMALL
     name = (target if to_small else source).removesuffix("x2")
-    wanted = {"rn", "satfinite"} if to_small else {"rn"}
-    if set(operation.modifiers) - {"relu"} != wanted or len(operation.operands) != (3 if source == "f32" else 2):
+    required = {"rn", "satfinite"} if to_small else {"rn"}
+    if set(operation.modifiers) - {"relu"} != required or len(operation.operands) != (3 if source == "f32" else 2):
         raise writer.refuse()
     if to_small and source == "f32":
         high, low = (writer.keep(_finish(operation, writer.value(x, F32))) for x in operation.operands[1:])
         writer.set_result(f"small_pair({high}, {low}, {name!r})", U16)
     elif to_small and source == "f16x2":
-        value = writer.keep(_rectified(operation, writer.value(operation.operands[1], U32)))
+        value = writer.keep(_rectify(operation, writer.value(operation.operands[1], U32)))
         writer.set_result(f"small_pair_from_halves({value}, {name!r})", U16)
     elif not to_small and target == "f16x2":
         value = writer.keep(f"halves_from_small({writer.value(operation.operands[1], U16)}, {name!r})")
-        writer.set_result(_rectified(operation, value), U32)
+        writer.set_result(_rectify(operation, value), U32)
     else:
         raise writer.refuse()
 
 
-def _rectified(operation: Operation, pair: str) -> str:
+def _rectify(operation: Operation, pair: str) -> str:
     return f"rectify_halves({pair})" if operation.has("relu") else pair
 
 
@@ -195,13 +197,13 @@ def _convert_pair(writer: Writer, operation: Operation, target: str, source: str
         raise writer.refuse()
     half = target.removesuffix("x2")
     names = [
-        writer.keep(_converted(writer, operation, writer.value(x, DTYPES[source]), source, half)[0])
+        writer.keep(_convert_value(writer, operation, writer.value(x, DTYPES[source]), source, half)[0])
         for x in operation.operands[1:]
     ]
     writer.set_result(f"pack_halves({names[0]}, {names[1]})", U32)
 
 
-def _converted(writer: Writer, operation: Operation, name: str, source: str, target: str) -> tuple[str, DType]:
+def _convert_value(writer: Writer, operation: Operation, name: str, source: str, target: str) -> tuple[str, DType]:
     """Return an expression for the value converted, and its dtype."""
     dtype = DTYPES[target]
     rounding = operation.one_of(*ROUNDINGS, *_INTEGRAL)

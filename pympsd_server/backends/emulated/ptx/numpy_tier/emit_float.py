@@ -37,16 +37,16 @@ def _bfloat(writer: Writer, operation: Operation, names: list[str]) -> str:
     if operation.name in ("fma", "mad"):
         a, b, c = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         result = f"add_to_odd({a} * {b}, {c})"
-        return f"bfloat_from_float({_finished(writer, operation, result)})"
+        return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("add", "sub"):
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
         result = f"add_to_odd({a}, {'-' if operation.name == 'sub' else ''}{b})"
-        return f"bfloat_from_float({_finished(writer, operation, result)})"
+        return f"bfloat_from_float({_finish(writer, operation, result)})"
     if operation.name in ("abs", "neg"):
         return _bfloat_sign(operation, names[0])
     if operation.name == "mul":
         a, b = (writer.keep(f"{n}.astype(d_f8)") for n in names)
-        return f"bfloat_from_float({_finished(writer, operation, f'({a} * {b})')})"
+        return f"bfloat_from_float({_finish(writer, operation, f'({a} * {b})')})"
     return f"bfloat_from_float({expression(writer, operation, names, F32)})"
 
 
@@ -75,28 +75,28 @@ def expression(writer: Writer, operation: Operation, names: list[str], dtype: DT
     """Return the operation on `names` (of `dtype`), with .ftz, rounding and .sat."""
     if operation.has("ftz"):
         names = [writer.keep(f"flush({n})") for n in names]
-    result = _rounded(writer, operation, names, dtype)
+    result = _round(writer, operation, names, dtype)
     if operation.has("ftz") and operation.name not in ("abs", "neg", "min", "max"):
         result = f"flush({result})"
-    return _finished(writer, operation, result)
+    return _finish(writer, operation, result)
 
 
-def _finished(writer: Writer, operation: Operation, result: str) -> str:
+def _finish(writer: Writer, operation: Operation, result: str) -> str:
     if operation.has("sat"):
         return f"saturate({result})"
     return f"rectify({result})" if operation.has("relu") else result
 
 
-def _rounded(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
+def _round(writer: Writer, operation: Operation, names: list[str], dtype: DType) -> str:
     rounding = operation.one_of("rz", "rm", "rp")
     if rounding and dtype == F64:
         name = "fma" if operation.name == "mad" else operation.name
-        return f"directed_double({name!r}, {rounding!r}, {', '.join(names)})"
+        return f"round_directed_double({name!r}, {rounding!r}, {', '.join(names)})"
     if rounding and dtype != F32:
         raise writer.refuse(f"modifier .{rounding}")
     name = "fma" if operation.name == "mad" else operation.name
     if rounding:
-        return f"directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
+        return f"round_directed({name!r}, {rounding!r}, {operation.has('ftz')}, {', '.join(names)})"
     return _nearest(writer, operation, names, dtype)
 
 
@@ -120,7 +120,7 @@ def _nearest(writer: Writer, operation: Operation, names: list[str], dtype: DTyp
 
 
 @emits("fma", 4, "rn rz rm rp ftz sat relu", _FLOAT_TYPES)
-def _fused(writer: Writer, operation: Operation) -> None:
+def _multiply_add(writer: Writer, operation: Operation) -> None:
     emit_float(writer, operation)
 
 
@@ -176,7 +176,7 @@ def _unary(writer: Writer, operation: Operation) -> None:
         x = writer.keep(f"flush({x})")
     rounding = operation.one_of("rz", "rm", "rp")
     if rounding and operation.type == "f64" and operation.name in ("rcp", "sqrt"):
-        result = f"directed_double({operation.name!r}, {rounding!r}, {x})"
+        result = f"round_directed_double({operation.name!r}, {rounding!r}, {x})"
     elif rounding:
         if dtype != F32 or operation.name not in ("rcp", "sqrt"):
             raise writer.refuse(f"modifier .{rounding}")

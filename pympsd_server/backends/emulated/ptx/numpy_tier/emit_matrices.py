@@ -81,17 +81,21 @@ def _multiply_mma(writer: Writer, operation: Operation) -> None:
     alike = a == b or any({a, b} == mixed for mixed in MIXED)
     if d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (operation.has("satfinite") and c != "s32"):
         raise writer.refuse("this shape of these types")
-    size = size_of(shape)
-    kinds = (a, b, c, d)
-    given = [
-        registers(writer, x, m, size, kind) for x, m, kind in zip(operation.operands[1:], "abc", kinds, strict=False)
-    ]
-    name = writer.name()
-    options = f"{size}, {kinds}, {operation.has('satfinite')}, {', '.join(given)}, {differ_of(writer, operation, a)}"
-    writer.run(f"{name} = multiply_matrices(B, T, {options})")
-    assign_all(
-        writer, fragment(writer, operation.operands[0], fragment_of("d", size, d).registers), name, ACCUMULATED[d]
-    )
+    size, kinds = size_of(shape), (d, a, b, c)
+    operands = zip(operation.operands[1:], "abc", kinds[1:], strict=True)
+    _write_product(writer, operation, size, [registers(writer, x, m, size, kind) for x, m, kind in operands], kinds)
+
+
+def _write_product(
+    writer: Writer, operation: Operation, size: Shape, fragments: list[str], kinds: tuple[str, str, str, str]
+) -> None:
+    """Write D = A * B + C of fragments of A, B and C; `kinds` are the types of D, A, B and C."""
+    d, a, b, c = kinds
+    differ = differ_of(writer, operation, a)
+    options = f"{size}, {(a, b, c, d)}, {operation.has('satfinite')}, {', '.join(fragments)}, {differ}"
+    name = writer.keep(f"multiply_matrices(B, T, {options})")
+    targets = fragment(writer, operation.operands[0], fragment_of("d", size, d).registers)
+    assign_all(writer, targets, name, ACCUMULATED[d])
 
 
 def assign_all(writer: Writer, targets: tuple[Argument, ...], name: str, dtype: DType) -> None:
@@ -233,26 +237,17 @@ def _multiply_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     d, a, b, c = (
         operation.types if len(operation.types) == 4 else (operation.types[0], "f16", "f16", operation.types[1])
     )
-    known = all(shape in WARP_PRODUCTS.get((a, sums), ()) for sums in (c, d))
+    is_product = all(shape in WARP_PRODUCTS.get((a, sums), ()) for sums in (c, d))
     layouts = [m for m in operation.modifiers if m in ("row", "col")]
-    if a != b or not known or len(layouts) != 2 or (a == "b1" and layouts != ["row", "col"]):
+    if a != b or not is_product or len(layouts) != 2 or (a == "b1" and layouts != ["row", "col"]):
         raise writer.refuse("this shape of these types")
     if (len(operation.types) == 2) != (a == "f16") or (operation.has("satfinite") and d != "s32"):
         raise writer.refuse()
     size = size_of(shape)
     left, right = (_distinct(writer, x, m, size, a) for x, m in zip(operation.operands[1:3], "ab", strict=True))
-    given = (
-        registers(writer, left, "a", size, a),
-        registers(writer, right, "b", size, b),
-        registers(writer, operation.operands[3], "c", size, c),
-    )
-    name = writer.name()
-    options = (
-        f"{size}, {(a, b, c, d)}, {operation.has('satfinite')}, {', '.join(given)}, {differ_of(writer, operation, a)}"
-    )
-    writer.run(f"{name} = multiply_matrices(B, T, {options})")
-    assign_all(
-        writer, fragment(writer, operation.operands[0], fragment_of("d", size, d).registers), name, ACCUMULATED[d]
+    operands = ((left, "a", a), (right, "b", b), (operation.operands[3], "c", c))
+    _write_product(
+        writer, operation, size, [registers(writer, x, m, size, kind) for x, m, kind in operands], (d, a, b, c)
     )
 
 
@@ -329,13 +324,13 @@ def _multiply_wgmma(writer: Writer, operation: Operation) -> None:
 
 
 def _choices(
-    writer: Writer, given: tuple[Argument, ...], kind: str, in_registers: bool
+    writer: Writer, operands: tuple[Argument, ...], kind: str, in_registers: bool
 ) -> tuple[tuple[int, int], tuple[bool, bool]]:
     """Return the signs of A and B, and whether each is MN-major; operands that `kind` does not have are refused."""
     halves = kind in ("f16", "bf16")
     count = 0 if kind in ("s8", "u8") else 2 + (2 - in_registers if halves else 0)
-    values = [item.value for item in given if isinstance(item, Immediate)]
-    if len(values) != len(given) or len(values) != count:
+    values = [item.value for item in operands if isinstance(item, Immediate)]
+    if len(values) != len(operands) or len(values) != count:
         raise writer.refuse(f"{count} immediate operands are needed after the predicate")
     signs, transposed = values[:2] or [1, 1], values[2:]
     if not {*signs} <= {1, -1} or not {*transposed} <= {0, 1}:

@@ -51,7 +51,7 @@ def _check_wide(writer: Writer, operation: Operation, nbytes: int) -> None:
         raise writer.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
 
 
-def _place(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
+def _split_address(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
     """Return (base value, constant offset) of a memory operand, whose base has the width that the space needs.
 
     A register of 32 bits is extended by zeros, as PTX says; in .const memory it counts from the module's constants.
@@ -65,7 +65,7 @@ def _place(writer: Writer, operation: Operation, memory: Argument, space: str) -
     if not operation.has("const"):
         return writer.keep(f"{base}.astype(d_u8)"), offset
     return writer.keep(
-        f"constant_address({writer.displaced(base, offset)}, {writer.constants.address(CONSTANTS, 0)})"
+        f"constant_address({writer.displace(base, offset)}, {writer.constants.address(CONSTANTS, 0)})"
     ), 0
 
 
@@ -85,12 +85,12 @@ def _load(writer: Writer, operation: Operation) -> None:
     space = _space(operation)
     if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
         return _load_parameter(writer, targets, memory, memory.base, dtype)
-    base, offset = _place(writer, operation, memory, space)
+    base, offset = _split_address(writer, operation, memory, space)
     total = dtype.itemsize * len(targets)
     if _is_fast(writer, space, offset, total):
-        names = _fast_loads(writer, space, base, offset, dtype, len(targets))
+        names = _load_fast(writer, space, base, offset, dtype, len(targets))
     else:
-        names = _checked_loads(writer, space, base, offset, dtype, len(targets))
+        names = _load_checked(writer, space, base, offset, dtype, len(targets))
     for target, name in zip(targets, names, strict=True):
         if not isinstance(target, Sink):
             writer.assign(target, name, dtype)
@@ -115,7 +115,7 @@ def _is_fast(writer: Writer, space: str, offset: int, total: int) -> bool:
     return writer.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
 
 
-def _fast_loads(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+def _load_fast(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
     """Index the memory view shifted by the constant offset: no arithmetic per thread."""
     size = dtype.itemsize
     index = writer.span(space, base, offset, size, size * count)
@@ -123,11 +123,11 @@ def _fast_loads(writer: Writer, space: str, base: str, offset: int, dtype: DType
     return [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
 
 
-def _checked_loads(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+def _load_checked(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
     size = dtype.itemsize
     names = []
     for index in range(count):
-        address = writer.displaced(base, offset + index * size)
+        address = writer.displace(base, offset + index * size)
         # The first access checks the alignment and bounds of the whole vector.
         align = size * count if index == 0 else size
         names.append(writer.load(space, address, dtype, align))
@@ -139,23 +139,23 @@ def _store(writer: Writer, operation: Operation) -> None:
     without_hint(writer, operation, 2)
     dtype = dtype_of(writer, operation)
     items = _vector(writer, operation, operation.operands[1])
-    values = [_stored_value(writer, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
+    values = [_value_to_store(writer, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
     space = _space(operation)
     if space == "param" or operation.has("const"):
         raise writer.refuse()
-    base, offset = _place(writer, operation, operation.operands[0], space)
+    base, offset = _split_address(writer, operation, operation.operands[0], space)
     size, total = dtype.itemsize, dtype.itemsize * len(values)
     if _is_fast(writer, space, offset, total):
         index = writer.span(space, base, offset, size, total)
         view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
         for i, value in enumerate(values):
             if value != "None":
-                writer.run(f"put_at({view}, {index}, {offset // size + i}, {value})")
+                writer.run(f"store_at({view}, {index}, {offset // size + i}, {value})")
         return
-    writer.store(space, writer.displaced(base, offset), dtype, total, values)
+    writer.store(space, writer.displace(base, offset), dtype, total, values)
 
 
-def _stored_value(writer: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
+def _value_to_store(writer: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
     """Return an element's value; "None" for one that vectors of 32 bytes leave out by `_`."""
     return "None" if is_wide and isinstance(item, Sink) else writer.keep(writer.value(item, dtype))
 
@@ -196,22 +196,22 @@ def _atomic(writer: Writer, operation: Operation) -> None:
     dtype, count = DTYPES[operation.type], int(length[1:]) if length else 1
     if count * dtype.itemsize > 16:
         raise writer.refuse("vector of the wrong length")
-    base, offset = _place(writer, operation, rest[0], _space(operation))
+    base, offset = _split_address(writer, operation, rest[0], _space(operation))
     columns = [writer.items(value, count) for value in rest[1:]]
     targets = (Sink(),) * count if isinstance(target, Sink) else writer.items(target, count)
     if operation.type in ("f16x2", "bf16", "bf16x2"):
         function = f"{function}_{operation.type}"
     results = []
     for index in range(count):
-        address = writer.displaced(base, offset + index * dtype.itemsize)
+        address = writer.displace(base, offset + index * dtype.itemsize)
         values = [writer.value(column[index], dtype) for column in columns]
         # The first access checks the alignment of the whole vector.
         align = dtype.itemsize if index else count * dtype.itemsize
         used = not isinstance(targets[index], Sink)
         results.append(writer.atomic(_space(operation), function, address, dtype, align, values, used))
-    for each, result in zip(targets, results, strict=True):
-        if not isinstance(each, Sink):
-            writer.assign(each, result, dtype)
+    for item, result in zip(targets, results, strict=True):
+        if not isinstance(item, Sink):
+            writer.assign(item, result, dtype)
 
 
 def _atomic_pairs(
@@ -220,9 +220,9 @@ def _atomic_pairs(
     """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
     if operation.name != "atom":
         raise writer.refuse("red has no .exch")
-    base, offset = _place(writer, operation, rest[0], _space(operation))
+    base, offset = _split_address(writer, operation, rest[0], _space(operation))
     pairs = ", ".join(writer.tuple_of(writer.items(value, 2), U64) for value in rest[1:])
-    where = f"{_space(operation)!r}, {function!r}, {writer.displaced(base, offset)}"
+    where = f"{_space(operation)!r}, {function!r}, {writer.displace(base, offset)}"
     name = writer.keep(f"atomic_pairs(B, T, {where}, ({pairs},), {writer.guard})")
     if not isinstance(target, Sink):
         for half, field in zip(writer.items(target, 2), ("low", "high"), strict=True):
@@ -249,8 +249,8 @@ def _nothing(writer: Writer, operation: Operation) -> None:
 @emits("nanosleep", 1, "", ("u32",))
 def _sleep(writer: Writer, operation: Operation) -> None:
     time = writer.value(operation.operands[0], U32)
-    given = time if writer.guard is None else f"select({writer.guard}, {time}, {writer.scalar(0, U32)})"
-    writer.run(f"B.sleep(T, {given})")
+    duration = time if writer.guard is None else f"select({writer.guard}, {time}, {writer.scalar(0, U32)})"
+    writer.run(f"B.sleep(T, {duration})")
 
 
 @emits("createpolicy", (2, 4), "fractional range cvt global L2 " + _CACHE, ("b64", "f32"))

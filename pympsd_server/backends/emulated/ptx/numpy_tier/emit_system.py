@@ -20,9 +20,9 @@ def _print(writer: Writer, operation: Operation) -> None:
 @emits("system:function_index", (2, 10_000))
 def _function_index(writer: Writer, operation: Operation) -> None:
     """Which of the functions an address is, for the branch that calls it."""
-    known = tuple(each.value for each in operation.operands[2:] if isinstance(each, Immediate))
+    addresses = tuple(operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
     writer.set_result(
-        writer.keep(f"function_index({writer.value(operation.operands[1], U64)}, {known})"),
+        writer.keep(f"function_index({writer.value(operation.operands[1], U64)}, {addresses})"),
         U32,
     )
 
@@ -34,8 +34,8 @@ def _allocate_on_stack(writer: Writer, operation: Operation) -> None:
     if not isinstance(alignment, Immediate) or alignment.value not in _ALIGNMENTS or not isinstance(target, Group):
         raise writer.refuse("the alignment is no power of two")
     dtype = DTYPES[operation.type]
-    start = writer.keep(f"aligned_up({writer.value(pointer, U64)}, {max(16, alignment.value)})")
-    end = writer.keep(f"aligned_up({start} + {writer.value(size, dtype)}.astype(d_u8), 16)")
+    start = writer.keep(f"align_up({writer.value(pointer, U64)}, {max(16, alignment.value)})")
+    end = writer.keep(f"align_up({start} + {writer.value(size, dtype)}.astype(d_u8), 16)")
     address, stack = target.items
     writer.assign(address, f"{start}.astype({dtype_name(dtype)})", dtype)
     writer.assign(stack, end, U64)

@@ -21,8 +21,8 @@ _SPACES = "global shared::cta shared::cluster"
 
 def _tensor(writer: Writer, operation: Operation, argument: Argument) -> tuple[str, str]:
     """Return the address of the map, and a tuple of the coordinates, of `[map, {...}]`."""
-    wanted = int((operation.one_of(*_DIMENSIONS) or "0")[0])
-    if not isinstance(argument, Group) or len(argument.items) != 1 + wanted:
+    count = int((operation.one_of(*_DIMENSIONS) or "0")[0])
+    if not isinstance(argument, Group) or len(argument.items) != 1 + count:
         raise writer.refuse("the coordinates")
     place, *coordinates = argument.items
     return writer.value(place, U64), writer.tuple_of(coordinates, S32)

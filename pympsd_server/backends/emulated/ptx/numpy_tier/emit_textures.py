@@ -31,20 +31,20 @@ def _coordinates(
     geometry = operation.one_of(*geometries)
     if not geometry:
         raise writer.refuse("this geometry")
-    given = items_of(argument)[1:]
+    operands = items_of(argument)[1:]
     is_layered = geometry.startswith("a")
-    wanted = geometries[geometry] + is_layered
-    if len(given) < wanted or (len(given) > wanted and (wanted, len(given)) != (3, 4)):
-        raise writer.refuse(f"{len(given)} coordinates")
+    count = geometries[geometry] + is_layered
+    if len(operands) < count or (len(operands) > count and (count, len(operands)) != (3, 4)):
+        raise writer.refuse(f"{len(operands)} coordinates")
     types = ([U32] if is_layered else []) + [dtype] * geometries[geometry]
-    values = [writer.value(each, type) for each, type in zip(given[:wanted], types, strict=True)]
+    values = [writer.value(operand, type) for operand, type in zip(operands[:count], types, strict=True)]
     return f"({', '.join(values)},)"
 
 
-def _assign_all(writer: Writer, target: Argument, name: str, held: DType, dtype: DType) -> None:
-    for index, each in enumerate(items_of(target)):
-        shown = f"{name}[{index}]" if held == dtype else f"{name}[{index}].view({dtype_name(dtype)})"
-        writer.assign(each, writer.keep(shown), dtype)
+def _assign_all(writer: Writer, target: Argument, name: str, source: DType, dtype: DType) -> None:
+    for index, item in enumerate(items_of(target)):
+        element = f"{name}[{index}]" if source == dtype else f"{name}[{index}].view({dtype_name(dtype)})"
+        writer.assign(item, writer.keep(element), dtype)
 
 
 _TEXTURE_MODIFIERS = f"v4 base level grad {' '.join(GEOMETRIES)}"
@@ -73,7 +73,7 @@ def _sample(writer: Writer, operation: Operation) -> None:
     elif how == "grad":
         if geometry.endswith("cube") or operation.types[1] != "f32":
             raise writer.refuse("gradients of this geometry")
-        parts = [items_of(each)[: GEOMETRIES[geometry]] for each in operation.operands[2:]]
+        parts = [items_of(operand)[: GEOMETRIES[geometry]] for operand in operation.operands[2:]]
         gradients = writer.tuple_of((item for part in parts for item in part), F32)
     handle, name = _object(writer, operation.operands[1]), writer.name()
     writer.run(
@@ -149,7 +149,7 @@ def _read(writer: Writer, operation: Operation) -> None:
 @emits("sust", 2, _SURFACE_MODIFIERS, _SURFACE_TYPES)
 def _write(writer: Writer, operation: Operation) -> None:
     geometry, handle, coordinates, dtype, _ = _access(writer, operation, operation.operands[0], operation.operands[1])
-    values = ", ".join(writer.value(each, dtype) for each in items_of(operation.operands[1]))
+    values = ", ".join(writer.value(item, dtype) for item in items_of(operation.operands[1]))
     writer.run(
         f"write_surface(B, T, {geometry!r}, {operation.one_of(*_BEYOND)!r}, {handle}, {coordinates}, "
         f"{dtype_name(dtype)}_t, ({values},), {writer.guard})"

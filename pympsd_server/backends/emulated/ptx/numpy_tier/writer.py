@@ -59,9 +59,9 @@ class Constants:
 
     def address(self, variable: str, offset: int) -> str:
         name = f"A{len(self.addresses)}"
-        for known, what in self.addresses.items():
+        for other, what in self.addresses.items():
             if what == (variable, offset):
-                return known
+                return other
         self.addresses[name] = (variable, offset)
         return name
 
@@ -213,15 +213,15 @@ class Writer:
         if number not in self.current:
             own = self.register_dtype(number)
             self.current[number] = (self.scalar(0, own), own)
-        name, held = self.current[number]
-        if held == dtype:
+        name, current = self.current[number]
+        if current == dtype:
             return name
-        if "b" in (held.kind, dtype.kind):
+        if "b" in (current.kind, dtype.kind):
             raise self.refuse("predicate where a value is needed, or the other way round")
-        if held.itemsize == dtype.itemsize:
+        if current.itemsize == dtype.itemsize:
             return self._view(name, dtype)
-        if held.kind == "f":
-            name, held = self._view(name, np.dtype(f"u{held.itemsize}")), np.dtype(f"u{held.itemsize}")
+        if current.kind == "f":
+            name = self._view(name, np.dtype(f"u{current.itemsize}"))
         if dtype.kind == "f":
             cut = self.keep(f"{name}.astype(d_u{dtype.itemsize})")
             return self._view(cut, dtype)
@@ -259,7 +259,7 @@ class Writer:
         if dtype.itemsize > own.itemsize:
             raise self.refuse("the result is wider than its register")
         if dtype.itemsize < own.itemsize:
-            dtype, expression = self._widened(expression, dtype, own)
+            dtype, expression = self._widen(expression, dtype, own)
         if self.guard is not None:
             # The old value is read after `expression` was written, which may itself need it.
             new = self.keep(expression)
@@ -271,7 +271,7 @@ class Writer:
         assert self.operation is not None
         self.assign(self.operation.operands[0], expression, dtype)
 
-    def _widened(self, expression: str, dtype: DType, own: DType) -> tuple[DType, str]:
+    def _widen(self, expression: str, dtype: DType, own: DType) -> tuple[DType, str]:
         name = self.keep(expression)
         if dtype.kind == "f":
             name = self._view(name, np.dtype(f"u{dtype.itemsize}"))
@@ -288,11 +288,11 @@ class Writer:
 
     def address_of(self, memory: Argument) -> str:
         """Return the name of a memory operand's address, the sum of its base and its offset."""
-        return self.displaced(*self.split_address(memory))
+        return self.displace(*self.split_address(memory))
 
-    def displaced(self, base: str, offset: int) -> str:
+    def displace(self, base: str, offset: int) -> str:
         """Return the name of an address plus a constant."""
-        return self.keep(f"displaced({base}, {offset})") if offset else base
+        return self.keep(f"displace({base}, {offset})") if offset else base
 
     def split_address(self, memory: Argument) -> tuple[str, int]:
         """Return (base value, constant offset) of a memory operand. Bases are uint64, or uint32 for 32-bit ones."""
