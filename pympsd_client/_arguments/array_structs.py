@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.structs import address_of
+from pympsd_client._arguments.bindings import bindings, makers
+from pympsd_client._arguments.values import address_of
 
 
 @frozen
@@ -70,20 +69,9 @@ def packed_3d(of: ArrayDescription) -> bytes:
     return bytes(_Descriptor3D(of.width, of.height, of.depth, of.format, of.channels, of.flags))
 
 
-def wrapper(name: str) -> Callable[[bytes], Any]:
-    """Return what makes a structure of cuda.bindings of its bytes."""
-
-    def wrap(data: bytes) -> Any:
-        made = getattr(bindings, name)()
-        ctypes.memmove(made.getPtr(), data, len(data))
-        return made
-
-    return wrap
-
-
 WRAPPERS: Final = {
     "CUarray": bindings.CUarray,
     "CUmipmappedArray": bindings.CUmipmappedArray,
-    **{name: wrapper(name) for name in ("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR")},
+    **makers("CUDA_ARRAY_DESCRIPTOR", "CUDA_ARRAY3D_DESCRIPTOR"),
 }
 """Converts an output's value to the type that cuda.bindings returns."""

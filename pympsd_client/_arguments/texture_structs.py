@@ -10,9 +10,8 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.wire.texture_object import Sampling
-from pympsd_client._arguments.array_structs import wrapper
-from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.structs import address_of
+from pympsd_client._arguments.bindings import bindings, makers
+from pympsd_client._arguments.values import address_of
 
 ARRAY, MIPMAPPED, LINEAR, PITCHED = range(4)
 """CUresourcetype"""
@@ -96,6 +95,6 @@ READERS: Final = {f"{name} *": _reader(name) for name in _SIZES}
 WRAPPERS: Final = {
     "CUtexObject": bindings.CUtexObject,
     "CUsurfObject": bindings.CUsurfObject,
-    **{name: wrapper(name) for name in _SIZES},
+    **makers(*_SIZES),
 }
 """Converts an output's value to the type that cuda.bindings returns."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value
 
 COUNT_LIMIT: Final = 1 << 20
@@ -98,3 +100,34 @@ def given_numbers(given: Any, count: int, code: str) -> list[int]:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise TypeError(f"a list or tuple is required, not {type(given).__name__}")
     return [number(one) for one in given]
+
+
+@cache
+def _classes(name: str) -> tuple[Any, ...]:
+    """Return the classes that cuda.bindings has for a structure or a union."""
+    names = (name, *(f"{name}_{suffix}" for suffix in ("st", "v1", "v2", "union")))
+    return tuple(getattr(bindings, each) for each in names if hasattr(bindings, each))
+
+
+def address_of(given: Any, name: str) -> int:
+    """Return the address of a structure that is given as cuda.bindings has it, or by its address; TypeError."""
+    if isinstance(given, InMemory):
+        return int(given)
+    if not isinstance(given, _classes(name)):
+        raise TypeError(f"a {name} is required, not {type(given).__name__}")
+    return int(given.getPtr())
+
+
+def addresses_of(given: Any, count: int, name: str, size: int) -> list[int]:
+    """Return the addresses of ``count`` structures of ``size`` bytes in a list or a C array.
+
+    INVALID_VALUE if a list has fewer, TypeError if it has others.
+    """
+    if isinstance(given, InMemory):
+        check_count(count, name)
+        return [int(given) + index * size for index in range(count)]
+    if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
+        raise TypeError(f"a list or tuple of {name} is required, not {type(given).__name__}")
+    if count > len(given or ()):
+        raise invalid_value(f"count is {count}; there are {len(given or ())} {name}")
+    return [address_of(structure, name) for structure in (given or ())[:count]]

@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import graph_structs as structs
+from pympsd_client._arguments.copy_structs import Copy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.structs import Copy3D
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import node_functions, parameters
 from pympsd_client._graphs.executable import AUTO_FREE, Executable, executables, find

@@ -98,5 +98,5 @@ ROWS: Final = (
     *chapter("_api.launch", _LAUNCHES, Calling.UNCONVERTED),
     *chapter("_api.occupancy", _OCCUPANCY),
     *chapter("_api.library", _LIBRARIES),
-    *chapter("_api.link", _LINKS),
+    *chapter("_api.library", _LINKS),
 )

@@ -178,14 +178,14 @@ cuIpcOpenEventHandle(out CUevent phEvent, CUipcEventHandle handle) = open_event
 """
 
 ROWS: Final = (
-    *chapter("_objects.memory", _MEMORY),
+    *chapter("_objects.memory.allocations", _MEMORY),
     *chapter("_api.memory.host", _HOST_MEMORY),
     *chapter("_api.memory.pointer", _POINTERS),
     *chapter("_api.memory.managed", _MANAGED),
     *chapter("_api.memory.managed", _LOCATED, Calling.VARIANTS),
     *chapter("_api.memory.batch", _BATCHES),
     *chapter("_api.memory.pools", _POOLS),
-    *chapter("_api.memory.pool_sharing", _SHARING),
+    *chapter("_api.memory.pools", _SHARING),
     *chapter("_api.memory.virtual", _VIRTUAL_MEMORY),
     *chapter("_api.memory.ipc", _IPC),
 )

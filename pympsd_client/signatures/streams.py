@@ -51,6 +51,6 @@ cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams
 ROWS: Final = (
     *chapter("_objects.stream", _STREAMS),
     *chapter("_objects.event", _EVENTS),
-    *chapter("_api.stream_settings", _STREAM_ATTRIBUTES),
+    *chapter("_api.stream", _STREAM_ATTRIBUTES),
     *chapter("_api.stream_memory", _STREAM_MEMORY),
 )
