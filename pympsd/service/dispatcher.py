@@ -17,7 +17,8 @@ from attrs import Factory, define, field
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
-from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.operator_line import answer_line, servers_to_ask
 from pympsd.journal.setup import Journal
 from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
@@ -40,11 +41,11 @@ from pympsd.state_machine.events import (
 )
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.server import IllegalMove
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper_link import Keeper
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
@@ -250,16 +251,16 @@ class Dispatcher:
             if not await server.refresh():
                 silent.append(server.pid)
 
-        if asked := asked_servers(self.state, line):
+        parsed = parse(line, self.state.options.protocol)
+        if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
-                for server in asked:
+                for server in servers:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        pid = asked_process(line)
-        process = None if pid is None else self.origin_of_pid(pid)
+        process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
-        cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
+        cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
+        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, time.time(), *place, process, cgroups))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

@@ -1,12 +1,12 @@
 """Which command lines only ask, by their words alone. Imports nothing, as the command line uses it.
 
-A tool that does not trust the daemon sends it these only; the registries of both protocols agree with it.
+A tool that does not trust the daemon sends it these only; the table of all commands calls this function.
 """
 
 VERBS = frozenset({"list", "get", "describe", "show", "status", "test"})
 """The verbs of protocol 3 that change nothing; their standard output is data only."""
 _HELP = frozenset({"help", "--help"})
-_NAMES = frozenset({"ps", "device_query"})
+_NAMES = frozenset({"ps", "device_query", "lspart"})
 """The queries of protocol 2 whose names do not begin with get_."""
 
 

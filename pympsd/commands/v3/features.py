@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Column, Format, Row, Shown
-from pympsd.commands.v3.registry import command, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, Shown, done, listing
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.cgroups import (
     NO_CGROUPS,
@@ -91,7 +91,7 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
 @command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
     """Set whether each allocation and release of more than 1 MiB by a later client is logged by its server."""
-    view.check_daemon_owner(daemon, caller, "memacct set")
+    check_daemon_owner(daemon, caller, "memacct set")
     return Decision(done(), tuple(set_audit(daemon, audit_log)))
 
 
@@ -116,7 +116,7 @@ def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None
     """Set the memory that the later clients of a cgroup, and of those below it, may hold together (--hard-limit=4G;
     unlimited), and what they are guaranteed (--soft-limit=1G; none), on a device or on each.
     """
-    view.check_daemon_owner(daemon, caller, "memacct limit")
+    check_daemon_owner(daemon, caller, "memacct limit")
     path = cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
     if not said:
@@ -163,7 +163,7 @@ def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decisio
     """Set whether clients of the daemon's own pipe directory are served; off: they are refused, and have to name the
     directory of a server or a namespace.
     """
-    view.check_daemon_owner(daemon, caller, "context-share set")
+    check_daemon_owner(daemon, caller, "context-share set")
     return Decision(done(), tuple(set_default_socket(daemon, default_socket)))
 
 
@@ -175,7 +175,7 @@ def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = Non
 
 def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> str:
     known = _known(name)
-    view.check_daemon_owner(daemon, caller, command_name)
+    check_daemon_owner(daemon, caller, command_name)
     return known
 
 
