@@ -150,4 +150,4 @@ def device(handle: int) -> Device:
 
 def facts(handle: int) -> DeviceFacts:
     """Return what is known of a device."""
-    return device(handle).facts
+    return device(handle).properties

@@ -104,5 +104,5 @@ def policy_of(environment: Mapping[str, str]) -> Policy | None:
     text = environment.get(SCHEDULING_POLICY, "")
     if not text:
         return None
-    made: Policy = named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
-    return made
+    policy: Policy = named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
+    return policy
