@@ -657,22 +657,22 @@ class DaemonMachine(RuleBasedStateMachine):
         if leaving:
             self.shutting_down.add(server)
         returned = tuple(
-            events.ReturnedClient(client, 5000 + client, "c", 1, (events.ReturnedContext(1, 1, 0),))
+            events.TakenOverClient(client, 5000 + client, "c", 1, (events.TakenOverContext(1, 1, 0),))
             for client in sorted(clients)
         )
-        self.feed(events.ServerReturned(server, status, leaving, returned))
+        self.feed(events.ServerTakenOver(server, status, leaving, returned))
         known = self.daemon.servers[server].clients
         assert all(list(known[client].contexts) == [1] for client in clients)
         # A second return changes nothing.
         state = asdict(self.daemon)
-        self.feed(events.ServerReturned(server, status, not leaving, ()))
+        self.feed(events.ServerTakenOver(server, status, not leaving, ()))
         assert asdict(self.daemon) == state
 
     @precondition(lambda self: self.awaited)
     @rule(number=NUMBER)
     def is_not_adopted(self, number: int) -> None:
         server = _one_of(self.awaited, number)
-        self._server_ends(server, events.ServerNotAdopted(server, "other devices"))
+        self._server_ends(server, events.ServerNotTakenOver(server, "other devices"))
 
     @precondition(lambda self: set(self.running) - self.awaited)
     @rule(fault=st.booleans(), number=NUMBER)
@@ -720,7 +720,8 @@ class DaemonMachine(RuleBasedStateMachine):
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
         reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
         contexts = {
-            pid: tuple(events.ReturnedContext(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported
+            pid: tuple(events.TakenOverContext(place, place, 0) for place in range(1, 1 + pid % 3))
+            for pid in reported
         }
         held = {pid for pid in pids if contexts.get(pid)}
         if held:

@@ -384,11 +384,11 @@ class NamedMachine(RuleBasedStateMachine):
         self.awaited.remove(serial)
         mine = [client for client, server in self.on_server.items() if server == serial]
         reports = tuple(
-            events.ReturnedClient(client, 5000 + client, "train", 7, partitions=self.partitions[client])
+            events.TakenOverClient(client, 5000 + client, "train", 7, partitions=self.partitions[client])
             for client in mine
         )
         status = "INITIALIZING" if serial not in self.leaving and not mine else "ACTIVE"
-        self.feed(events.ServerReturned(serial, status, serial in self.leaving, reports))
+        self.feed(events.ServerTakenOver(serial, status, serial in self.leaving, reports))
 
     # --- what always holds
 
