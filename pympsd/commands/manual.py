@@ -8,8 +8,8 @@ from typing import Final
 
 from pympsd.commands.grammar.registry import COMMANDS
 from pympsd.commands.help import all_help, summary
+from pympsd.process.version import VERSION
 from pympsd.state_machine.state.options import MAX_SERVERS
-from pympsd.version import VERSION
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
 

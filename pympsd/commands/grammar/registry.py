@@ -35,7 +35,7 @@ from pympsd.state_machine.instructions import Instruction, Note
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
-from pympsd.vocabulary.queries import is_query
+from pympsd.vocabulary.untrusted import is_query
 
 BOTH: Final = (2, 3)
 

@@ -37,8 +37,8 @@ from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
-from pympsd.vocabulary.statuses import ServerStatus
 
 DEVICES = describe("2xH200")
 LISTS = ("server list", "namespace list", "client list --all", "device list", "feature describe")

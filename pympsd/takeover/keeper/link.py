@@ -25,11 +25,11 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.descriptors import ADVICE, close_all, explain
-from pympsd.service.fd_quota import SPARE, can_open
 from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
-from pympsd.takeover.keeper_process import Held, KeeperProcess
+from pympsd.service.processes.fd_quota import SPARE, can_open
+from pympsd.takeover.keeper import packets as packets
+from pympsd.takeover.keeper.process import Entry, KeeperProcess
 from pympsd.vocabulary import files
-from pympsd.wire import keeper_packets as packets
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -69,7 +69,7 @@ class _Request:
 
 
 @define(eq=False)
-class Keeper:
+class KeeperLink:
     """What is to be held, and the process that holds it. The descriptors stay the caller's."""
 
     directory: PipeDirectory
@@ -78,7 +78,7 @@ class Keeper:
     stalled_seconds: float = STALLED_SECONDS
     answer_seconds: float = ANSWER_SECONDS
     _process: KeeperProcess | None = None
-    _held: dict[str, Held] = field(factory=dict)
+    _held: dict[str, Entry] = field(factory=dict)
     _unsent: dict[str, bool] = field(factory=dict, init=False)
     """The names whose latest state has not been sent, in order; True: with the descriptor."""
     _has_unsent: trio.Event = field(factory=trio.Event, init=False)
@@ -92,7 +92,7 @@ class Keeper:
     @classmethod
     async def fetch(
         cls, directory: PipeDirectory, log: FilteringBoundLogger, seconds: float = FETCH_SECONDS
-    ) -> tuple[Keeper, dict[str, Held]] | None:
+    ) -> tuple[KeeperLink, dict[str, Entry]] | None:
         """Return the keeper of an earlier daemon, and what it holds in order, or None: start another.
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
@@ -102,7 +102,7 @@ class Keeper:
         process = KeeperProcess.find(directory)
         if process is None:
             return None
-        held: dict[str, Held] = {}
+        held: dict[str, Entry] = {}
         reason = f"it has not sent what it holds within {seconds:g} s"
         with trio.move_on_after(seconds):
             reason = await _receive_entries(process, held)
@@ -123,14 +123,14 @@ class Keeper:
         """Have a descriptor held, in place of one of the same name; raise ValueError for a name or note too long."""
         packets.encode(packets.HOLD, name, note)
         self._held.pop(name, None)
-        self._held[name] = Held(note, fd)
+        self._held[name] = Entry(note, fd)
         self._unsent.pop(name, None)  # its place is now the last
         self._changed(name, True)
 
     def note(self, name: str, note: bytes) -> None:
         """Replace an entry's note; raise KeyError if there is no such entry, ValueError if the note is too long."""
         packets.encode(packets.NOTE, name, note)
-        self._held[name] = Held(note, self._held[name].fd)
+        self._held[name] = Entry(note, self._held[name].fd)
         self._changed(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
@@ -328,7 +328,7 @@ class Keeper:
             process.send(packets.encode(packets.NOTE, name, entry.note))
 
 
-async def _receive_entries(process: KeeperProcess, held: dict[str, Held]) -> str:
+async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> str:
     """Receive what a keeper holds; return why that failed, or nothing."""
     while True:
         received = await _received(process)
@@ -340,7 +340,7 @@ async def _receive_entries(process: KeeperProcess, held: dict[str, Held]) -> str
         held[name] = entry
 
 
-async def _received(process: KeeperProcess) -> tuple[int, str, Held] | str:
+async def _received(process: KeeperProcess) -> tuple[int, str, Entry] | str:
     """Return the next packet, or why the keeper is of no more use."""
     try:
         received = await process.receive()

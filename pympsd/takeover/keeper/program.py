@@ -1,15 +1,15 @@
 """The keeper: a small process that holds copies of its daemon's sockets, and gives them to the next daemon.
 
 If the daemon is killed its sockets stay open here: connections wait in the backlog, packets in the socket, and no
-peer sees an end of file. The daemon says over a link what is to be held (``pympsd/wire/keeper_packets.py``); a link
-that ends without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in the pipe
+peer sees an end of file. The daemon requests over a link what is to be held (``packets.py``); a link that ends
+without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in the pipe
 directory, is sent every entry in the order in which they were held, and its connection is the link from then on.
 
 It is run by path, isolated and without site (``-I -S``), and imports only what is built in:
 
-    keeper.py LISTENER-FD LINK-FD WAITING-SECONDS
+    program.py LISTENER-FD LINK-FD WAITING-SECONDS
 
-The daemon's side is ``pympsd/takeover/keeper_process.py``; the reasons are in ``docs/decisions/012-keeper.md``.
+The daemon's side is ``process.py``; the reasons are in ``docs/decisions/012-keeper.md``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 
 if not __package__:
     sys.path.insert(0, __file__.rpartition("/pympsd/")[0])
-from pympsd.wire import keeper_packets as packets
+from pympsd.takeover.keeper import packets as packets
 
 COMM = "pympsd-keeper"
 """What ps, pgrep and pidof call the process."""

@@ -12,34 +12,34 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 
 
-class Lanes:
+class Threads:
     """Threads of one batch: `ids` is an int64 index array, or None for all of them.
 
     Facts about the set (special registers, base addresses, shuffle patterns) are computed once and
-    kept in `facts`; a loop that does not split its group finds them there.
+    kept in `cache`; a loop that does not split its group finds them there.
     """
 
-    __slots__ = ("count", "facts", "ids")
+    __slots__ = ("cache", "count", "ids")
 
     def __init__(self, ids: Array | None, count: int) -> None:
         self.ids = ids
         self.count = count
-        self.facts: dict[Hashable, Any] = {}
+        self.cache: dict[Hashable, Any] = {}
 
     def pick(self, value: Value) -> Value:
         """Return the elements of a per-batch array that belong to these threads."""
         return value if self.ids is None or value.ndim == 0 else value.take(self.ids)
 
-    def fact(self, key: Hashable, compute: Callable[[], Any]) -> Any:
-        found = self.facts.get(key)
-        if found is None:
-            found = self.facts[key] = compute()
-        return found
+    def remember(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        value = self.cache.get(key)
+        if value is None:
+            value = self.cache[key] = compute()
+        return value
 
     def indices(self) -> Array:
         if self.ids is None:
-            found: Array = self.fact("indices", lambda: np.arange(self.count))
-            return found
+            indices: Array = self.remember("indices", lambda: np.arange(self.count))
+            return indices
         return self.ids
 
 
@@ -68,7 +68,7 @@ class Geometry:
         self.lane = self.thread % WARP
         self.slot = self.warp * WARP + self.lane
         # Facts about all threads that hold for every batch of the shape (shuffle patterns).
-        self.facts: dict[Hashable, Any] = {}
+        self.cache: dict[Hashable, Any] = {}
 
 
 @lru_cache(maxsize=16)
