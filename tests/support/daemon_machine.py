@@ -29,7 +29,6 @@ from hypothesis.stateful import (
 )
 
 from pympsd.commands.grammar.line import parse
-from pympsd.commands.grammar.loose import Missing
 from pympsd.commands.grammar.loose import read_words as read_loosely
 from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS
@@ -67,7 +66,7 @@ def _arguments(line: ParsedLine) -> dict[str, Any]:
         return {}
     try:
         reading = read_loosely(command.syntax, line.words[1:], flags_anywhere=False)
-    except (Missing, Refused):
+    except Refused:
         return {}
     return {} if command.refuses_unknown and reading.left_over else reading.arguments
 

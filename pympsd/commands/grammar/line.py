@@ -62,7 +62,7 @@ def _server_pid(command: Command, words: list[str]) -> int | None:
     plain = [word for word in words[1:] if word != JSON_OPTION]
     try:
         arguments = loose.read_words(command.syntax, plain, flags_anywhere=command.is_query).arguments
-    except (loose.Missing, Refused):
+    except Refused:
         return 0
     pid: int | None = arguments.get("pid")
     return pid

@@ -15,7 +15,7 @@ from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin
@@ -46,13 +46,14 @@ def is_owner(daemon: Daemon, caller: Caller) -> bool:
     return caller.uid in (0, daemon.options.uid)
 
 
-def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
-    """Return the recorded refusal for another user (its misspelling is recorded too), or None."""
+def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
+    """Raise the recorded refusal of protocol 2 for another user than root and the daemon's own."""
     if is_owner(daemon, caller):
-        return None
+        return
     if caller.uid == NO_USER:
-        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.options.protocol == 3 else "")
-    return refusal(INSUFFICIENT.format(uid=caller.uid))
+        hint = ASK_FROM if daemon.options.protocol == 3 else ""
+        raise Refused(answer=refusal(IN_CONTAINER, diagnostic=hint))
+    raise Refused(answer=refusal(INSUFFICIENT.format(uid=caller.uid)))
 
 
 def check_owner(caller: Caller, server: NamedServer, command: str) -> None:

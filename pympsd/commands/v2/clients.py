@@ -9,7 +9,7 @@ from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, read_pid
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Syntax
-from pympsd.commands.v2.records import client_record, context_record, device_record
+from pympsd.commands.v2.records import client_record, context_record, device_record, find_server
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
@@ -27,18 +27,15 @@ DEVICE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
 @command(Syntax("get_client_list", required=(PID,)), asks_servers=True)
 def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """List the PIDs of the client processes connected to the server PID, one a line."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
-    clients = server.clients.values()
+    clients = find_server(daemon, pid).clients.values()
     return Decision(lines(*(str(each.pid) for each in clients)), data=[client_record(each) for each in clients])
 
 
 @command(Syntax("get_device_client_list", optional=(OPTIONAL_PID,)), asks_servers=True)
 def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
     """List the devices in use and, under each, its client contexts as PID.CONTEXT; of the server PID or of all."""
-    if pid is not None and daemon.server_by_pid(pid) is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    if pid is not None:
+        find_server(daemon, pid)
     shown: list[str] = []
     data = []
     for server in daemon.running_servers():
@@ -92,8 +89,8 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
 @command(Syntax("device_query", optional=(OPTIONAL_PID,), flags=("csv",)))
 def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> Decision:
     """Show the devices of the daemon and of its servers, or of the server PID; --csv as comma-separated values."""
-    if pid is not None and daemon.server_by_pid(pid) is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    if pid is not None:
+        find_server(daemon, pid)
     shown = ["Default", *_device_rows(daemon.devices, csv)]
     servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
     for server in servers:

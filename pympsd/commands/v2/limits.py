@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from pympsd.commands.grammar.privileges import Caller, limits_seen_by, may_change_settings
+from pympsd.commands.grammar.privileges import Caller, limits_seen_by
 from pympsd.commands.grammar.recorded import (
     DEVICE,
     PID,
@@ -25,7 +25,7 @@ from pympsd.commands.grammar.recorded import (
 )
 from pympsd.commands.grammar.registry import Decision, Handler, command
 from pympsd.commands.grammar.syntax import Argument, Syntax
-from pympsd.commands.v2.records import limit_record
+from pympsd.commands.v2.records import find_server, limit_record
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
@@ -76,12 +76,11 @@ def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
 @command(
     Syntax("set_default_active_thread_percentage", required=(_PERCENTAGE,)),
     in_protocol_3="namespace set default --server=NAME --active-thread-percentage={0}",
+    owner_only=True,
 )
 @volta_only("active thread percentages have")
 def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePercentage) -> Decision:
     """Set the active thread percentage that the next server starts with: above 0, up to 100."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
     if percentage.value is None:
         return Decision(_refuse_percentage(daemon.defaults.thread_percentage))
     daemon.defaults.thread_percentage = percentage.value
@@ -98,15 +97,12 @@ def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
 @command(
     Syntax("set_active_thread_percentage", required=(PID, _PERCENTAGE)),
     in_protocol_3="server set NAME --active-thread-percentage={1}",
+    owner_only=True,
 )
 @volta_only("active thread percentages have")
 def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePercentage) -> Decision:
     """Set the active thread percentage of the later clients of the server PID."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    server = find_server(daemon, pid)
     if percentage.value is None:
         return Decision(_refuse_percentage(server.thread_percentage))
     server.thread_percentage = percentage.value
@@ -117,8 +113,7 @@ def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePe
 @volta_only("active thread percentages have")
 def get_percentage(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the active thread percentage of the later clients of the server PID."""
-    server = daemon.server_by_pid(pid)
-    return _decide_percentage(server.thread_percentage) if server else Decision(refusal(f"Server {pid} not found"))
+    return _decide_percentage(find_server(daemon, pid).thread_percentage)
 
 
 def _decide_percentage(percentage: ThreadPercentage) -> Decision:
@@ -155,12 +150,11 @@ def _set_memory(daemon: Daemon, limits: dict[int, PinnedMemory], device: str, va
 @command(
     Syntax("set_default_device_pinned_mem_limit", required=(DEVICE, _VALUE)),
     in_protocol_3="namespace set default --server=NAME --pinned-memory-limit={0}={1}",
+    owner_only=True,
 )
 @volta_only("device memory limits have")
 def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) -> Decision:
     """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
     logged = _log_only(f"set_default_device_pinned_mem_limit {device} {value}.")
     return Decision(_set_memory(daemon, daemon.defaults.memory_limits, device, value, logged))
 
@@ -181,15 +175,12 @@ def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
 @command(
     Syntax("set_device_pinned_mem_limit", required=(PID, DEVICE, _VALUE)),
     in_protocol_3="server set NAME --pinned-memory-limit={1}={2}",
+    owner_only=True,
 )
 @volta_only("device memory limits have")
 def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str) -> Decision:
     """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    server = find_server(daemon, pid)
     answer = _set_memory(daemon, server.memory_limits, device, value)
     return Decision(answer, () if answer.refused else (limits_update(server),))
 
@@ -198,9 +189,7 @@ def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str
 @volta_only("device memory limits have")
 def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decision:
     """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    server = find_server(daemon, pid)
     ordinals = daemon.ordinals_of(server)
     try:
         ordinal = device_named([daemon.devices[each] for each in ordinals], device)
@@ -216,11 +205,10 @@ def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decisio
 @command(
     Syntax("set_default_client_priority", required=(Argument("level", read_priority, "0|1"),)),
     in_protocol_3="namespace set default --server=NAME --client-priority={0}",
+    owner_only=True,
 )
 def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | None) -> Decision:
     """Set the priority of later clients: 0 normal, 1 below normal."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
     if level is None:
         # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
         return Decision(Answer(diagnostic=f"{PRIORITIES}; it stays {daemon.defaults.client_priority}", refused=True))

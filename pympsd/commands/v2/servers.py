@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner, may_change_settings
+from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
 from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
-from pympsd.commands.v2.records import server_record
+from pympsd.commands.v2.records import find_server, server_record
 from pympsd.state_machine import terminations
 from pympsd.state_machine.admission import drop_start_request, request_server
 from pympsd.state_machine.instructions import SpawnServer
@@ -26,9 +26,7 @@ def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
 @command(Syntax("get_server_status", required=(OPTIONAL_PID,)), asks_servers=True)
 def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    server = find_server(daemon, pid)
     return Decision(lines(server.status), data=server_record(server))
 
 
@@ -48,21 +46,17 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
 @command(
     Syntax("start_server", options={"uid": Option(read_user_id, "UID", "-uid")}, needed=("uid",)),
     in_protocol_3="server create --uid={1}",
+    owner_only=True,
 )
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
     """Start a server for the user UID, or queue the start while the servers of other users leave no room."""
-    refused = may_change_settings(daemon, caller)
-    if refused is None and daemon.options.uid not in (0, uid):
+    if daemon.options.uid not in (0, uid):
         # Recorded: root gets no line.
         texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
-        refused = refusal(
-            *texts,
-            diagnostic=f"start_server: this daemon is run by user {daemon.options.uid} and can serve only that user",
-        )
-    if refused is None and daemon.quitting is not None:
-        refused = refusal(diagnostic="start_server: the daemon is quitting")
-    if refused is not None:
-        return Decision(refused)
+        reason = f"start_server: user {daemon.options.uid} runs this daemon, which can serve only that user"
+        raise Refused(answer=refusal(*texts, diagnostic=reason))
+    if daemon.quitting is not None:
+        raise Refused("start_server: the daemon is quitting")
     instructions = tuple(request_server(daemon, uid))
     started = [each.server for each in instructions if isinstance(each, SpawnServer)]
     if not started:
@@ -92,14 +86,12 @@ def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision
     return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
 
 
-@command(Syntax("shutdown_server", required=(PID,), flags=(Flag("forced", "-f"),)), asks_servers=True)
+@command(
+    Syntax("shutdown_server", required=(PID,), flags=(Flag("forced", "-f"),)), asks_servers=True, owner_only=True
+)
 def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> Decision:
     """Stop the server PID when its clients have gone; with -f immediately, and the work of the clients is lost."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    server = find_server(daemon, pid)
     drop_start_request(daemon, server)
     return Decision(lines(), tuple(shut_down_server(server, forced=forced)))
 
@@ -108,14 +100,13 @@ def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> D
     Syntax(
         "terminate_client",
         required=(Argument("pid", read_pid, "SERVER-PID"), Argument("client", read_pid, "CLIENT-PID")),
-    )
+    ),
+    owner_only=True,
 )
 def terminate_client(daemon: Daemon, caller: Caller, pid: int, client: int) -> Decision:
     """End all contexts of the client process CLIENT-PID on the server SERVER-PID; prints 0, or an error number:
     702 when a kernel still runs after 10 s, and its device cannot stop it (see --terminate-by-reset).
     """
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
     server = daemon.server_by_pid(pid)
     if server is None:
         return Decision(refusal(f"Server {pid} not found", f"Server {pid} not found!", "1"))

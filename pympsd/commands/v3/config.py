@@ -10,7 +10,7 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, sees_all
+from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3.output import ABSENT, data, moment
@@ -69,7 +69,10 @@ def read_expected(text: str) -> int | str:
 
 
 @command(
-    Syntax("config apply", required=("file",), flags=("check", "prune", "force")), protocols=BOTH, takes_file=True
+    Syntax("config apply", required=("file",), flags=("check", "prune", "force")),
+    protocols=BOTH,
+    takes_file=True,
+    owner_only=True,
 )
 def apply(
     daemon: Daemon,
@@ -85,7 +88,6 @@ def apply(
     --force also if it has some). --check says what would be done, and what would be refused. An error anywhere in the
     file: nothing is done.
     """
-    check_daemon_owner(daemon, caller, "config apply")
     if text is None:
         raise Refused(
             "'config apply' needs the text of the file: give it as arguments, not on standard input.",
