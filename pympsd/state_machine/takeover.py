@@ -50,7 +50,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
         daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
     for known in left.servers:
-        daemon.servers[known.serial] = _awaited(daemon, known, left)
+        daemon.servers[known.serial] = _pending_server(daemon, known, left)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
         yield SetTimer(Timer(TimerKind.RETURN, known.serial), TAKEOVER_TIMEOUT)
     if daemon.options.protocol == 3:
@@ -72,9 +72,9 @@ def first_serial(generation: int) -> int:
 def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     """Adopt an awaited server that is back, with its clients."""
     server = daemon.servers.get(event.server)
-    if server is None or not server.awaited:
+    if server is None or not server.pending:
         return
-    server.awaited = False
+    server.pending = False
     server.clients = {client.client: _client(server, client) for client in event.clients}
     for client in server.clients.values():
         for context in client.contexts.values():
@@ -97,7 +97,7 @@ def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
 def takeover_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
     server = daemon.servers.get(serial)
-    if server is not None and server.awaited:
+    if server is not None and server.pending:
         yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
         yield KillServer(serial)
 
@@ -133,14 +133,14 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.defaults.memory_limits = in_memory(left.memory_limits)
 
 
-def _awaited(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
+def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
     percentage, memory = known.thread_percentage, known.memory_limits
     if daemon.options.protocol == 2:
         percentage, memory = limits_of(known, left)
     limits = ThreadPercentage(percentage), in_memory(memory)
     server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
     server.name = known.name or server.name
-    server.awaited = server.proven = True
+    server.pending = server.proven = True
     return server
 
 
