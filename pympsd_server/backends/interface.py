@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -55,7 +56,7 @@ class Limit(IntEnum):
     """The size of the heap of kernels' malloc."""
 
 
-class BackendError(Exception):
+class BackendError(DeviceError):
     """A call failed: ``code`` is the CUresult, the message is for users."""
 
     def __init__(self, code: Result, reason: str) -> None:
