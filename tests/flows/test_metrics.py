@@ -124,7 +124,7 @@ def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
     assert labels["source"] == "/etc/mps.toml"
     of_file = sha256(b"rules = []").hexdigest()
     assert (labels["hash"] == of_file) == (protocol == 3), "protocol 2 has that of its defaults"
-    state.thread_percentage = ThreadPercentage(50.0)
+    state.defaults.thread_percentage = ThreadPercentage(50.0)
     ((changed, _),) = samples(metrics_text(state, "emulated"))["pympsd_configuration"]
     assert (changed == labels) == (protocol == 3)
 
