@@ -35,8 +35,13 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     """
     waiting = [] if caller.server else daemon.queue.entries
     data = [
-        {"pid": each.peer.pid if each.peer else 0, "uid": each.uid, "server": each.server, "command": each.command}
-        for each in waiting
+        {
+            "pid": entry.process.peer.pid if entry.process else 0,
+            "uid": entry.uid,
+            "server": entry.server,
+            "command": entry.process.command if entry.process else "",
+        }
+        for entry in waiting
     ]
     return Decision(lines(*(f"{each['pid']} {each['uid']}" for each in data)), data=data)
 

@@ -95,7 +95,9 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
     only = None if server is None else server_named(daemon, server)
     clients = [(client, owner) for owner in view.servers(daemon) for client in clients_of(daemon, owner.name)]
     known = [each for each in clients if str(each[0].pid) == pid]
-    known = known or [each for each in clients if each[0].container_pid and str(each[0].container_pid) == pid]
+    known = known or [
+        each for each in clients if each[0].process.container_pid and str(each[0].process.container_pid) == pid
+    ]
     found = [each for each in known if only in (None, each[1])]
     if not found:
         where = "" if server is None else f" on server '{server}'"
@@ -120,18 +122,18 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "uid": client.uid,
         "namespace": view.namespace_of(client),
         "linux-ns": view.linux_namespace(daemon, client),
-        "container_pid": client.container_pid or None,
-        "cgroup": client.cgroups[-1] if client.cgroups else None,
+        "container_pid": client.process.container_pid or None,
+        "cgroup": client.process.cgroups[-1] if client.process.cgroups else None,
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.serial for context in client.contexts.values()),
-        "since": moment(client.since),
+        "since": moment(client.process.since),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
         on_device = {"pci-id": pci, **_on_device(daemon, client, server, ordinal)}
-        yield Row((client.pid, server.name, uuid, where, client.command), {**extra, **on_device})
+        yield Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 
 
 def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:

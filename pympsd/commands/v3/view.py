@@ -97,12 +97,13 @@ def insufficient(caller: Caller, command: str, owned: str) -> Refused:
 
 def namespace_of(client: Client) -> str:
     """Return the namespace of a client."""
-    return client.mps_namespace or DEFAULT
+    return client.process.namespace or DEFAULT
 
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
     """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
-    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
+    namespace = client.process.pid_namespace
+    return 0 if namespace == daemon.options.pid_namespace else namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
