@@ -40,11 +40,11 @@ from pympsd.state_machine.events import (
 )
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.server import IllegalMove
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper_link import Keeper
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings

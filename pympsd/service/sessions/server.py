@@ -18,7 +18,7 @@ from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
-from pympsd.state_machine.state.server import IllegalMove
+from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError

@@ -16,6 +16,7 @@ from attrs import Factory, define, field
 from pympsd.state_machine.state.client import Client
 from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.statuses import ServerStatus
 
 
@@ -43,18 +44,6 @@ MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.GONE: frozenset(),
 }
 """The phases that each phase may move to."""
-
-
-class IllegalMove(Exception):
-    """A server cannot move from its phase to the other one."""
-
-
-def move(current: Phase, target: Phase) -> Phase:
-    """Return the target, or raise IllegalMove."""
-    if target not in MOVES[current]:
-        allowed = ", ".join(sorted(phase.value for phase in MOVES[current])) or "nothing"
-        raise IllegalMove(f"a server that is {current.value} cannot become {target.value}, only {allowed}")
-    return target
 
 
 STATUS: Final = {
@@ -111,7 +100,7 @@ class Server:
 
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove if the table does not allow it."""
-        self.phase = move(self.phase, phase)
+        self.phase = move(MOVES, self.phase, phase)
 
     @property
     def workers(self) -> int:

@@ -12,10 +12,18 @@ from typing import Any, Final
 import numpy as np
 
 from pympsd_server.backends.cuda.driver.calls import cu
-from pympsd_server.backends.cuda.memory.buffered_copy import BufferedCopy, CopyStream
-from pympsd_server.backends.cuda.memory.regions import Side, registered_pieces, rows_of
+from pympsd_server.backends.cuda.memory.regions import Side, registered_pieces, rows_of, simplified
 from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, Slot
-from pympsd_server.backends.interface import Completion, Copy, Extent, Outcome, Region, Space
+from pympsd_server.backends.cuda.objects.buffered_copy import BufferedCopy, CopyStream
+from pympsd_server.backends.interface import (
+    Completion,
+    Copy,
+    Extent,
+    Fill,
+    Outcome,
+    Region,
+    Space,
+)
 
 _NEAR_BYTES: Final = 1 << 20
 
@@ -178,3 +186,27 @@ def _parameters(to: Side, start: Side, extent: Extent) -> Any:
         setattr(parameters, f"{prefix}Height", side.slice_pitch // side.pitch if extent.depth > 1 else extent.height)
     parameters.WidthInBytes, parameters.Height, parameters.Depth = extent.width, extent.height, extent.depth
     return parameters
+
+
+def checked_fill(fill: Fill) -> tuple[Extent, Region]:
+    """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for what the driver cannot do."""
+    fill.check_elements()
+    extent, region = fill.extent, fill.destination
+    if not extent.is_linear:
+        extent, (region,) = simplified(extent, region)
+        region.check_pitches(extent)
+    return extent, region
+
+
+def issue_fill(call: Callable[..., Any], fill: Fill, extent: Extent, region: Region, stream: Any) -> None:
+    """Issue a fill, simplified as ``checked_fill`` returns it."""
+    element = fill.element_bytes
+    pattern, count = fill.value & ((1 << 8 * element) - 1), extent.width // element
+    if extent.is_linear:
+        rows = {1: cu.cuMemsetD8Async, 2: cu.cuMemsetD16Async, 4: cu.cuMemsetD32Async}
+        call(rows[element], region.base, pattern, count, stream)
+        return
+    rectangles = {1: cu.cuMemsetD2D8Async, 2: cu.cuMemsetD2D16Async, 4: cu.cuMemsetD2D32Async}
+    for index in range(extent.depth):
+        address = region.base + index * region.slice_pitch
+        call(rectangles[element], address, region.pitch, pattern, count, extent.height, stream)

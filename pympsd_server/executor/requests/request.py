@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
-from typing import Final, TypeVar
+from threading import Lock
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
-from pympsd_server.backends.interface import BackendError, Completion, Outcome
-from pympsd_server.executor.answers import AnswerWriter
-from pympsd_server.executor.backpressure import Backpressure
-from pympsd_server.executor.client_context import ClientContext
-from pympsd_server.executor.device_memory.shortages import Shortages
+from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
 from pympsd_server.executor.graphs.streams import StreamBudget
-from pympsd_server.executor.host_memory.pinned import PinnedMemory
-from pympsd_server.executor.operations.shared_events import SharedEvents
+from pympsd_server.executor.memory.device_memory import Shortages
+from pympsd_server.executor.memory.pinned import PinnedMemory
+from pympsd_server.executor.requests.answers import AnswerWriter
+from pympsd_server.executor.requests.backpressure import Backpressure
+from pympsd_server.executor.requests.client_context import ClientContext
 
 _REASON_BYTES: Final = 1 << 16
 _OUTPUT_BYTES: Final = 1 << 16
 _Taken = TypeVar("_Taken")
+
+
+class SharedEvents:
+    """The events that clients of this executor have shared, by secrets that only the sharers have.
+
+    An event stays here as long as a client has it. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._events: Final[WeakValueDictionary[int, Event]] = WeakValueDictionary()
+        self._secrets: Final[WeakKeyDictionary[Event, int]] = WeakKeyDictionary()
+        self._lock: Final = Lock()
+
+    def add(self, event: Event) -> int:
+        """Return the secret of an event, the same each time."""
+        with self._lock:
+            secret = self._secrets.get(event)
+            if secret is None:
+                secret = self._secrets[event] = int.from_bytes(os.urandom(16), "little")
+                self._events[secret] = event
+            return secret
+
+    def find(self, secret: int) -> Event:
+        """Return the event of a secret; BackendError INVALID_VALUE if it is none, or of one that was destroyed."""
+        with self._lock:
+            event = self._events.get(secret)
+        if event is None:
+            raise BackendError(
+                Result.ERROR_INVALID_VALUE, "the handle is of no event of this device that still exists"
+            )
+        return event
+
+
+def words(secret: int) -> tuple[int, int]:
+    """Return a secret of 128 bits as two operands."""
+    return secret >> 64, secret & ((1 << 64) - 1)
+
+
+@frozen(eq=False)
+class Answer:
+    """Operands in the order of the operation's answer layout; ``fds`` are closed once they are sent."""
+
+    operands: tuple[float, ...] = ()
+    tail: bytes = b""
+    fds: tuple[int, ...] = ()
+    created: Any = None
+    """The object that the operation's new handle stands for."""
 
 
 @frozen(eq=False)

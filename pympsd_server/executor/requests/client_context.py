@@ -10,7 +10,7 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import Kind
 from pympsd_server.backends.interface import BackendError, Context, Outcome, PendingHostFunction, Stream
-from pympsd_server.executor.handle_table import HandleTable, Mirror
+from pympsd_server.executor.requests.handle_table import HandleTable, Mirror
 
 IMAGE_LIMIT: Final = 256 << 20
 """Bytes of partial images that one context may have."""

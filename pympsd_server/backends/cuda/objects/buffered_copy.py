@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.completions import PendingCompletion
-from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.interface import Completion, Outcome

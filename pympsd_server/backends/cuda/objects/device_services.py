@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from pympsd_server.backends.counters import Counters
+from pympsd_server.backends.budget import Counters
 from pympsd_server.backends.cuda.driver.calls import Driver
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import Staging
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
 from pympsd_server.backends.cuda.reclaim.deferred_release import DeferredRelease
-from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes

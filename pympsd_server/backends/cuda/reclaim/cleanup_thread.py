@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from pympsd_server.backends.cuda.driver.internal_errors import report_internal_error
+from pympsd_server.backends.cuda.driver.calls import report_internal_error
 from pympsd_server.backends.interface import BackendError
 
 _SECONDS: Final = 0.01

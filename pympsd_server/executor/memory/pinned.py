@@ -9,20 +9,22 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import weakref
 from bisect import bisect_right, insort
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 from attrs import frozen
 
 from pympsd.channel.descriptors import explain
+from pympsd.channel.mapping import map_file, unmap
 from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Device
-from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
-from pympsd_server.executor.host_memory.pinned_mapping import mapped_at
+from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 
 _TRIES: Final = 8
 """Addresses tried if something else is mapped there."""
@@ -136,3 +138,31 @@ def _refused(size: int, error: OSError) -> BackendError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
         return BackendError(Result.ERROR_OUT_OF_MEMORY, f"no {size} bytes of page-locked memory: {explain(error)}")
     return BackendError(Result.ERROR_OPERATING_SYSTEM, f"no page-locked memory: {explain(error)}")
+
+
+class _Bytes:
+    """The owner that arrays over the mapping keep alive (NumPy, The array interface protocol)."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (address, False),
+        }
+
+
+def mapped_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
+    """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
+
+    When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.
+    """
+    map_file(fd, size, address)
+    held = _Bytes(address, size)
+    weakref.finalize(held, _end, address, size, gone).atexit = False
+    return np.asarray(held).data
+
+
+def _end(address: int, size: int, gone: Callable[[], None]) -> None:
+    unmap(address, size)
+    gone()

@@ -7,7 +7,7 @@ from threading import Condition
 from typing import Final
 
 from pympsd_server.backends.interface import BackendError, Stream
-from pympsd_server.executor.client_context import StreamEntry
+from pympsd_server.executor.requests.client_context import StreamEntry
 
 LIMIT: Final = 16384
 """Operations; a launch costs the executor about a kilobyte until it has run. (CUDA blocks a launch after 1,024.)"""
