@@ -20,7 +20,7 @@ from pympsd.state_machine.instructions import (
     Working,
 )
 from pympsd.state_machine.state.client import ClientProcess
-from pympsd.state_machine.state.server import MOVES, STATUS, IllegalMove, Phase
+from pympsd.state_machine.state.server import MOVES, STATUS, Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.phases import IllegalMove
