@@ -10,6 +10,7 @@ from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce
+from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
 
 
@@ -19,7 +20,7 @@ class OperatorLine:
 
     session: int
     uid: int
-    line: bytes
+    line: ParsedLine
     silent: tuple[int, ...] = ()
     """The PIDs of servers that were asked for their tables before, and did not answer in time."""
     file: bytes | None = None
@@ -189,7 +190,7 @@ class PredecessorDied:
 
 
 @frozen
-class ServerReturned:
+class ServerTakenOver:
     """A server of the previous daemon is back; ``leaving``: it was asked to end before."""
 
     server: int
@@ -199,7 +200,7 @@ class ServerReturned:
 
 
 @frozen
-class ServerNotAdopted:
+class ServerNotTakenOver:
     """A server of the previous daemon cannot be adopted: it ends with its last client, without this daemon."""
 
     server: int
@@ -287,8 +288,8 @@ Event = (
     | ServerExited
     | StartRefused
     | PredecessorDied
-    | ServerReturned
-    | ServerNotAdopted
+    | ServerTakenOver
+    | ServerNotTakenOver
     | ServerReported
     | DevicesReported
     | ServerEnds

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pympsd.takeover.keeper import packets as packets
 from pympsd.vocabulary import files
-from pympsd.wire import keeper_packets as packets
 
 PROGRAM = """
 import os, sys

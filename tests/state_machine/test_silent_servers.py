@@ -127,7 +127,7 @@ def test_the_clients_of_a_returned_server_are_watched(story: Story) -> None:
     story.feed(events.PredecessorDied(left))
     story.says(f"shutdown_server {PID}")
     clients = tuple(Client(serial, 0, ClientProcess(Peer(pid, 0, 0), "c", 7)) for serial, pid in ((7, 4107), (8, 0)))
-    instructions = story.feed(events.ServerReturned(SERVER, "ACTIVE", True, clients))
+    instructions = story.feed(events.ServerTakenOver(SERVER, "ACTIVE", True, clients))
     assert [one for one in instructions if isinstance(one, WatchClient)] == [
         WatchClient(7, SERVER, 4107),
         WatchClient(8, SERVER, 0),  # its server's session may know it by more than a PID

@@ -215,7 +215,7 @@ def adopted(before: Story, most_servers: int) -> Story:
     story.feed(events.PredecessorDied(left))
     for number in (1, 2):
         client = Client(number, 0, ClientProcess(Peer(100 + number, 0, 0), "c", 7))
-        story.feed(events.ServerReturned(number, "ACTIVE", leaving=False, clients=(client,)))
+        story.feed(events.ServerTakenOver(number, "ACTIVE", leaving=False, clients=(client,)))
     story.take_log()
     return story
 

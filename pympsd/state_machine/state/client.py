@@ -2,7 +2,7 @@
 
 What is known of a process is found out once, by the session that its connection has, and stays together as one frozen
 `ClientProcess` on its way: it connects (`ClientConnected`), waits (`QueueEntry`), is admitted (`AdmitClient`), is a
-client of a server (`Client`), and returns to the next daemon (`ServerReturned`). A process is never identified by its
+client of a server (`Client`), and returns to the next daemon (`ServerTakenOver`). A process is never identified by its
 PID alone: processes of other PID namespaces have PID 0 here, and PIDs are used again.
 """
 

@@ -16,6 +16,7 @@ from attrs import Factory, define, field
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.driver_probe import driver_version
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
@@ -26,11 +27,9 @@ from pympsd.state_machine.instructions import ClientLimits
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY
-from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
-from pympsd.wire.errors import RemoteError
 
 ANSWER_SECONDS: Final = 1.0
 """Time that an operator waits for a server's answers."""
@@ -50,7 +49,7 @@ class VendorServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
-    inherited: dict[int, Client] | None = None
+    taken_over: dict[int, Client] | None = None
     """The clients of a server that an earlier daemon started, by serial."""
     pidfds: dict[int, int] = field(factory=dict)
     """Their pidfds, until they are watched."""
@@ -64,7 +63,7 @@ class VendorServerSession:
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
     """The limits of later clients that it was sent last."""
     _limits_unknown: bool = field(
-        default=Factory(lambda self: self.inherited is not None, takes_self=True), init=False
+        default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
     """It was another daemon's, and this one has sent it no limits."""
     _refreshed: trio.Event | None = field(default=None, init=False)
@@ -284,11 +283,11 @@ class VendorServerSession:
         await self._run()
 
     def _report_ready(self) -> None:
-        if self.inherited is None:
+        if self.taken_over is None:
             self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
         else:
-            clients = tuple(self.inherited.values())
-            self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
+            clients = tuple(self.taken_over.values())
+            self.dispatcher.feed(events.ServerTakenOver(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
 
     async def _run(self) -> None:
         try:
@@ -296,7 +295,7 @@ class VendorServerSession:
                 self._nursery = nursery
                 self._report_ready()
                 nursery.start_soon(self._pass_the_turn)
-                nursery.start_soon(self.handoffs.run, self.link, self.inherited is not None)
+                nursery.start_soon(self.handoffs.run, self.link, self.taken_over is not None)
                 wrong = await self.link.run()
                 self.ended.set()
                 nursery.cancel_scope.cancel()
