@@ -1,9 +1,9 @@
 """Client processes, and the clients of servers with their contexts.
 
-What is known of a process is found out once, by the session that its connection has, and stays together as one frozen
-`ClientProcess` on its way: it connects (`ClientConnected`), waits (`QueueEntry`), is admitted (`AdmitClient`), is a
-client of a server (`Client`), and returns to the next daemon (`ServerTakenOver`). A process is never identified by its
-PID alone: processes of other PID namespaces have PID 0 here, and PIDs are used again.
+The session of a connection finds out once what is to be known of its process. It stays together as one frozen
+`ClientProcess` on its way: the client connects (`ClientConnected`), waits (`QueueEntry`), is admitted (`Admission`),
+is a client of a server (`Client`), and is taken over by the next daemon (`ServerTakenOver`). A process is never
+identified by its PID alone: processes of other PID namespaces have PID 0 here, and the kernel uses PIDs again.
 """
 
 from __future__ import annotations
