@@ -29,7 +29,7 @@ class Shortage(BackendError):
         self.short = short
 
 
-def charged(count: int) -> int:
+def round_up_to_granules(count: int) -> int:
     """Return the number of bytes charged for an allocation of ``count`` bytes."""
     return -(-count // GRANULE_BYTES) * GRANULE_BYTES
 

@@ -65,14 +65,14 @@ class BackendError(Exception):
 
 
 @frozen
-class Outcome:
+class Status:
     """How the work before a completion ended: SUCCESS, or the error that poisoned the context."""
 
     code: Result = Result.SUCCESS
     reason: str = ""
 
 
-Completion = Callable[[Outcome], None]
+Completion = Callable[[Status], None]
 
 
 class Space(Enum):
@@ -334,11 +334,11 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         """Return, once, what kernels have printed and not been asked for: for standard output, and standard error."""
 
     @property
-    def outcome(self) -> Outcome:
+    def status(self) -> Status:
         """SUCCESS, or the sticky error that poisoned the context."""
 
-    def terminate(self, outcome: Outcome) -> None:
-        """Poison the context: stop what runs, drop what waits, free its memory; ``outcome`` is its sticky error.
+    def terminate(self, status: Status) -> None:
+        """Poison the context: stop what runs, drop what waits, free its memory; ``status`` is its sticky error.
 
         BackendError LAUNCH_TIMEOUT, after two seconds, if kernels still run that the device cannot stop; a further
         call waits again.
@@ -425,11 +425,11 @@ class Device(SupportsTimeline, Protocol):
         """Call ``audited`` for what clients with an audited quota take and return, from any thread."""
 
     def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+        self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> Context:
         """Create a context; contexts of one ``address_space`` (one client process) share memory.
 
-        ``on_fault`` is called once, from any thread, when the context is poisoned. ``serial`` names it in traces.
+        ``on_fault`` is called once, from any thread, when the context is poisoned. ``id`` names it in traces.
         BackendError OUT_OF_MEMORY if there is no room for the context itself; the reason names the bytes it needs.
         """
 

@@ -49,7 +49,7 @@ class Executors:
     backend: str
     nursery: trio.Nursery
     log: Any
-    on_fault: Callable[[int, int, str], None] = lambda serial, code, reason: None
+    on_fault: Callable[[int, int, str], None] = lambda context_id, code, reason: None
     """Called with (context serial, code, reason)."""
     on_loss: Callable[[ExecutorSlot, str], None] = lambda slot, reason: None
     """Called with (slot, reason) when an executor has ended unexpectedly."""
@@ -211,7 +211,7 @@ class Executors:
             with trio.move_on_after(SILENCE_SECONDS) as silence:
                 with suppress(ExecutorError):
                     await executor.ask(request, executor_messages.Ping(request))
-            if silence.cancelled_caught and not _stopped(executor.process.pid):
+            if silence.cancelled_caught and not _is_stopped(executor.process.pid):
                 self.log.error("executor_silent", device=executor.device, pid=executor.process.pid)
                 executor.kill()
 
@@ -280,7 +280,7 @@ async def _await_ready(channel: MessageChannel) -> executor_messages.ExecutorRea
     raise ExecutorError(Result.ERROR_UNKNOWN, f"the executor was not ready within {START_SECONDS:.0f} s")
 
 
-def _stopped(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")

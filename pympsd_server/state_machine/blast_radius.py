@@ -76,7 +76,7 @@ def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
                     each.fault_domain for each in _contexts(client) if each.fault_domain not in domains
                 )
     slots = {domain.slot for domain in domains if not domain.partition}
-    contexts = frozenset(context.serial for client in affected for context in _contexts(client))
+    contexts = frozenset(context.id for client in affected for context in _contexts(client))
     return Blast(tuple(steps), tuple(sorted(slots)), tuple(affected), contexts)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.executor.graphs.stream_slots import assign_lanes
+from pympsd_server.executor.graphs.stream_slots import assign_slots
 
 
 @st.composite
@@ -17,7 +17,7 @@ def dags(draw: st.DrawFn) -> list[tuple[int, ...]]:
 
 @given(dags(), st.integers(1, 5))
 def test_every_dependency_is_kept_and_the_end_waits_for_all(after: list[tuple[int, ...]], limit: int) -> None:
-    found = assign_lanes(after, limit)
+    found = assign_slots(after, limit)
     before: list[set[int]] = []
     """What is certainly done when each item begins."""
     last: dict[int, int] = {}
@@ -26,28 +26,28 @@ def test_every_dependency_is_kept_and_the_end_waits_for_all(after: list[tuple[in
         for each in (*assigned.waits_for, *([last[assigned.lane]] if assigned.lane in last else [])):
             assert each < index
             done |= before[each] | {each}
-        assert all(found[each].is_awaited for each in assigned.waits_for)
+        assert all(found[each].is_waited_for for each in assigned.waits_for)
         assert set(after[index]) <= done
         if assigned.lane and assigned.lane not in last:
-            assert assigned.begins_lane or done, "a lane that begins before the launch"
+            assert assigned.begins_slot or done, "a lane that begins before the launch"
         before.append(done)
         last[assigned.lane] = index
-    assert all(found[index].is_awaited for lane, index in last.items() if lane)
+    assert all(found[index].is_waited_for for lane, index in last.items() if lane)
     assert all(assigned.lane < limit for assigned in found)
 
 
 def test_a_chain_needs_one_lane_and_no_event() -> None:
-    found = assign_lanes([(), (0,), (1,), (2,)])
+    found = assign_slots([(), (0,), (1,), (2,)])
     assert [assigned.lane for assigned in found] == [0, 0, 0, 0]
-    assert not any(assigned.waits_for or assigned.is_awaited or assigned.begins_lane for assigned in found)
+    assert not any(assigned.waits_for or assigned.is_waited_for or assigned.begins_slot for assigned in found)
 
 
 def test_branches_run_side_by_side() -> None:
-    found = assign_lanes([(), (0,), (0,), (1, 2)])
+    found = assign_slots([(), (0,), (0,), (1, 2)])
     assert found[1].lane != found[2].lane
     assert found[3].lane in (found[1].lane, found[2].lane)
 
 
 def test_more_branches_than_lanes_share_them() -> None:
-    found = assign_lanes([()] * 20, 4)
+    found = assign_slots([()] * 20, 4)
     assert {assigned.lane for assigned in found} == {0, 1, 2, 3}

@@ -16,10 +16,10 @@ from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import (
     CONTEXT,
     LAUNCH,
+    MAX_SHARED_BYTES,
     QUERY_EVENT,
     RECORD_EVENT,
     SET_CURRENT,
-    SHARED_LIMIT,
     THREADS_LIMIT,
     FakeDriver,
 )
@@ -176,10 +176,10 @@ def test_a_row_past_the_end_of_a_module_is_not_used(rig: Rig) -> None:
 
 
 def test_static_and_dynamic_shared_memory_count_together(rig: Rig) -> None:
-    rows = (KernelRow * 1)((FUNCTION, 0, 1024, 1024, SHARED_LIMIT))
+    rows = (KernelRow * 1)((FUNCTION, 0, 1024, 1024, MAX_SHARED_BYTES))
     rig.worker.add_module(SERIAL, 0x77, rows)
-    good = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, SHARED_LIMIT - 1024, 0)
-    bad = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, SHARED_LIMIT - 1023, 0)
+    good = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, MAX_SHARED_BYTES - 1024, 0)
+    bad = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, MAX_SHARED_BYTES - 1023, 0)
     assert rig.run(good, bad) == [DeclinedRecord(bad, 0)]
     rows[0].dynamic_bytes = 0
     again = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, 1, 0)

@@ -51,7 +51,7 @@ def test_a_wait_is_answered_when_the_marker_is_written_and_not_before(rig: Rig, 
     assert rig.answers(1) == [_sequence(record)]
     rig.drain()
     assert not rig.is_answered, "it is answered once"
-    assert rig.default_stream.settled == rig.default_stream.issued == 2
+    assert rig.default_stream.completed == rig.default_stream.issued == 2
 
 
 def test_work_known_to_be_done_needs_no_second_marker(rig: Rig, driver: FakeDriver) -> None:

@@ -10,14 +10,14 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Context, Stream
 
-CLIENT_STREAM_LIMIT: Final = 4096
+MAX_CLIENT_STREAMS: Final = 4096
 """The most streams that all executable graphs of one client have together."""
 
 
 class StreamBudget:
     """The number of streams of one client's graphs. Used by its worker, and by the thread that ends their work."""
 
-    def __init__(self, limit: int = CLIENT_STREAM_LIMIT) -> None:
+    def __init__(self, limit: int = MAX_CLIENT_STREAMS) -> None:
         self._limit = limit
         self._lock = Lock()
         self._used = 0
@@ -61,9 +61,9 @@ class OwnStreams:
                 raise
         return self._streams[index]
 
-    def inside(self, lane: int) -> OwnStreams:
+    def inside(self, slot: int) -> OwnStreams:
         """Return those of the bodies of conditional nodes in a lane."""
-        return self._inside.setdefault(lane, OwnStreams(self._context, self._budget))
+        return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 
     def destroy(self) -> None:
         """Destroy them; their work runs to its end."""

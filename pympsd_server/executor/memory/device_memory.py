@@ -52,7 +52,7 @@ class MemoryReporter:
             time.sleep(PAUSE_SECONDS)
 
 
-MOST_TRIES: Final = 3
+MAX_TRIES: Final = 3
 """Others may take the memory that was freed for a client: the owner is asked this often."""
 _Taken = TypeVar("_Taken")
 
@@ -77,7 +77,7 @@ class Shortages:
 
     def with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
         """Call ``take`` for a client; while it raises Shortage, have room made and call it again."""
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             try:
                 return take()
             except Shortage as shortage:

@@ -89,14 +89,14 @@ class PinnedMemory:
             try:
                 fd = make_sealed("pympsd-pinned", size)
                 try:
-                    return address, fd, mapped_at(fd, address, size, partial(addresses.give, address))
+                    return address, fd, map_at(fd, address, size, partial(addresses.give, address))
                 except BaseException:
                     os.close(fd)
                     raise
             except OSError as error:
                 addresses.give(address)
                 if error.errno != errno.EEXIST:
-                    raise _refused(size, error) from None
+                    raise _allocation_error(size, error) from None
                 addresses.skip(address)
         raise BackendError(
             Result.ERROR_OUT_OF_MEMORY, "the addresses for page-locked memory are taken in this process"
@@ -134,7 +134,7 @@ class PinnedMemory:
             piece.unregister()
 
 
-def _refused(size: int, error: OSError) -> BackendError:
+def _allocation_error(size: int, error: OSError) -> BackendError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
         return BackendError(Result.ERROR_OUT_OF_MEMORY, f"no {size} bytes of page-locked memory: {explain(error)}")
     return BackendError(Result.ERROR_OPERATING_SYSTEM, f"no page-locked memory: {explain(error)}")
@@ -152,7 +152,7 @@ class _Bytes:
         }
 
 
-def mapped_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
+def map_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
     """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
 
     When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import FLAG_COOPERATIVE
-from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Outcome, Stream
+from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Status, Stream
 from pympsd_server.executor.requests.request import Request
 
 
@@ -50,7 +50,7 @@ def _host_function_done(request: Request, token: int) -> None:
 
 
 def _room(request: Request, done: Completion) -> None:
-    request.resources.backpressure.when_half_is_free(lambda: done(Outcome()))
+    request.resources.backpressure.when_half_is_free(lambda: done(Status()))
 
 
 def _set_limit(request: Request, limit: int, count: int) -> None:

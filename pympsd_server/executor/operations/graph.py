@@ -86,8 +86,8 @@ class _HostRequest:
     request: Request
     token: int
 
-    def fail(self, outcome: Any) -> None:
-        self.request.fail(outcome)
+    def fail(self, status: Any) -> None:
+        self.request.fail(status)
 
 
 def _run_host_function(given: Any, stream: Stream) -> None:

@@ -14,14 +14,14 @@ from pympsd_server.backends.interface import (
     Copy,
     Extent,
     Fill,
-    Outcome,
     Region,
     Space,
+    Status,
     Stream,
 )
 from pympsd_server.executor.requests.request import Answer, ClientResources, Request
 
-_ADDRESS_LIMIT: Final = 1 << 64
+_MAX_ADDRESS: Final = 1 << 64
 
 
 def _allocate(request: Request, count: int) -> Answer:
@@ -100,7 +100,7 @@ def _regions(request: Request, *operands: int) -> Copy:
 def _region(request: Request, extent: Extent, space: int, base: int, pitch: int, slice_pitch: int) -> Region:
     region = Region(Space.DEVICE, base, pitch, slice_pitch)
     span = region.span(extent)
-    if span >= _ADDRESS_LIMIT:
+    if span >= _MAX_ADDRESS:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"a copy that spans {span} bytes")
     match space:
         case records.Space.DEVICE:
@@ -137,7 +137,7 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
     contexts = tuple(client.contexts.values())
     lock, left = Lock(), len(contexts) + 1
 
-    def done(outcome: Outcome) -> None:
+    def done(status: Status) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -149,8 +149,8 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
         try:
             context.backend.notify(done)
         except BackendError:  # it accepts no more work, and has none
-            done(Outcome())
-    done(Outcome())
+            done(Status())
+    done(Status())
 
 
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {

@@ -11,7 +11,7 @@ from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT
 from pympsd_server.backends.interface import BackendError, Module
 from pympsd_server.executor.requests.request import Answer, Request
 
-_LAYOUT_LIMIT: Final = RECORD_LIMIT - HEADER_BYTES
+_MAX_LAYOUT_BYTES: Final = RECORD_LIMIT - HEADER_BYTES
 
 
 def _image_part(request: Request, module: int, offset: int, count: int) -> None:
@@ -22,9 +22,11 @@ def _load(request: Request, handle: int) -> Answer:
     context, image = request.context, request.context.images.take(handle)
     module = request.with_room(lambda: context.backend.load_module(image))
     layout = _layout(module)
-    if len(layout) > _LAYOUT_LIMIT:
+    if len(layout) > _MAX_LAYOUT_BYTES:
         module.unload()
-        reason = f"the description of the module's functions has {len(layout)} bytes, {_LAYOUT_LIMIT} fit an answer"
+        reason = (
+            f"the description of the module's functions has {len(layout)} bytes, {_MAX_LAYOUT_BYTES} fit an answer"
+        )
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
     return Answer(tail=layout, created=module)
 

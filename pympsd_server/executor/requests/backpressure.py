@@ -9,9 +9,9 @@ from typing import Final
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.requests.client_context import StreamEntry
 
-LIMIT: Final = 16384
+MAX_UNFINISHED: Final = 16384
 """Operations; a launch costs the executor about a kilobyte until it has run. (CUDA blocks a launch after 1,024.)"""
-HALF: Final = LIMIT // 2
+HALF_OF_MAX: Final = MAX_UNFINISHED // 2
 _GROUP: Final = 32
 
 
@@ -34,7 +34,7 @@ class Backpressure:
         self._uncounted += 1
         if stream.uncounted == _GROUP:
             self._count(stream)
-        elif self._uncounted >= LIMIT:
+        elif self._uncounted >= MAX_UNFINISHED:
             # Small numbers in each of many streams count too.
             self._count_all()
 
@@ -42,7 +42,7 @@ class Backpressure:
         """Count the further operations that one record has put in a stream."""
         self._add(count)
         try:
-            stream.notify(lambda outcome: self._add(-count))
+            stream.notify(lambda status: self._add(-count))
         except BackendError:
             self._add(-count)
 
@@ -56,7 +56,7 @@ class Backpressure:
         self._uncounted -= count
         self._add(count)
         try:
-            stream.backend.notify(lambda outcome: self._add(-count))
+            stream.backend.notify(lambda status: self._add(-count))
         except BackendError:
             self._add(-count)  # the context is poisoned: its queued work is dropped
 
@@ -72,9 +72,9 @@ class Backpressure:
         with self._changed:
             before = self._unfinished
             self._unfinished += count
-            if before >= LIMIT > self._unfinished:
+            if before >= MAX_UNFINISHED > self._unfinished:
                 self._changed.notify_all()
-            if not before >= HALF > self._unfinished:
+            if not before >= HALF_OF_MAX > self._unfinished:
                 return
             waiting, self._waiting_for_half = self._waiting_for_half, []
         for notify in waiting:
@@ -84,17 +84,17 @@ class Backpressure:
         """Call ``notify`` once less than half of the limit is unfinished, at once if it is already."""
         self._count_all()
         with self._changed:
-            if self._unfinished >= HALF:
+            if self._unfinished >= HALF_OF_MAX:
                 self._waiting_for_half.append(notify)
                 return
         notify()
 
     def wait_for_room(self) -> None:
         """Wait until the client may queue more, or is dropped."""
-        if self._unfinished < LIMIT:
+        if self._unfinished < MAX_UNFINISHED:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._unfinished < LIMIT or self._closed)
+            self._changed.wait_for(lambda: self._unfinished < MAX_UNFINISHED or self._closed)
 
     def close(self) -> None:
         """End all waiting: the client is dropped."""

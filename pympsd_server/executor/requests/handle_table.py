@@ -9,7 +9,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, GENERATION_SHIFT, Kind
 from pympsd_server.backends.interface import BackendError
 
-HANDLE_LIMIT: Final = 1 << 14
+MAX_HANDLES: Final = 1 << 14
 """The most objects of one kind in a context: each costs the executor memory."""
 _COUNT_MASK: Final = (1 << GENERATION_SHIFT) - 1
 _T = TypeVar("_T")
@@ -46,11 +46,11 @@ class HandleTable(Generic[_T]):
             raise self._unknown(handle)
         if handle in self._objects:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"{self._kind.value} {handle:#x} exists")
-        if len(self._objects) >= HANDLE_LIMIT:
-            reason = f"a context has at most {HANDLE_LIMIT} of the kind {self._kind.value}"
+        if len(self._objects) >= MAX_HANDLES:
+            reason = f"a context has at most {MAX_HANDLES} of the kind {self._kind.value}"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
-    def mint(self, handle: int, entry: _T) -> None:
+    def add(self, handle: int, entry: _T) -> None:
         """Enter an object whose handle ``check_new`` has passed."""
         self._objects[handle] = entry
         if self.mirror is not None:

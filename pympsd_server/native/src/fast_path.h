@@ -36,7 +36,7 @@ struct fast_path {
     const struct driver_calls *calls; /* NULL: Python executes everything */
     int is_current;                   /* the driver's context is, in the worker's thread */
     pthread_mutex_t lock;             /* protects the tables; not held during driver calls */
-    struct table contexts;            /* fast_path_context by serial */
+    struct table contexts;            /* fast_path_context by context_id */
 };
 
 /* A marker in a stream that an answer waits for. */
@@ -59,13 +59,13 @@ void fast_path_leave(struct fast_path_context *context);
 /* Return whether a wait is over; if so, count the stream's work up to the marker as done. */
 int wait_is_over(struct wait *wait);
 
-int fast_path_add_context(struct fast_path *path, uint64_t serial, struct context_state *state);
-struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t serial); /* the caller frees it */
+int fast_path_add_context(struct fast_path *path, uint64_t context_id, struct context_state *state);
+struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t context_id); /* the caller frees it */
 void fast_path_free_context(struct fast_path_context *context);
-int fast_path_add_stream(struct fast_path *path, uint64_t serial, uint64_t handle, struct stream_state *state);
-struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t serial, uint64_t handle);
-int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handle, struct kernel_row *rows,
+int fast_path_add_stream(struct fast_path *path, uint64_t context_id, uint64_t handle, struct stream_state *state);
+struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t context_id, uint64_t handle);
+int fast_path_add_module(struct fast_path *path, uint64_t context_id, uint64_t handle, struct kernel_row *rows,
                          uint32_t count);
-void fast_path_drop_module(struct fast_path *path, uint64_t serial, uint64_t handle);
+void fast_path_drop_module(struct fast_path *path, uint64_t context_id, uint64_t handle);
 
 #endif

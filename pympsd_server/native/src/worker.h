@@ -28,14 +28,14 @@ void worker_lock_sending(struct worker *worker);
 void worker_unlock_sending(struct worker *worker, int unsent);
 void worker_close(struct worker *worker); /* make worker_take return 0 soon */
 
-int worker_add_context(struct worker *worker, uint64_t serial, struct context_state *state);
+int worker_add_context(struct worker *worker, uint64_t context_id, struct context_state *state);
 /* Return 0 when the context is no longer used here, -1 if a driver call still uses it after `nanoseconds`: then its
  * objects must never be freed. */
-int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseconds);
-int worker_add_stream(struct worker *worker, uint64_t serial, uint64_t handle, struct stream_state *state);
-void worker_drop_stream(struct worker *worker, uint64_t serial, uint64_t handle);
-int worker_add_module(struct worker *worker, uint64_t serial, uint64_t handle, struct kernel_row *rows, uint32_t count);
-void worker_drop_module(struct worker *worker, uint64_t serial, uint64_t handle);
+int worker_drop_context(struct worker *worker, uint64_t context_id, int64_t nanoseconds);
+int worker_add_stream(struct worker *worker, uint64_t context_id, uint64_t handle, struct stream_state *state);
+void worker_drop_stream(struct worker *worker, uint64_t context_id, uint64_t handle);
+int worker_add_module(struct worker *worker, uint64_t context_id, uint64_t handle, struct kernel_row *rows, uint32_t count);
+void worker_drop_module(struct worker *worker, uint64_t context_id, uint64_t handle);
 
 /* Store the sizes of stream_state, context_state, kernel_row, driver_calls and the ring's area. */
 void native_sizes(uint64_t sizes[5]);

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from attrs import define
 
-from pympsd_server.backends.budget import charged
+from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 
 SCRATCH_BYTES: Final = 16 << 20
@@ -71,12 +71,12 @@ class ScratchPool:
             if self._of.get(scratch.stream) is scratch:
                 del self._of[scratch.stream]
         self._memory.free(scratch.address)
-        scratch.account.give(charged(scratch.size))
+        scratch.account.give(round_up_to_granules(scratch.size))
 
     def _allocate(self, account: Account, size: int) -> int:
-        account.take(charged(size), "an overlapping copy")
+        account.take(round_up_to_granules(size), "an overlapping copy")
         try:
             return self._memory.allocate(size)
         except BaseException:
-            account.give(charged(size))
+            account.give(round_up_to_granules(size))
             raise

@@ -10,7 +10,7 @@ from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step
-from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Status
 
 
 class Recording:
@@ -45,14 +45,14 @@ class CudaEvent:
         """Call back when its position is passed."""
         recording = self.recording
         if recording is None or recording.step is None:
-            done(self.queue.outcome)
+            done(self.queue.status)
             return
 
         def watch(complete: Completion) -> None:
             if recording.marker is None or recording.marker.passed:
-                complete(Outcome())
+                complete(Status())
             else:
-                self._services.watcher.add(recording.stream, recording.marker, lambda: complete(Outcome()))
+                self._services.watcher.add(recording.stream, recording.marker, lambda: complete(Status()))
 
         self.queue.put_completing(None, done, watch, after=(recording.step,), alone=True)
 

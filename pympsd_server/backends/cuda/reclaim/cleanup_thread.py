@@ -18,7 +18,7 @@ from pympsd_server.backends.interface import BackendError
 _SECONDS: Final = 0.01
 
 
-class Janitor:
+class CleanupThread:
     """Performs actions when they can be done without waiting."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Protocol
 
 from pympsd_server.backends.cuda.driver.calls import call_isolated
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.submission.completions import Countdown
 from pympsd_server.backends.interface import BackendError
 
@@ -31,10 +31,10 @@ class SiblingContext(Protocol):
 class DeferredFree:
     """The deferred frees of one client. Safe to use from several threads."""
 
-    def __init__(self, janitor: Janitor) -> None:
+    def __init__(self, cleanup: CleanupThread) -> None:
         self.contexts: dict[SiblingContext, None] = {}
         """Those the device has: also destroyed ones that still run. Guarded by the device's lock."""
-        self._janitor = janitor
+        self._cleanup = cleanup
         self._lock = Lock()
         self._waiting: list[Act] = []
         self._has_batch = False
@@ -51,7 +51,7 @@ class DeferredFree:
             if self._is_tried:
                 return
             self._is_tried = True
-        self._janitor.try_until(self._try)
+        self._cleanup.try_until(self._try)
 
     def start_batch(self) -> None:
         """Start to free what waits when the work so far is done. Called by the client's worker."""
@@ -65,14 +65,14 @@ class DeferredFree:
             try:
                 context.after_work(left.one_less)
             except BackendError:  # there is no memory for a marker
-                self._janitor.add(context.is_drained, left.one_less)
+                self._cleanup.add(context.is_drained, left.one_less)
         left.one_less()
 
     def _pass(self, batch: list[Act]) -> None:
         with self._lock:
             self._has_batch = False
         # A context may have held very many allocations: not in the thread that calls all completions.
-        self._janitor.add(lambda: True, lambda: _do_all(batch))
+        self._cleanup.add(lambda: True, lambda: _do_all(batch))
 
     def _try(self) -> bool:
         """Free what waits when all contexts of a client are idle, for one whose worker starts no batch."""

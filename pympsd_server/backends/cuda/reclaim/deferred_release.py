@@ -12,19 +12,19 @@ from typing import Any, Final
 
 from pympsd_server.backends.cuda.driver.calls import Driver
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 
-SHARED_LIMIT: Final = 512 << 20
+MAX_SHARED_BYTES: Final = 512 << 20
 """Bytes of shared memory of departed clients that stay registered; past it no more is registered for others."""
-MODULES_LIMIT: Final = 64 << 20
+MAX_MODULE_BYTES: Final = 64 << 20
 """Bytes of unloaded modules that no client is charged for; past it each stays charged until it is released."""
 
 
 class DeferredRelease:
     """What waits of one kind. Safe to use from several threads."""
 
-    def __init__(self, janitor: Janitor, is_quiet: Callable[[], bool], limit: int) -> None:
-        self._janitor = janitor
+    def __init__(self, cleanup: CleanupThread, is_quiet: Callable[[], bool], limit: int) -> None:
+        self._cleanup = cleanup
         self._is_quiet = is_quiet
         self._limit = limit
         self._lock = Lock()
@@ -44,7 +44,7 @@ class DeferredRelease:
             finally:
                 self._count(-count)
 
-        self._janitor.add(self._is_quiet, act)
+        self._cleanup.add(self._is_quiet, act)
 
     def _count(self, count: int) -> None:
         with self._lock:
@@ -54,13 +54,13 @@ class DeferredRelease:
 class ClientMappings(RegisteredMappings):
     """Those of one client; not registered while departed clients have left too much: slots are used then."""
 
-    def __init__(self, driver: Driver, departed: DeferredRelease) -> None:
+    def __init__(self, driver: Driver, exited: DeferredRelease) -> None:
         super().__init__(driver)
-        self._departed = departed
+        self._exited = exited
         self._registered_bytes = 0
 
     def _register(self, memory: Any) -> int:
-        if not self._departed.has_room(len(memory)):
+        if not self._exited.has_room(len(memory)):
             return 0
         address = super()._register(memory)
         if address:
@@ -70,4 +70,4 @@ class ClientMappings(RegisteredMappings):
     def release_later(self) -> None:
         """Unregister all when no work runs on the device: the client has departed."""
         if self._registered_bytes:
-            self._departed.add(self._registered_bytes, self.release)
+            self._exited.add(self._registered_bytes, self.release)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from pympsd_server.backends.interface import Completion, Outcome
+from pympsd_server.backends.interface import Completion, Status
 
 
 class PendingCompletion:
@@ -17,10 +17,10 @@ class PendingCompletion:
         self._owner = owner
         self._done = done
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, status: Status) -> None:
         """Call it, unless it was called."""
         if self._owner.take(self):
-            self._done(outcome)
+            self._done(status)
 
 
 class PendingCompletions:
@@ -42,12 +42,12 @@ class PendingCompletions:
         with self._lock:
             return self._open.pop(pending, pending) is None
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, status: Status) -> None:
         """Call all that are pending; those added later are called by what adds them."""
         with self._lock:
             waiting = tuple(self._open)
         for pending in waiting:
-            pending(outcome)
+            pending(status)
 
 
 class Countdown:

@@ -41,7 +41,7 @@ class SubmissionOrder:
     def __init__(self, refused_late: Callable[[BackendError], None]) -> None:
         self.default: OrderedStream | None = None
         self._tails: dict[OrderedStream, Step] = {}
-        self._refused_late = refused_late
+        self._refuse_late = refused_late
 
     @property
     def holds(self) -> bool:
@@ -89,7 +89,7 @@ class SubmissionOrder:
             try:
                 following.issue()
             except BackendError as error:
-                self._refused_late(error)
+                self._refuse_late(error)
                 return
             if not following.held:
                 ready.extend(self._passed(following))
