@@ -23,8 +23,8 @@ Ends = tuple[DaemonLink, MessageChannel]
 @pytest.fixture
 async def ends(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ends]:
     """A link of two clients, of which one has a context, and the daemon's end, which takes little."""
-    monkeypatch.setattr(daemon_link, "ROSTER_BYTES", 2000)
-    monkeypatch.setattr(daemon_link, "LOG_BYTES", 1000)
+    monkeypatch.setattr(daemon_link, "MAX_CLIENT_TABLE_BYTES", 2000)
+    monkeypatch.setattr(daemon_link, "MAX_LOG_BYTES", 1000)
     theirs, ours = trio.socket.socketpair(type=socket.SOCK_SEQPACKET)
     server, daemon = DaemonLink(MessageChannel(ours, fds_allowed=2)), MessageChannel(theirs)
     nursery.start_soon(server.run_sender)

@@ -161,7 +161,7 @@ def test_a_destroyed_contexts_memory_stays_until_held_work_of_a_sibling_is_done(
     address = owner.allocate(4 * MIB)
     call = other.default_stream.launch_host_function(begun)
     other.default_stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), done)
-    used = device.memory_used[1] - owner.round_up_to_granules
+    used = device.memory_used[1] - owner.charged
     owner.destroy()
     assert device.memory_used[1] == used
     assert driver.bytes_at(address, 1) == b"\0"
@@ -260,7 +260,7 @@ def test_no_stream_is_released_while_it_is_queried(
 def test_a_device_closes_while_a_destroyed_context_is_being_released(
     driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
-    context, gate = make_context(1), Gate("janitor")
+    context, gate = make_context(1), Gate("cleanup")
     address, stream = context.allocate(4096), context.default_stream
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))
@@ -330,7 +330,7 @@ def test_a_contexts_resources_are_not_freed_by_the_completion_thread(
     other.allocate(4096)  # its worker starts a batch: the deferred frees follow this
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] < used - 31 * MIB)
-    assert freed_by == {"janitor"}
+    assert freed_by == {"cleanup"}
 
 
 def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(

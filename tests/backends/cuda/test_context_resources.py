@@ -50,7 +50,7 @@ def test_freed_memory_stays_until_queued_work_of_a_sibling_is_done(
 def test_freed_memory_stays_when_that_sibling_ends_before_its_work_does(
     driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pympsd_server.backends.cuda.objects.context.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("pympsd_server.backends.cuda.objects.context.END_SECONDS", 0.0)
     owner, other, freed = make_context(1), make_context(1), Recorder()
     address, stream, used = owner.allocate(4 * MIB), other.create_stream(True, 0), device.memory_used[1]
     driver.stall(stream.handle)
@@ -59,7 +59,7 @@ def test_freed_memory_stays_when_that_sibling_ends_before_its_work_does(
     other.destroy()
     assert device.memory_used[1] == used
     driver.run(stream.handle)
-    driver.until(lambda: device.memory_used[1] == used - other.round_up_to_granules - 4 * MIB)
+    driver.until(lambda: device.memory_used[1] == used - other.charged - 4 * MIB)
 
 
 def test_later_requests_cannot_access_freed_memory(driver: FakeDriver, make_context: Make) -> None:

@@ -25,8 +25,8 @@ MODULE_BYTES = 1 << 20
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the shared memory of three clients and three modules wait."""
-    monkeypatch.setattr(device_file, "SHARED_LIMIT", 3 * SHARED_BYTES)
-    monkeypatch.setattr(device_file, "MODULES_LIMIT", 3 * MODULE_BYTES)
+    monkeypatch.setattr(device_file, "MAX_SHARED_BYTES", 3 * SHARED_BYTES)
+    monkeypatch.setattr(device_file, "MAX_MODULE_BYTES", 3 * MODULE_BYTES)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_a_kernel_that_begins_as_its_context_ends_runs_to_its_end(
 
     def end_first(run: KernelRun) -> None:
         if run.owner is ends.context:
-            ends.context.scheduler.fault(ends.context, ENDED)
+            ends.context.scheduler.poison(ends.context, ENDED)
         opens(run)
 
     monkeypatch.setattr(KernelRun, "_open", end_first)

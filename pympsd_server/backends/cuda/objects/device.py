@@ -221,21 +221,21 @@ class CudaDevice(AccountedDevice):
                 budget = ClientBudget(self.budget, quota.memory_bytes, groups, audited)
                 client = ClientSpace(self.services.memory, budget, mappings, frees)
             client.take(CONTEXT_BYTES, "a context")
-        round_up_to_granules = CONTEXT_BYTES
+        charge = CONTEXT_BYTES
         try:
             partition = self._partitions.take(quota.multiprocessors, quota.chunks)
             try:
                 if partition.green is not None:
                     client.take(PARTITION_BYTES, "a context on some of the multiprocessors")
-                    round_up_to_granules += PARTITION_BYTES
+                    charge += PARTITION_BYTES
                 context = CudaContext(self, self.services, client, partition, quota.priority, context_id, on_fault)
             except BaseException:
                 self._partitions.give(partition)
                 raise
         except BaseException:
-            client.give(round_up_to_granules)
+            client.give(charge)
             raise
-        context.charged = round_up_to_granules
+        context.charged = charge
         with self._lock:
             self._clients[address_space] = client
             client.deferred_free.contexts[context] = None

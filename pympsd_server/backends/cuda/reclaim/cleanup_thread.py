@@ -25,7 +25,7 @@ class CleanupThread:
         self._new: deque[Callable[[], bool]] = deque()
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cleanup", daemon=True)
         self._thread.start()
 
     def add(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
@@ -70,5 +70,5 @@ def _is_over(attempt: Callable[[], bool]) -> bool:
     except BackendError:  # a poisoned device releases everything with its process
         return True
     except Exception as error:  # the other tasks must be done all the same
-        report_internal_error("the janitor", error)
+        report_internal_error("the cleanup thread", error)
         return True
