@@ -14,13 +14,13 @@ MAX_CLIENT_STREAMS: Final = 4096
 """The most streams that all executable graphs of one client have together."""
 
 
+@define(eq=False)
 class StreamBudget:
     """The number of streams of one client's graphs. Used by its worker, and by the thread that ends their work."""
 
-    def __init__(self, limit: int = MAX_CLIENT_STREAMS) -> None:
-        self._limit = limit
-        self._lock = Lock()
-        self._used = 0
+    _limit: int = MAX_CLIENT_STREAMS
+    _lock: Lock = field(factory=Lock, init=False)
+    _used: int = field(default=0, init=False)
 
     def take(self) -> None:
         """Count one more; BackendError OUT_OF_MEMORY past the limit."""

@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any, Final
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.mapping import map_file, unmap
@@ -45,17 +45,17 @@ class _Piece:
     """The backend's callback, which releases the memory when no work on the device can access it."""
 
 
+@define(eq=False)
 class PinnedMemory:
     """The pieces of one client. Used by its worker, closed by the owner's thread."""
 
-    def __init__(self, device: Device, addresses: PinnedAddresses, address_space: int) -> None:
-        self._device = device
-        self._address_space = address_space
-        self._addresses = addresses
-        self._lock = Lock()
-        self._closed = False
-        self._starts: list[int] = []
-        self._pieces: dict[int, _Piece] = {}
+    _device: Device
+    _addresses: PinnedAddresses
+    _address_space: int
+    _lock: Lock = field(factory=Lock, init=False)
+    _closed: bool = field(default=False, init=False)
+    _starts: list[int] = field(factory=list, init=False)
+    _pieces: dict[int, _Piece] = field(factory=dict, init=False)
 
     def allocate(self, count: int) -> Allocation:
         """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""

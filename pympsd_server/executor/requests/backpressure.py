@@ -6,6 +6,8 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Final
 
+from attrs import define, field
+
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.requests.client_context import StreamEntry
 
@@ -15,17 +17,17 @@ HALF_OF_MAX: Final = MAX_UNFINISHED // 2
 _GROUP: Final = 32
 
 
+@define(eq=False)
 class Backpressure:
     """Counts operations that have not completed. Unanswered ones are counted in groups, one callback for each."""
 
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._unfinished = 0
-        self._partial: dict[int, StreamEntry] = {}
-        self._uncounted = 0
-        """Operations in groups that are not full, over all streams."""
-        self._waiting_for_half: list[Callable[[], None]] = []
-        self._closed = False
+    _changed: Condition = field(factory=Condition, init=False)
+    _unfinished: int = field(default=0, init=False)
+    _partial: dict[int, StreamEntry] = field(factory=dict, init=False)
+    _uncounted: int = field(default=0, init=False)
+    """Operations in groups that are not full, over all streams."""
+    _waiting_for_half: list[Callable[[], None]] = field(factory=list, init=False)
+    _closed: bool = field(default=False, init=False)
 
     def enter(self, stream: StreamEntry) -> None:
         """Count an unanswered operation that was put in a stream."""

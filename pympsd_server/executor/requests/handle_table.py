@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, GENERATION_SHIFT, Kind
 from pympsd_server.backends.interface import BackendError
@@ -31,14 +33,14 @@ class Mirror(Protocol):
         """Stop executing records of the context outside Python."""
 
 
+@define(eq=False)
 class HandleTable(Generic[_T]):
     """The objects of one kind in one context. The operation that removes an object destroys it."""
 
-    def __init__(self, kind: Kind, generation: int) -> None:
-        self._kind = kind
-        self._generation = generation
-        self._objects: dict[int, _T] = {}
-        self.mirror: Mirror | None = None
+    _kind: Kind
+    _generation: int
+    _objects: dict[int, _T] = field(factory=dict, init=False)
+    mirror: Mirror | None = field(default=None, init=False)
 
     def check_new(self, handle: int) -> None:
         """Raise BackendError unless a handle may be minted: INVALID_HANDLE, INVALID_VALUE if it is in use."""

@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
@@ -25,16 +25,16 @@ _OUTPUT_BYTES: Final = 1 << 16
 _Taken = TypeVar("_Taken")
 
 
+@define(eq=False)
 class SharedEvents:
     """The events that clients of this executor have shared, by secrets that only the sharers have.
 
     An event stays here as long as a client has it. Safe to use from several threads.
     """
 
-    def __init__(self) -> None:
-        self._events: Final[WeakValueDictionary[int, Event]] = WeakValueDictionary()
-        self._secrets: Final[WeakKeyDictionary[Event, int]] = WeakKeyDictionary()
-        self._lock: Final = Lock()
+    _events: WeakValueDictionary[int, Event] = field(factory=WeakValueDictionary, init=False)
+    _secrets: WeakKeyDictionary[Event, int] = field(factory=WeakKeyDictionary, init=False)
+    _lock: Final = field(factory=Lock, init=False)
 
     def add(self, event: Event) -> int:
         """Return the secret of an event, the same each time."""

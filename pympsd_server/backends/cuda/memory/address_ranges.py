@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
@@ -122,12 +122,12 @@ class AddressWindow:
         return address + self._sizes[address]
 
 
+@define(eq=False)
 class OwnedRanges:
     """The ranges that one client's calls may access: its own allocations and variables, each by itself."""
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._sizes: dict[int, int] = {}
+    _starts: list[int] = field(factory=list, init=False)
+    _sizes: dict[int, int] = field(factory=dict, init=False)
 
     def add(self, start: int, size: int) -> None:
         """Add a range."""

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Final, Protocol
 
-from attrs import define
+from attrs import define, field
 
 from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
@@ -39,14 +39,14 @@ class Scratch:
     users: int = 1
 
 
+@define(eq=False)
 class ScratchPool:
     """The pieces of one device. Safe to use from several threads."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self._lock = Lock()
-        self._of: dict[Hashable, Scratch] = {}
-        """The largest piece of each stream that has any."""
+    _memory: DeviceMemory
+    _lock: Lock = field(factory=Lock, init=False)
+    _of: dict[Hashable, Scratch] = field(factory=dict, init=False)
+    """The largest piece of each stream that has any."""
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
         """Return a piece for a copy of ``count`` bytes in a stream; BackendError OUT_OF_MEMORY."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from threading import Lock
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import ClientBudget, round_up_to_granules
 from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
@@ -15,22 +17,16 @@ from pympsd_server.backends.interface import BackendError
 _MAX_ADDRESS = 1 << 63
 
 
+@define(eq=False)
 class ClientSpace:
     """Shared by the contexts of one client. ``lock`` is held while the budget or the owned ranges are changed."""
 
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        budget: ClientBudget,
-        mappings: ClientMappings,
-        deferred_free: DeferredFree,
-    ) -> None:
-        self.lock = Lock()
-        self.memory = memory
-        self.budget = budget
-        self.mappings = mappings
-        self.deferred_free = deferred_free
-        self._owned = OwnedRanges()
+    memory: DeviceMemory
+    budget: ClientBudget
+    mappings: ClientMappings
+    deferred_free: DeferredFree
+    lock: Lock = field(factory=Lock, init=False)
+    _owned: OwnedRanges = field(factory=OwnedRanges, init=False)
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""

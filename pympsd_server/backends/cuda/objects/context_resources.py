@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
@@ -22,20 +24,18 @@ MAX_ALLOCATIONS: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
 
 
+@define(eq=False)
 class ContextResources:
     """The resources of one context. Used by its client's worker, at the end by the thread that ends the context."""
 
-    def __init__(
-        self, queue: IssueQueue, space: ClientSpace, services: DeviceServices, context: SiblingContext
-    ) -> None:
-        self._queue = queue
-        self._space = space
-        self._services = services
-        self._context = context
-        self._allocations: dict[int, int] = {}
-        """Sizes by address."""
-        self._being_freed: set[int] = set()
-        self._modules: dict[CudaModule, None] = {}
+    _queue: IssueQueue
+    _space: ClientSpace
+    _services: DeviceServices
+    _context: SiblingContext
+    _allocations: dict[int, int] = field(factory=dict, init=False)
+    """Sizes by address."""
+    _being_freed: set[int] = field(factory=set, init=False)
+    _modules: dict[CudaModule, None] = field(factory=dict, init=False)
 
     @property
     def modules(self) -> tuple[CudaModule, ...]:

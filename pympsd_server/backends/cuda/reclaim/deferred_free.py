@@ -10,6 +10,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
+from attrs import define, field
+
 from pympsd_server.backends.cuda.driver.calls import call_isolated
 from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.submission.completions import Countdown
@@ -28,18 +30,18 @@ class SiblingContext(Protocol):
         """Whether none of its work is left, neither running nor held."""
 
 
+@define(eq=False)
 class DeferredFree:
     """The deferred frees of one client. Safe to use from several threads."""
 
-    def __init__(self, cleanup: CleanupThread) -> None:
-        self.contexts: dict[SiblingContext, None] = {}
-        """Those the device has: also destroyed ones that still run. Guarded by the device's lock."""
-        self._cleanup = cleanup
-        self._lock = Lock()
-        self._waiting: list[Act] = []
-        self._has_batch = False
-        """A batch waits for the work that was queued when it was started."""
-        self._is_tried = False
+    _cleanup: CleanupThread
+    contexts: dict[SiblingContext, None] = field(factory=dict, init=False)
+    """Those the device has: also destroyed ones that still run. Guarded by the device's lock."""
+    _lock: Lock = field(factory=Lock, init=False)
+    _waiting: list[Act] = field(factory=list, init=False)
+    _has_batch: bool = field(default=False, init=False)
+    """A batch waits for the work that was queued when it was started."""
+    _is_tried: bool = field(default=False, init=False)
 
     def add(self, act: Act, context: SiblingContext) -> None:
         """Call ``act`` when no context but the given one has work left from before; at once if none has."""

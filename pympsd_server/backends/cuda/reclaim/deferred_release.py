@@ -10,6 +10,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
+from attrs import define, field
+
 from pympsd_server.backends.cuda.driver.calls import Driver
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
 from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
@@ -20,15 +22,15 @@ MAX_MODULE_BYTES: Final = 64 << 20
 """Bytes of unloaded modules that no client is charged for; past it each stays charged until it is released."""
 
 
+@define(eq=False)
 class DeferredRelease:
     """What waits of one kind. Safe to use from several threads."""
 
-    def __init__(self, cleanup: CleanupThread, is_quiet: Callable[[], bool], limit: int) -> None:
-        self._cleanup = cleanup
-        self._is_quiet = is_quiet
-        self._limit = limit
-        self._lock = Lock()
-        self._bytes = 0
+    _cleanup: CleanupThread
+    _is_quiet: Callable[[], bool]
+    _limit: int
+    _lock: Lock = field(factory=Lock, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more bytes may wait."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
+from attrs import define, field
+
 from pympsd_server.backends.interface import Completion, Status
 
 
+@define(eq=False)
 class PendingCompletion:
     """A completion that is called once: later calls have no effect."""
 
-    __slots__ = ("_done", "_owner")
-
-    def __init__(self, owner: PendingCompletions, done: Completion) -> None:
-        self._owner = owner
-        self._done = done
+    _owner: PendingCompletions
+    _done: Completion
 
     def __call__(self, status: Status) -> None:
         """Call it, unless it was called."""
@@ -23,12 +23,12 @@ class PendingCompletion:
             self._done(status)
 
 
+@define(eq=False)
 class PendingCompletions:
     """The pending completions of one context. Safe to use from several threads; none is called under the lock."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._open: dict[PendingCompletion, None] = {}
+    _lock: Lock = field(factory=Lock, init=False)
+    _open: dict[PendingCompletion, None] = field(factory=dict, init=False)
 
     def add(self, done: Completion) -> PendingCompletion:
         """Keep a completion until it is called."""

@@ -8,6 +8,8 @@ from itertools import count
 from threading import Lock, RLock
 from typing import Final, Protocol, TypeVar
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.submission.completions import Countdown, PendingCompletions
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
@@ -196,13 +198,13 @@ class IssueQueue:
         self.completions.end(status)
 
 
+@define(eq=False)
 class PendingFunction:
     """A stream's wait for a function of the client; ``step`` is the step that holds later work."""
 
-    def __init__(self, queue: IssueQueue) -> None:
-        self._queue = queue
-        self._begun = False
-        self.step: Step | None = None
+    _queue: IssueQueue
+    _begun: bool = field(default=False, init=False)
+    step: Step | None = field(default=None, init=False)
 
     def begin_with(self, begin: Completion) -> Completion:
         """Return a completion that notes that the function has begun, then calls ``begin``."""

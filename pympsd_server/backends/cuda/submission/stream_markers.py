@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, report_internal_error
 from pympsd_server.backends.interface import BackendError, Status
@@ -27,12 +29,12 @@ _LONG_PAUSE_SECONDS: Final = 0.0005
 _WHERE: Final = "the thread that sees work done"
 
 
+@define(eq=False)
 class EventPool:
     """CUevents to use again: making one is a driver call, and every completion takes one."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._free: dict[bool, deque[Any]] = {False: deque(), True: deque()}
+    _driver: Driver
+    _free: dict[bool, deque[Any]] = field(factory=lambda: {False: deque(), True: deque()}, init=False)
 
     def take(self, timing: bool) -> Any:
         """Return an event."""

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from attrs import define, field
+
 from pympsd_server.backends.interface import BackendError
 
 
@@ -21,18 +23,16 @@ class OrderedStream(Protocol):
         """Whether it and the default stream wait for each other; true for the default stream itself."""
 
 
+@define(eq=False)
 class Step:
     """Work that is issued once the steps before it have passed; a ``held`` one passes when it is released."""
 
-    __slots__ = ("held", "issue", "passed", "stream", "successors", "waiting")
-
-    def __init__(self, stream: OrderedStream | None, issue: Callable[[], None], held: bool = False) -> None:
-        self.stream = stream
-        self.issue = issue
-        self.held = held
-        self.waiting = 0
-        self.passed = False
-        self.successors: list[Step] = []
+    stream: OrderedStream | None
+    issue: Callable[[], None]
+    held: bool = False
+    waiting: int = field(default=0, init=False)
+    passed: bool = field(default=False, init=False)
+    successors: list[Step] = field(factory=list, init=False)
 
 
 class SubmissionOrder:
