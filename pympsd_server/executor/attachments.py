@@ -1,4 +1,13 @@
-"""The owner's requests, answered by creating and dropping clients and their contexts."""
+"""The owner's requests, answered by creating and dropping clients and their contexts.
+
+The owner of an executor is its server. It attaches contexts of clients (with the first one of a client comes the
+client's command stream), detaches and terminates them, and drops whole clients; it also switches timelines on, and
+passes on what other executors' clients hold. All requests are handled by one thread, in order, so this module needs
+no locks of its own; the clients' workers run beside it and share only what is marked as safe for threads.
+
+A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: a client
+that could not be created has neither a thread nor a socket nor shared memory.
+"""
 
 from __future__ import annotations
 

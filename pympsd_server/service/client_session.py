@@ -1,4 +1,28 @@
-"""A client's session with the server: welcome, contexts opened and closed, and everything freed at the end."""
+"""A client's session with the server: welcome, contexts opened and closed, and everything freed at the end.
+
+The daemon admits a client and passes its socket to the server; from then on the daemon takes no part. A session is
+one task that reads the socket:
+
+    AdmitClient ->  wait while executors are replaced (containment)
+                    SessionWelcome: the devices that the client sees, with its limits    or Refused
+    OpenContext ->  start or find the executor of the device; Attach to it;
+                    ContextOpened: two descriptors, the command stream and shared memory or RequestRefused
+    CloseContext -> Detach; ContextClosed
+
+After ContextOpened the client's records go directly to the executor: the server is not part of any launch or copy.
+
+A context has an id of the server (`Context.id`, unique among all clients), which names it in records and messages,
+and a number of its process, from 1, which names it in the log. It takes its connections of the device before the
+executor creates it and returns them if that fails, so two clients can never be promised the same last connection.
+
+The session ends when the socket does, or when the client's process does, whatever comes first: a forked child may
+hold copies of the sockets, so the end of the process is awaited by its pidfd. Then everything that the client had is
+freed, in a shielded scope, at most FREE_SECONDS for each executor: executors drop it concurrently; the log, the
+daemon and the observers are notified; executors that nobody uses any more, but whose kernels still run, are ended.
+
+Requests of one client are handled one after another, each after its predecessor's answer was read: a client that
+floods the server fills only its own socket.
+"""
 
 from __future__ import annotations
 

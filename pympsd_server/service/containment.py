@@ -1,9 +1,34 @@
-"""Fatal faults: tear down what one reaches, refuse new clients, and replace the executors when the reached have gone.
+"""Containment of fatal faults: which clients a fault ends, and how the server serves again afterwards.
 
-Clients that connect while the executors are replaced wait.
+**The problem.** A fatal fault (a kernel that writes to a wild address, an executor that crashed) makes a device
+unusable for everybody whose contexts run in the same process. MPS documents which clients are lost and which
+continue; the rest of a server must neither be affected nor wait.
+
+**The idea.** `state_machine.blast_radius` computes what a fault reaches, without any input or output: the contexts of
+the faulty domain, all contexts of their processes, the devices that those lead to, and so on. This module carries the
+result out, in three steps:
+
+    1. contain    note the sticky error of every reached context, log the fault, refuse new clients of these slots
+    2. tear down  stop the work of the reached contexts, at most TEARDOWN_SECONDS; kill executors that do not stop
+    3. recover    when the last reached client has exited: replace the executors of the slots, admit clients again
+
+Example: clients A (devices 0 and 1), B (device 1) and C (device 2); a kernel of A faults on device 0. A is reached on
+both devices, B because it shares device 1 with A; C continues. When A and B have exited, the executors of devices 0
+and 1 are replaced.
+
+**Waiting clients.** A client that connects during step 2 is refused, as the documents say. One that connects while
+all reached processes have exited, and only the executors are still being replaced, waits (`hold`), at most
+HOLD_SECONDS. A second fault wakes the waiting clients, which look again.
+
+**Smaller faults.** A device that contains faults loses only the faulty context. In a static SM partition the fault
+stays with the clients of the partition, and no executor of other clients is replaced (docs/decisions/019).
+
+**What must never happen.** A reached client that exited and is still waited for: `client_left` is called for every
+client, in any state. A context that is torn down twice with different errors: `contexts` keeps the first. An executor
+that is replaced while a process that was reached still lives: its kernels would write into the successor's memory.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
-faults-and-shutdown. `pympsd_server.state_machine.blast_radius` decides how far a fault reaches.
+faults-and-shutdown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""The server from start to end: it registers with the daemon, initialises, serves, and exits."""
+"""The server from start to end: it registers with the daemon, initializes, serves, and exits.
+
+`run` is the whole life of the process. The server says hello on its link, receives its setup, checks and registers
+its devices (`exclusive_devices`), builds its parts and obeys the daemon until the link ends:
+
+    Server        state, log, reports                 Executors    the processes that own the devices
+    Containment   fatal faults                        Tracing      the trace that an operator requested
+    ClientSession one task for each client            DaemonLink   what is pushed to the daemon
+
+All tasks are in one nursery, which is cancelled when the server is done. The link may change daemons: after the death
+of one, the next takes it over from the keeper and requests a report; nothing else is different for a server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""The running server's state, roster and phase; it reports every change to the daemon and in the log."""
+"""The running server's state: client table, limits and phase; it reports every change to the daemon and in the log.
+
+`Server` decides nothing that takes time. Sessions (`client_session`), containment and termination call its methods
+when something has happened, and each method does the same three things: change the state, write the log lines that
+the vendor's server writes in this case, in the same order, and push the change to the daemon (`daemon_link`).
+Observers are notified last, when the client table has the new state.
+
+The phase (`state_machine.server_phase`) decides whether new clients are served and when the process ends: `done` is
+set once the phase is ENDED, and the process exits with `status`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,28 @@
-"""An executable graph in its context: its records, prepared, and their order in streams of the backend."""
+"""An executable graph in its context: its records, prepared, and their order in streams of the backend.
+
+**The problem.** A client launches the same graph many times. Its nodes may run at the same time where no dependency
+orders them, they must follow the stream that the graph is launched in, and later work of that stream must follow
+them. A backend has streams and events, and no graphs.
+
+**The idea.** When a graph is instantiated, every node's record is read once and becomes an *act*: a function that
+queues its work in a stream. Nodes get *slots* (`stream_slots`): slot 0 is the stream of the launch, every other slot
+is a stream of the graph's own (`streams`). A node continues in the slot of the last node that it depends on; other
+dependencies become waits for events. A launch is then one pass over the acts:
+
+    record `begun` in the launch's stream          (only if there are other slots)
+    for each node: wait for `begun` or for events, queue its act, record an event if others wait for it
+    wait in the launch's stream for the end of every other slot, record `done`
+
+Example, A before B and C, both before D: A, B and D are in slot 0, C in slot 1; C waits for A's event, D for C's.
+
+**Invariants.** Launches of one executable graph follow each other (`done`), as CUDA requires. If an item is refused,
+later items are not queued, but what was queued is still joined, so that the stream never overtakes it. Handles of
+modules are checked again at each launch: a module may have been unloaded. The graph's streams are counted
+(`StreamBudget`) and destroyed with it, once their work is done.
+
+Host functions are answered one by one, by numbers that a launch announces first. Bodies of conditional nodes are
+executable graphs of their own, which `conditional` queues when the condition's value is known.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""The streams that an executable graph has besides the one it is launched in, and how many of them a client has."""
+"""The streams that executable graphs have of their own: created when first used, counted, and shared by bodies.
+
+A stream costs a backend memory and a client cannot see those that its graphs take, so they are limited for each
+client (`StreamBudget`, MAX_CLIENT_STREAMS) and are created only when a node needs one (`OwnStreams.at`). The bodies
+of conditional nodes that are in one slot run one after another, so all of them share the same streams
+(`OwnStreams.inside`), however many bodies there are.
+
+Destroying a stream lets its work run to its end. Only then may the budget count it no more for a graph with
+conditional nodes, because a body may still be queued; `ExecutableGraph.destroy` takes care of that.
+"""
 
 from __future__ import annotations
 

@@ -38,15 +38,15 @@ def _prepare(request: Request, record: records.Record) -> Act:
 
 
 _FUNCTIONS: Final[Mapping[str, Execute]] = {
-    **memory.FUNCTIONS,
-    **module.FUNCTIONS,
-    **execution.FUNCTIONS,
-    **stream.FUNCTIONS,
-    **event.FUNCTIONS,
-    **virtual_memory.FUNCTIONS,
-    **graph.FUNCTIONS,
-    "INSTANTIATE_GRAPH": graph.instantiation(_prepare),
+    **{
+        name: function
+        for chapter in (memory, module, execution, stream, event, virtual_memory, graph)
+        for name, function in vars(chapter).items()
+        if getattr(function, "__module__", "") == chapter.__name__
+    },
+    "instantiate_graph": graph.instantiation(_prepare),
 }
+"""The functions of the modules for the chapters, by name: each operation has one of its name, in lower case."""
 
 
 class Row:
@@ -160,5 +160,7 @@ class Row:
         return entry
 
 
-ROWS: Final = {operation.opcode: Row(operation, _FUNCTIONS[operation.name]) for operation in records.OPERATIONS}
+ROWS: Final = {
+    operation.opcode: Row(operation, _FUNCTIONS[operation.name.lower()]) for operation in records.OPERATIONS
+}
 """By opcode. A row of the wire's table without a function here is an error at import."""
