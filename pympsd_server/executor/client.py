@@ -1,4 +1,14 @@
-"""One client process: its command stream, its contexts, and the thread that executes its records."""
+"""One client process: its command stream, its contexts, and the thread that executes its records.
+
+Each client has a worker thread of its own, so a client that sends expensive records (a translation of PTX may take
+seconds) delays only itself. The worker takes a record (`record_source`), finds its row in the table of operations
+(`operations.table`) and executes it; an error of any kind fails this one record and never the thread. The order of
+checks is the order of CUDA's errors: an unknown context, the context's sticky error, an error that an earlier
+asynchronous call left for the next waiting one, then the operation's own.
+
+The owner's thread ends a client (`drop`): it closes the stream, which ends the worker, destroys the contexts, and
+waits a second for the worker at most.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 **Two ways.** Without a native worker a client writes its records to its socket, and `from_socket` splits the bytes
 into records. With one (a device that offers `NativeAccess`, see `native.states`) the client writes records into a
-*ring* in the memory that it shares with the executor, and the socket carries only wake-ups, records that do not fit,
-and answers:
+*ring* in the memory that it shares with the executor, and the socket carries only wake-ups and answers:
 
     shared memory:   | SHARED_BYTES of bulk data (staging) | ring: tail, head, flags, 512 KiB of records |
 

@@ -1,4 +1,10 @@
-"""The Python side of a client's native worker."""
+"""One client's native worker, as Python uses it (native/src/worker.h has the theory of operation of the C side).
+
+A worker belongs to one client and is run by one Python thread, which calls `take`: without the interpreter's lock, C
+code reads records, executes plain launches and waits, and returns a record that needs Python. Python then executes
+the record, with all rules, and calls `take` again. Contexts, streams and modules that the C code may use are added
+and dropped by the same thread; the structures that both sides change are declared in `native.states`.
+"""
 
 from __future__ import annotations
 

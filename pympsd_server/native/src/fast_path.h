@@ -1,7 +1,14 @@
 /* The records that are executed without the interpreter: launches, and waits for streams that need no ordering.
  *
- * Everything else (an error to report, work that waits for the host, streams that wait for each other, unknown
- * handles) is passed on to Python, which implements all the rules.
+ * A record is on the fast path if executing it needs nothing but the structures in states.h: the context is neither
+ * faulted nor has an error to report, no work of it is held for the host, the stream waits for no other stream (or what
+ * it waits for is known to be done), the module is loaded and the launch is within the limits of the device and the
+ * kernel. Everything else, a mistake of the client in particular, is passed to Python, which implements all the rules
+ * and words the error: a check that fails here never refuses a record by itself.
+ *
+ * A stream's state counts the operations that were issued and those that are known to be done. A marker writes the
+ * next number to the stream's completion word when the work before it is done; it is written only if somebody waits,
+ * because a marker between launches costs the stream 40 us.
  */
 #ifndef PYMPSD_FAST_PATH_H
 #define PYMPSD_FAST_PATH_H

@@ -1,4 +1,20 @@
-"""One client context on the device's one context: what it creates, and its end."""
+"""One client context on the device's one context: what it creates, and its end.
+
+A real GPU has one context of the driver for all clients of an executor, so a client context is only a set of streams,
+modules and allocations with a queue of its own (`IssueQueue`) and a place in its client's address space.
+
+The end is the difficult part, because this device can neither stop a kernel nor contain a fault:
+
+    terminate   no more work; wait for the kernels; free memory     LAUNCH_TIMEOUT after END_SECONDS, may be repeated
+    abandon     no more work, without waiting; the time begins
+    destroy     abandon, then wait until END_SECONDS have passed; free now, or later by the cleanup thread
+
+A context whose kernels do not end in time stays on the device's list as *unfinished*, with all its memory, until they
+have ended; the server then ends the executor if nobody else uses it.
+
+`is_quiet` must be true only if no work of the context runs: not in a stream, not in a call that a worker is in the
+midst of (`native_state.active`, the queue's lock). All freeing depends on it.
+"""
 
 from __future__ import annotations
 

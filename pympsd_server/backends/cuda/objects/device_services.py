@@ -1,4 +1,8 @@
-"""What the contexts and streams of one device share."""
+"""The services that the contexts and streams of one device share.
+
+Passing one object instead of twelve keeps the constructors of contexts, streams and copies short; none of the services
+depends on the objects that use it.
+"""
 
 from __future__ import annotations
 

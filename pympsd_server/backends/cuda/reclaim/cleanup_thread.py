@@ -1,8 +1,12 @@
-"""A thread that does what must be done later, as soon as it can be done without waiting.
+"""The cleanup thread: actions that must be done later, as soon as they can be done without waiting.
 
 Unloading a module or unregistering host memory waits for every running kernel, and unregistering also delays the
-other clients' launches: both are done when no work runs. The memory of what a client left running stays until that
-has ended.
+other clients' launches: both are done when no work runs. The memory of a client's unfinished kernels stays until they
+have ended. Nothing signals these conditions, so the thread tries each action every 10 ms, and sleeps without limit
+when it has none.
+
+An action is tried until it reports that it is done, or raises: the error of one must not keep the rest from being
+tried. A BackendError means that the device is faulted, and then the process releases everything with its end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,28 @@
-"""Frees deferred until the work that sibling contexts of the same client have queued is done.
+"""Deferred free: memory and modules are freed when no work of their client can use them any more.
 
-One batch is waited for at a time, and what is freed meanwhile joins the next: however much a client frees, no more
-markers of its streams are watched. Only the client's worker starts batches, for the driver may block the caller long.
+**The problem.** All contexts of a client share one address space on the device, and this backend checks the addresses
+of a request when it is queued, not when it runs. If one context frees memory while work of another is queued that
+was checked before, the memory must stay until that work is done; otherwise the next owner of the addresses, perhaps
+another user, would be overwritten. Waiting for the work in the call would block the client's worker, and the driver's
+own cuMemFree would wait for every kernel of every client.
+
+**The idea.** A free is split in two. In the call, the client loses access to the addresses (`ClientSpace.disown`), so
+no later request can name them. The release itself is deferred: first until the freeing context's own work is done
+(which also answers the client), then, here, until the work that the client's *other* contexts had queued by then is
+done.
+
+**Batches.** Releases wait together. One batch at a time waits for a marker in each context; releases that come
+meanwhile form the next batch. However much a client frees, no more than one marker for each of its streams is watched.
+
+    free A --+                         +-- free C, free D (next batch)
+    free B --+-- batch 1: markers in contexts 1, 2, 3 ---> released --> batch 2: markers ... ---> released
+
+Only the client's worker starts batches, because recording a marker may block in the driver. If the worker has nothing
+more to do, the cleanup thread tries instead: it releases what waits when all contexts of the client are drained.
+
+**What must never happen.** A release while a held host function of a sibling could still let older work run
+(`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a quarter
+of a million allocations.
 """
 
 from __future__ import annotations
