@@ -14,9 +14,8 @@ gets and which pages of 2 MiB lie under it; this class maps those pages and unma
 - `free` is called only for memory that no work can use any more (`reclaim.deferred_free`).
 
 **Invariants.** Every page under a living allocation is mapped exactly once, and an address outside of all allocations
-is either unmapped or in a spare or shared page, cleared. The driver must reserve the window that the executor asks for,
-because clients compute addresses in it: if it reserves another one, the device cannot be opened.
-"""
+is either unmapped or in a spare or shared page, cleared. The driver must reserve the window that the executor asks
+for, because clients compute addresses in it: if it reserves another one, the device cannot be opened."""
 
 from __future__ import annotations
 

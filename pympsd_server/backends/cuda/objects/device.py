@@ -6,12 +6,12 @@ one client can reach the memory of another of the same user, a fault ends the wo
 stopped. The executor's owner replaces the process where a device of its own would have been reset.
 
 A fault is noticed by any thread that calls the driver. `fault` keeps the first error, adds the names of the kernels
-that were launched last in streams with unfinished work, and faults every context; from then on nothing is freed one by
-one, because the driver answers every call with the same error, and the process releases everything with its end.
+that were launched last in streams with unfinished work, and faults every context; from then on nothing is freed one
+by one, because the driver answers every call with the same error, and the process releases everything with its end.
 
-The driver's environment is prepared before cuInit: settings that clients or operators made for other programs must not
-hide devices or lead to a daemon, and kernels are loaded eagerly, because a lazy load delays all clients' launches.
-"""
+The driver's environment is prepared before cuInit: settings that clients or operators made for other programs must
+not hide devices or lead to a daemon, and kernels are loaded eagerly, because a lazy load delays all clients'
+launches."""
 
 from __future__ import annotations
 

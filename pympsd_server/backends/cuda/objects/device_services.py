@@ -1,8 +1,7 @@
 """The services that the contexts and streams of one device share.
 
-Passing one object instead of twelve keeps the constructors of contexts, streams and copies short; none of the services
-depends on the objects that use it.
-"""
+Passing one object instead of twelve keeps the constructors of contexts, streams and copies short; none of the
+services depends on the objects that use it."""
 
 from __future__ import annotations
 

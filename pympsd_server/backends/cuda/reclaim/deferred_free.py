@@ -12,7 +12,8 @@ no later request can name them. The release itself is deferred: first until the 
 done.
 
 **Batches.** Releases wait together. One batch at a time waits for a marker in each context; releases that come
-meanwhile form the next batch. However much a client frees, no more than one marker for each of its streams is watched.
+meanwhile form the next batch. However much a client frees, no more than one marker for each of its streams is
+watched.
 
     free A --+                         +-- free C, free D (next batch)
     free B --+-- batch 1: markers in contexts 1, 2, 3 ---> released --> batch 2: markers ... ---> released
@@ -21,9 +22,8 @@ Only the client's worker starts batches, because recording a marker may block in
 more to do, the cleanup thread tries instead: it releases what waits when all contexts of the client are drained.
 
 **What must never happen.** A release while a held host function of a sibling could still let older work run
-(`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a quarter
-of a million allocations.
-"""
+(`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a
+quarter of a million allocations."""
 
 from __future__ import annotations
 

@@ -6,10 +6,9 @@ stream has not waited for yet are noted (`note_unseen`). Completions are kept in
 once: by the thread that watches markers when the work is done, or by `fault` and `close` when the context ends.
 
 Two kinds of threads meet here. Workers issue work and hold `lock`, perhaps for long, because a driver call may block.
-The thread that detects a fault must not wait for them: `fault` takes only `_fault_lock`, which is held for an instant,
-sets `closed` for the native worker, and calls the completions. What a worker is just about to issue may still reach
-the driver then; its result is ignored.
-"""
+The thread that detects a fault must not wait for them: `fault` takes only `_fault_lock`, which is held for an
+instant, sets `closed` for the native worker, and calls the completions. What a worker is just about to issue may
+still reach the driver then; its result is ignored."""
 
 from __future__ import annotations
 

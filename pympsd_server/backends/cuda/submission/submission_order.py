@@ -1,13 +1,13 @@
 """Submission order: when work is issued to the driver, immediately or after a host function. Sans-I/O.
 
-**The problem.** A client's host function runs in the client, and the work after it in its stream must wait for it. The
-obvious way, a stream that waits on the device, would occupy one of the few hardware queues for as long as the client
-likes, and so stop other clients' work that happens to share the queue.
+**The problem.** A client's host function runs in the client, and the work after it in its stream must wait for it.
+The obvious way, a stream that waits on the device, would occupy one of the few hardware queues for as long as the
+client likes, and so stop other clients' work that happens to share the queue.
 
 **The idea.** The driver orders what is issued to it, so nothing has to be ordered here until a host function comes.
-Work that comes after an unfinished host function is *held*: it is kept as a `Step` and not issued at all. Steps form a
-graph: each counts the steps before it that have not passed (`waiting`) and lists those after it (`successors`). In the
-usual case there are no steps, and `submit` issues the work immediately.
+Work that comes after an unfinished host function is *held*: it is kept as a `Step` and not issued at all. Steps form
+a graph: each counts the steps before it that have not passed (`waiting`) and lists those after it (`successors`). In
+the usual case there are no steps, and `submit` issues the work immediately.
 
     stream s:   copy   host function H   kernel K1      stream t:   wait for an event of s, kernel K2
                  |          |                |                                  |
