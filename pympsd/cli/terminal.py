@@ -8,10 +8,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from pympsd.commands.manual import command_help, takes_server
-from pympsd.commands.registry import REGISTRY
-from pympsd.commands.v3 import line as v3
-from pympsd.commands.v3.registry import COMMANDS
+from pympsd.commands.grammar.registry import COMMANDS, find_command, first_words, verbs_of
+from pympsd.commands.help import help_of, list_commands
 from pympsd.vocabulary.mistyped import find_similar
 
 PROMPT = "> "
@@ -19,7 +17,7 @@ HISTORY_LINES = 1000
 HELP = ("help", "?")
 LEAVE = ("exit", "bye", "logout")
 """What people type to leave, which is no command."""
-KNOWN = (*REGISTRY, *COMMANDS, *HELP)
+KNOWN = (*{command.module: None for command in COMMANDS.values()}, *HELP)
 LIST_SECONDS = 2.0
 """The longest wait for the list of servers, at a press of TAB."""
 
@@ -38,7 +36,7 @@ def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
         if words and words[0] in HELP and in_v3:
             yield " ".join((*words[1:], "help")).encode("utf-8", "surrogateescape")
         elif words and words[0] in HELP:
-            print(command_help(words[1] if len(words) > 1 else ""), end="")
+            print(help_of(words[1:]) or list_commands(2), end="")
         elif words and words[0] in LEAVE:
             print("Ctrl-D leaves this prompt; quit ends the daemon and its servers")
         elif words:
@@ -81,14 +79,14 @@ def _complete_v3(text: str, state: int) -> str | None:
 
 def _words_v3(before: list[str]) -> Iterator[str]:
     """Yield the words that may follow others: modules, verbs, options."""
-    known = v3.command_of(before)
+    command = find_command(before)
     if not before:
-        yield from (f"{name} " for name in (*COMMANDS, *HELP))
+        yield from (f"{name} " for name in (*(each for each in first_words(3) if verbs_of(each, 3)), *HELP))
     elif len(before) == 1:
-        yield from (f"{verb} " for verb in (*COMMANDS.get(before[0], ()), "help"))
-    elif known is not None:
-        yield from (f"--{option}=" for option in known.syntax.options)
-        yield from (f"--{flag} " for flag in known.syntax.flags)
+        yield from (f"{verb} " for verb in (*verbs_of(before[0], 3), "help"))
+    elif command is not None:
+        yield from (f"--{option}=" for option in command.syntax.options)
+        yield from (f"{flag.spelling} " for flag in command.syntax.flags)
 
 
 _found: list[str] = []
@@ -98,7 +96,7 @@ _found: list[str] = []
 def _candidates(before: list[str], text: str) -> list[str]:
     if not before or (before[0] in HELP and len(before) == 1):
         words = KNOWN
-    elif takes_server(before[0]) and len(before) == 1:
+    elif len(before) == 1 and before[0] in COMMANDS and COMMANDS[before[0]].names_server:
         words = tuple(_servers())
     else:
         words = ()

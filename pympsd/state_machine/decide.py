@@ -32,7 +32,7 @@ from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import cgroups, log_names, servers, sockets, starts
 from pympsd.vocabulary.answers import lines, refusal
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[Instruction]]
 """Carries out an operator's command line (pympsd.commands.operator_line)."""
@@ -248,7 +248,7 @@ def _(event: events.StartRefused, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
-    yield from takeover.inherit(daemon, event)
+    yield from takeover.take_over(daemon, event)
 
 
 @_decide.register

@@ -10,6 +10,7 @@ from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import CgroupLimits, LimitsInForce, MemoryGroup
+from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
 
 
@@ -19,7 +20,7 @@ class OperatorLine:
 
     session: int
     uid: int
-    line: bytes
+    line: ParsedLine
     silent: tuple[int, ...] = ()
     """The PIDs of servers that were asked for their tables before, and did not answer in time."""
     file: bytes | None = None

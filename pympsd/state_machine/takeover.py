@@ -27,7 +27,7 @@ from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 RETURN_TIMEOUT: Final = 10.0
 """Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
@@ -35,7 +35,7 @@ GENERATION_BITS: Final = 40
 """The serials of a generation begin at its number shifted left by this."""
 
 
-def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
+def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
     left = event.state
     if event.devices is not None:

@@ -19,29 +19,29 @@ from attrs import define, evolve, field
 from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitised
+from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes.children import LEAVE_SECONDS
-from pympsd.service.processes.known_process import KnownProcess
-from pympsd.service.processes.process_sessions import kill_session
+from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import started_at
 from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.service.sessions.peers import container_pid_of, process_of
 from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
 from pympsd.state_machine import events
 from pympsd.state_machine.takeover import first_serial
-from pympsd.takeover.kept_entries import Inherited, link_name, serial_of
+from pympsd.takeover.keeper.entries import KeptEntries
+from pympsd.takeover.processes import KnownProcess, kill_session
+from pympsd.takeover.state.entries import link_name, serial_of
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentServer, PersistentState
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.namespaces import name_problem
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.versions import Versions, agree
+from pympsd.wire.messages import Versions, agree
 
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
@@ -57,7 +57,7 @@ class Ended(Exception):
 
 
 @define
-class AwaitedServer:
+class PendingServer:
     """A server of the earlier daemon; ``obstacle``: why it cannot be adopted, or empty."""
 
     session: ServerSession | VendorServerSession
@@ -166,7 +166,7 @@ async def _resume(session: VendorServerSession, channel: PacketChannel) -> None:
         channel.close()
 
 
-def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[AwaitedServer]:
+def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[PendingServer]:
     """Restore the state of a daemon that did not end in order, if there is one; return its servers."""
     try:
         saved = read(folder)
@@ -194,7 +194,7 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
     return awaited
 
 
-async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
+async def all_settled(awaited: Iterable[PendingServer]) -> None:
     """Wait up to READY_SECONDS for the awaited servers."""
     with trio.move_on_after(READY_SECONDS):
         for server in awaited:
@@ -216,8 +216,8 @@ def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
 
 
 def _awaited(
-    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, left: Inherited, obstacle: str
-) -> AwaitedServer | None:
+    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, left: KeptEntries, obstacle: str
+) -> PendingServer | None:
     """Return a server that is still the same process; None if it is not, or cannot be watched."""
     if saved.backend == "vendor" and obstacle:
         return None  # it ends when its link is closed
@@ -236,11 +236,11 @@ def _awaited(
     session: ServerSession | VendorServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)
     if saved.backend == "vendor":
         session = _vendor_session(dispatcher, server, process, left)
-    return AwaitedServer(session, process, obstacle, saved.started[server.pid])
+    return PendingServer(session, process, obstacle, saved.started[server.pid])
 
 
 def _vendor_session(
-    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: Inherited
+    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: KeptEntries
 ) -> VendorServerSession:
     """Return the session of a driver's server with what the keeper knows of its clients."""
     session = VendorServerSession(
@@ -249,7 +249,7 @@ def _vendor_session(
     own = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
     for serial in own:
         del left.clients[serial]
-    session.handoffs.earlier = left.take_newcomers(server.serial)
+    session.handoffs.earlier = left.take_new_clients(server.serial)
     session.pidfds = {serial: entry.fd for serial, entry in own.items()}
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
@@ -271,7 +271,7 @@ def _vendor_session(
     return session
 
 
-def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer]) -> PersistentState:
+def _still_valid(saved: SavedState, awaited: Sequence[PendingServer]) -> PersistentState:
     serials = {server.session.serial for server in awaited}
     servers = tuple(server for server in saved.remembered.servers if server.serial in serials)
     return evolve(saved.remembered, servers=servers)

@@ -16,9 +16,9 @@ import socket
 import threading
 from typing import Final
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
-from pympsd.wire.errors import RemoteError
 from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages

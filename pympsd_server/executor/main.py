@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from pympsd.process.build import build_id
+from pympsd.errors import RemoteError
 from pympsd.process.title import show_as
+from pympsd.process.version import build_id
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import BadSetting
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited
 from pympsd_server.backends.interface import BackendError, Device
 from pympsd_server.executor.attachments import Attachments

@@ -39,10 +39,10 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain, require_room
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
-from pympsd.version import API_VERSION
+from pympsd.errors import RemoteError
+from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment

@@ -45,12 +45,12 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.channel.processes import open_process
-from pympsd.process.build import build_id
+from pympsd.errors import RemoteError
+from pympsd.process.spawn import open_process
+from pympsd.process.version import build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
-from pympsd.wire.errors import RemoteError
 from pympsd_server.service.cgroup_memory import CgroupMemory
 from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.service.memory_accounts import MemoryAccounts

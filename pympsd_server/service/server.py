@@ -24,9 +24,8 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.phases import move
-from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.vocabulary.variables import MEMORY_LIMITS, Reader, problems
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient

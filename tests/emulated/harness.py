@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
-from pympsd_server.backends.emulated.ptx.execution.batch import Batch, preferred_blocks
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
 from tests.gpu.devices import DEVICES
@@ -85,7 +85,7 @@ def batches(
     shared: int = 0,
 ) -> list[Batch]:
     parameters = pack(module.program, name, arguments)
-    total, each = grid[0] * grid[1] * grid[2], preferred_blocks(block[0] * block[1] * block[2])
+    total, each = grid[0] * grid[1] * grid[2], blocks_per_batch(block[0] * block[1] * block[2])
     cluster = int(np.prod(module.program.kernels[name].cluster))
     each = max(1, each // cluster) * cluster
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pympsd.devices.machine import describe
-from pympsd.process.build import build_id
+from pympsd.process.version import build_id
 from pympsd.wire.executor_messages import (
     Attach,
     Attached,

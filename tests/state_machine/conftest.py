@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import define, field
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
@@ -57,7 +58,7 @@ class Story:
 
     def says(self, line: str, *, session: int = 1, uid: int = 0) -> list[Instruction]:
         """Let an operator give a command."""
-        return self.feed(events.OperatorLine(session, uid, line.encode()))
+        return self.feed(events.OperatorLine(session, uid, parse(line.encode(), self.daemon.options.protocol)))
 
     def connects(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
         """Let a client of a user connect; its PID is its serial plus 100."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from attrs import evolve
 
+from pympsd.commands.grammar.line import parse
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import (
     AdmitClient,
@@ -335,7 +336,7 @@ def test_an_impossible_status_changes_nothing(story: Story) -> None:
 
 
 def test_a_command_is_logged_as_one_line(story: Story) -> None:
-    story.feed(events.OperatorLine(1, 0, b"  foo\tbar \xff\r\nForged line\0hidden"))
+    story.feed(events.OperatorLine(1, 0, parse(b"  foo\tbar \xff\r\nForged line\0hidden", 2)))
     logged = story.take_log()
     assert logged == ["Cmd:foo\tbar \udcff  Forged line", 'Unknown command "foo"']
 

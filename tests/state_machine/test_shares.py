@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from attrs import evolve
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events, shares
@@ -53,7 +54,7 @@ def say(daemon: Daemon) -> Say:
 
     def command(uid: int, line: str, file: str | None = None) -> str:
         text = None if file is None else file.encode()
-        return said(daemon, events.OperatorLine(next(sessions), uid, line.encode(), file=text))
+        return said(daemon, events.OperatorLine(next(sessions), uid, parse(line.encode(), 3), file=text))
 
     return command
 
@@ -222,7 +223,7 @@ def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Dae
     assert say(USER, "server create s") == ""
     answers: list[str] = []
     for place in ("", "s"):
-        line = events.OperatorLine(99, OTHER + 1, b"share list --format=csv,noheader", server=place)
+        line = events.OperatorLine(99, OTHER + 1, parse(b"share list --format=csv,noheader", 3), server=place)
         for each in handle(daemon, line, answer_line):
             if isinstance(each, do.Reply):
                 answers.append(each.answer.printed)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from random import Random
+from typing import Any
 
 from attrs import asdict, evolve
 from fuzz_lines import NUMBERS, WORDS, Lines
@@ -27,9 +28,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pympsd.commands.numbers import atoi
-from pympsd.commands.operator_line import LINE_LIMIT, answer_line, decide_line, split
-from pympsd.commands.registry import REGISTRY, Caller
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.grammar.loose import read_words as read_loosely
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.registry import COMMANDS
+from pympsd.commands.grammar.syntax import Refused
+from pympsd.commands.operator_line import answer_line, decide_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
 from pympsd.journal.dialects import Dialect
@@ -45,6 +49,7 @@ from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.parsed_line import ParsedLine
 
 Waiter = tuple[str, int]
 """("client", its serial) or ("request", the uid of a start request)."""
@@ -52,6 +57,18 @@ UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 NUMBER = st.integers(0, 3)
 """Which one of several servers, if there are several."""
+
+
+def _arguments(line: ParsedLine) -> dict[str, Any]:
+    """Return the arguments of a change; none if it is refused for its words."""
+    command = COMMANDS.get(line.command)
+    if command is None or command.verb:
+        return {}
+    try:
+        reading = read_loosely(command.syntax, line.words[1:], flags_anywhere=False)
+    except Refused:
+        return {}
+    return {} if command.refuses_unknown and reading.left_over else reading.arguments
 
 
 class DaemonMachine(RuleBasedStateMachine):
@@ -393,15 +410,16 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _is_quit(line: bytes) -> bool:
-        return split(line[:LINE_LIMIT])[:1] == ["quit"]
+        return parse(line, 2).command == "quit"
 
     def _give(self, line: bytes, uid: int) -> None:
         """Let an operator give a line; it is answered at once, unless its command takes some time."""
         self.session += 1
-        name, *words = split(line[:LINE_LIMIT]) or [""]
-        known = name if len(line) <= LINE_LIMIT and uid in (0, self.daemon_uid) else ""
+        parsed = parse(line, 2)
+        known = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
         spawning, terminating = set(self.spawning), set(self.terminating)
-        if known == "quit" and isinstance(REGISTRY[name].readers["timeout"](words), Answer):
+        arguments = _arguments(parsed)
+        if known == "quit" and not arguments:
             known = ""
         if known == "quit":
             self.quitters.add(self.session)
@@ -409,13 +427,13 @@ class DaemonMachine(RuleBasedStateMachine):
         else:
             self.expect_reply.add(self.session)
         if known == "shutdown_server":
-            pid = atoi(words[0] if words else None)
+            pid = arguments.get("pid", 0)
             self.shut_down |= {server for server, running in self.running.items() if running == pid}
-        if known == "start_server" and isinstance(user := REGISTRY[name].readers["uid"](words), int):
+        if known == "start_server" and isinstance(user := arguments.get("uid"), int):
             request = ("request", self.serving(user))
             if request not in self._waiters():
                 self._joins(request)
-        self.feed(events.OperatorLine(self.session, uid, line))
+        self.feed(events.OperatorLine(self.session, uid, parsed))
         started = set(self.spawning) - spawning
         later = started or set(self.terminating) - terminating or known == "quit"
         assert self.replies[self.session] == (0 if later else 1)
@@ -853,7 +871,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert len({server.uid for server in self.daemon.servers.values()}) == len(self.daemon.servers)
         assert len(self.daemon.servers) <= self.most_servers
         assert set(self.daemon.servers) == set(self.spawning) | set(self.running)
-        listed = decide_line(self.daemon, Caller(0, 1), b"get_server_list").answer
+        listed = decide_line(self.daemon, Caller(0, 1), parse(b"get_server_list", 2)).answer
         assert listed is not None
         assert listed.printed == "".join(f"{pid}\n" for _, pid in sorted(self.running.items()))
 

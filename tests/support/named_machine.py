@@ -11,6 +11,7 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.commands.v3.config import NO_CHANGE
 from pympsd.devices.machine import describe
@@ -173,7 +174,7 @@ class NamedMachine(RuleBasedStateMachine):
     def _says(self, line: str, file: bytes | None = None) -> None:
         self.session += 1
         self.unanswered.add(self.session)
-        self.feed(events.OperatorLine(self.session, 0, line.encode(), file=file))
+        self.feed(events.OperatorLine(self.session, 0, parse(line.encode(), 3), file=file))
 
     # --- what can happen
 

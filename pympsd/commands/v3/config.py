@@ -10,11 +10,10 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.commands.registry import Caller, Decision
-from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
-from pympsd.commands.v3.output import ABSENT, moment
-from pympsd.commands.v3.registry import command, data
+from pympsd.commands.grammar.privileges import Caller, sees_all
+from pympsd.commands.grammar.registry import BOTH, Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.v3.output import ABSENT, data, moment
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
@@ -69,7 +68,12 @@ def read_expected(text: str) -> int | str:
     return found[1].lower()
 
 
-@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), in_both=True, takes_file=True)
+@command(
+    Syntax("config apply", required=("file",), flags=("check", "prune", "force")),
+    protocols=BOTH,
+    takes_file=True,
+    owner_only=True,
+)
 def apply(
     daemon: Daemon,
     caller: Caller,
@@ -84,7 +88,6 @@ def apply(
     --force also if it has some). --check says what would be done, and what would be refused. An error anywhere in the
     file: nothing is done.
     """
-    view.check_daemon_owner(daemon, caller, "config apply")
     if text is None:
         raise Refused(
             "'config apply' needs the text of the file: give it as arguments, not on standard input.",
@@ -105,7 +108,7 @@ def apply(
     return Decision(None, tuple(_carry_out(daemon, caller, applied, wanted, notes, force)))
 
 
-@command(Syntax("config show"), in_both=True)
+@command(Syntax("config show"), protocols=BOTH)
 def show(daemon: Daemon, caller: Caller) -> Decision:
     """Print a configuration file of the rules, servers and namespaces that there are; in protocol 2 also, as
     comments, the commands that set its defaults.
@@ -113,7 +116,7 @@ def show(daemon: Daemon, caller: Caller) -> Decision:
     return data(render(daemon))
 
 
-@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), in_both=True)
+@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), protocols=BOTH)
 def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> Decision:
     """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe. What has been
     changed since counts as failed, and standard error lists it. With --expect the exit status is 0 only if the
@@ -132,7 +135,7 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     )
     unexpected = _unexpected(known, digest, expect)
     notes = [*_difference_lines(known, differences), *unexpected]
-    if known.source and known.text is None and view.sees_all(daemon, caller):
+    if known.source and known.text is None and sees_all(daemon, caller):
         notes.append("An earlier version applied this file; apply it again to have 'config status' compare with it.")
     is_refused = bool(pending or failed or unexpected)
     return Decision(Answer((Part(text, logged=False),), "\n".join(notes), refused=is_refused))

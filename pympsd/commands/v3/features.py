@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Column, Format, Row, Shown
-from pympsd.commands.v3.registry import command, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, Shown, done, listing
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.cgroups import (
     NO_CGROUPS,
@@ -47,17 +47,17 @@ def _read_switch(text: str) -> bool:
     return text == "on"
 
 
-@command(Syntax("feature enable", required=("name",)))
+@command(Syntax("feature enable", required=("name",)), owner_only=True)
 def enable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Enable a feature: memacct, by which limits of cgroups hold; context-share always is."""
-    is_accounting = _feature(daemon, caller, name, "feature enable") == "memacct"
+    is_accounting = _find_feature(name) == "memacct"
     return Decision(done(), tuple(set_accounting(daemon, True)) if is_accounting else ())
 
 
-@command(Syntax("feature disable", required=("name",)))
+@command(Syntax("feature disable", required=("name",)), owner_only=True)
 def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
     """Disable a feature; context-share cannot be."""
-    if _feature(daemon, caller, name, "feature disable") == "context-share":
+    if _find_feature(name) == "context-share":
         raise Refused(ALWAYS_SHARED)
     return Decision(done(), tuple(set_accounting(daemon, False)))
 
@@ -79,7 +79,7 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
     }
     if not own:
         rows[PARTITIONS] = "disabled (default)", "sm-partition", NO_PARTITIONS
-    shown = rows if name is None else (_known(name, tuple(rows)),)
+    shown = rows if name is None else (_find_feature(name, tuple(rows)),)
     found = []
     for feature in shown:
         state, module, problem = rows[feature]
@@ -88,10 +88,12 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
     return listing(COLUMNS, found, format)
 
 
-@command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
+@command(
+    Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)),
+    owner_only=True,
+)
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
     """Set whether each allocation and release of more than 1 MiB by a later client is logged by its server."""
-    view.check_daemon_owner(daemon, caller, "memacct set")
     return Decision(done(), tuple(set_audit(daemon, audit_log)))
 
 
@@ -110,13 +112,13 @@ def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = 
             "hard-limit": Option(read_memory, "<limit>"),
             "soft-limit": Option(_read_guarantee, "<limit>"),
         },
-    )
+    ),
+    owner_only=True,
 )
 def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None, **said: Any) -> Decision:
     """Set the memory that the later clients of a cgroup, and of those below it, may hold together (--hard-limit=4G;
     unlimited), and what they are guaranteed (--soft-limit=1G; none), on a device or on each.
     """
-    view.check_daemon_owner(daemon, caller, "memacct limit")
     path = cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
     if not said:
@@ -157,13 +159,13 @@ def list_limits(
 @command(
     Syntax(
         "context-share set", options={"default-socket": Option(_read_switch, "on|off")}, needed=("default-socket",)
-    )
+    ),
+    owner_only=True,
 )
 def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decision:
     """Set whether clients of the daemon's own pipe directory are served; off: they are refused, and have to name the
     directory of a server or a namespace.
     """
-    view.check_daemon_owner(daemon, caller, "context-share set")
     return Decision(done(), tuple(set_default_socket(daemon, default_socket)))
 
 
@@ -173,14 +175,9 @@ def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = Non
     return listing(KEYS, [Row(("default_socket", "on" if daemon.named_servers.default_socket else "off"))], format)
 
 
-def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> str:
-    known = _known(name)
-    view.check_daemon_owner(daemon, caller, command_name)
-    return known
-
-
-def _known(name: str, features: Sequence[str] = FEATURES) -> str:
-    known = name.replace("_", "-")
-    if known not in features:
+def _find_feature(name: str, features: Sequence[str] = FEATURES) -> str:
+    """Return the feature of a name, which may be written with ``_``."""
+    feature = name.replace("_", "-")
+    if feature not in features:
         raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")
-    return known
+    return feature

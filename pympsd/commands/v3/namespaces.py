@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text
-from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
 from pympsd.state_machine.instructions import Reply
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
@@ -52,7 +52,7 @@ def create(
     --clients-only its socket takes no commands: nothing in a container that has it need be trusted.
     """
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "namespace create")
+    check_owner(caller, named, "namespace create")
     change = view.limits_given(daemon, named, Namespace(name), **limits)
     compound = daemon.compound_commands.begin(caller.session)
     part = daemon.compound_commands.add_part(compound)
@@ -72,7 +72,7 @@ def create(
 )
 def delete(daemon: Daemon, caller: Caller, name: str, server: str, force: bool = False) -> Decision:
     """Delete a namespace of a server; refused while it has clients, which --force terminates."""
-    view.check_owner(caller, server_named(daemon, server), "namespace delete")
+    check_owner(caller, server_named(daemon, server), "namespace delete")
     return Decision(None, tuple(delete_namespace(daemon, server, name, force, caller.session)))
 
 
@@ -127,7 +127,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "namespace set")
+    check_owner(caller, named, "namespace set")
     change = view.limits_given(daemon, named, view.namespace_named(named, name), **limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(named, name, change.sm_partition)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, UID
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
-from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing, moment
 from pympsd.state_machine import shares
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
@@ -79,7 +79,7 @@ def create(
 @command(Syntax("server delete", required=("name",), flags=("force",)), asks_servers=True)
 def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> Decision:
     """End and remove a server; refused while it has clients, which --force terminates."""
-    view.check_owner(caller, server(daemon, name), "server delete")
+    check_owner(caller, server(daemon, name), "server delete")
     return Decision(None, tuple(delete_server(daemon, name, force, caller.session)))
 
 
@@ -111,7 +111,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
         options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *FOR_ALL, *LOCALITY)))
         raise Refused(f"'server set' needs at least one of {options}.")
     named = server(daemon, name)
-    view.check_owner(caller, named, "server set")
+    check_owner(caller, named, "server set")
     if given.pop("locality_domains", False):
         raise _no_domains(daemon, named.ordinals(len(daemon.devices)))
     uid = given.pop("uid", named.uid)
@@ -140,7 +140,7 @@ def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
     """Raise unless a caller may have a server that is a user's."""
     if caller.uid == NO_USER or caller.uid not in (0, daemon.options.uid, uid):
-        raise view.insufficient(caller, command_name, "server")
+        raise insufficient(caller, command_name, "server")
 
 
 def _row(daemon: Daemon, named: NamedServer) -> Row:

@@ -17,7 +17,7 @@ from pympsd.state_machine.state.client import Client
 from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.phases import move
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 
 class Phase(Enum):

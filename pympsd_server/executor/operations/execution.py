@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import FLAG_COOPERATIVE
+from pympsd.wire.ring_layout import cluster_of
 from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Status, Stream
 from pympsd_server.executor.requests.request import Request
 

@@ -7,9 +7,9 @@ from typing import Any, Final, Protocol
 
 from attrs import frozen
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import graph_items, records
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.graph_items import GraphItem
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.graphs.executable import Act, ConditionalStep, ExecutableGraph, Step

@@ -52,9 +52,9 @@ def test_a_lookup_never_sees_half_a_change() -> None:
             assert space.contains(last, last + 64)
             assert not space.contains(last, last + 128)
         for _ in range(300):
-            space.located(np.array([last, last + 8]), ((0, 8),))
+            space.locate(np.array([last, last + 8]), ((0, 8),))
             with pytest.raises(IllegalAddress):
-                space.located(np.array([last, last + 64]), ((0, 8),))
+                space.locate(np.array([last, last + 64]), ((0, 8),))
     finally:
         stop.set()
         thread.join()

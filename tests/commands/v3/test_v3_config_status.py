@@ -6,6 +6,7 @@ from hashlib import sha256
 
 import pytest
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
@@ -43,7 +44,7 @@ def daemon() -> Daemon:
 
 def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None, **event: str) -> Answer:
     text = None if file is None else file.encode()
-    asked = OperatorLine(1, uid, line.encode(), at=1.0, file=text, **event)
+    asked = OperatorLine(1, uid, parse(line.encode(), daemon.options.protocol), at=1.0, file=text, **event)
     instructions = handle(daemon, asked, answer_line)
     answers = [each.answer for each in instructions if isinstance(each, do.Reply)]
     return answers[0] if answers else Answer()

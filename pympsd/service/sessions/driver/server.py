@@ -16,6 +16,7 @@ from attrs import Factory, define, field
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.driver_probe import driver_version
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
@@ -25,11 +26,9 @@ from pympsd.state_machine import events
 from pympsd.state_machine.instructions import ClientLimits
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY
-from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
-from pympsd.wire.errors import RemoteError
 
 ANSWER_SECONDS: Final = 1.0
 """Time that an operator waits for a server's answers."""

@@ -56,7 +56,7 @@ class ContextMemory:
         """The part of it that the client's calls can access."""
         return self._client.accessible
 
-    def used_by_client(self) -> int:
+    def bytes_of_client(self) -> int:
         """Return the bytes that its client holds, in all its contexts on the device."""
         return self._budget.used
 
@@ -120,14 +120,16 @@ class ContextMemory:
                 raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
             shared = self._shared.get(address)
             if shared is None:
-                held, file, offset = self.space.share(address)
+                memory, file, offset = self.space.share(address)
                 count = round_up_to_granules(self._allocations[address])
-                pages = WindowPages(held, file, is_shared=True, freed=lambda storage: self._unshared(storage, count))
+                pages = WindowPages(
+                    memory, file, is_shared=True, freed=lambda storage: self._end_sharing(storage, count)
+                )
                 shared = self._shared[address] = pages, offset
                 self._client.exports.add(pages)
         return shared[0].secret, shared[1]
 
-    def _unshared(self, storage: Storage, count: int) -> None:
+    def _end_sharing(self, storage: Storage, count: int) -> None:
         with self._client.lock:
             self.space.reclaim(*self._withdrawn.pop(storage))
             self._budget.give(count)
@@ -162,7 +164,7 @@ class ContextMemory:
             except OutOfMemory as error:
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             try:
-                self._budget.take(self._charged(loaded), "a module")
+                self._budget.take(self._charge_of(loaded), "a module")
             except BackendError:
                 loaded.unload()
                 raise
@@ -175,15 +177,15 @@ class ContextMemory:
         """Move managed variables of a program to the client's page-locked memory, and free where they were."""
         with self._client.lock:
             self._check_open()
-            self._budget.give(self._charged(loaded))
+            self._budget.give(self._charge_of(loaded))
             for address in loaded.allocations:
                 self._client.disown(address)
             loaded.place_managed(addresses)
-            self._budget.take(self._charged(loaded), "a module")
+            self._budget.take(self._charge_of(loaded), "a module")
             for address in loaded.allocations:
                 self._client.own(address)
 
-    def _charged(self, loaded: LoadedModule) -> int:
+    def _charge_of(self, loaded: LoadedModule) -> int:
         return sum(round_up_to_granules(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
@@ -193,7 +195,7 @@ class ContextMemory:
                 self._unlink(loaded)
 
     def _unlink(self, loaded: LoadedModule) -> None:
-        self._budget.give(self._charged(loaded))
+        self._budget.give(self._charge_of(loaded))
         for address in loaded.allocations:
             self._client.disown(address)
         loaded.unload()

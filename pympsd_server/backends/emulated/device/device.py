@@ -75,7 +75,7 @@ class EmulatedDevice(AccountedDevice):
     def context_traces(self) -> Sequence[ContextTrace]:
         """The multiprocessors of living contexts and their most resident blocks."""
         with self._lock:
-            return [context.placement.traced(context.id) for context in self._contexts]
+            return [context.placement.trace(context.id) for context in self._contexts]
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
@@ -86,7 +86,7 @@ class EmulatedDevice(AccountedDevice):
     def memory_used(self) -> Mapping[int, int]:
         """Bytes by the key of an address space: allocations and contexts."""
         with self._lock:
-            return self._spaces.used()
+            return self._spaces.usage()
 
     @property
     def unfinished(self) -> int:

@@ -140,7 +140,7 @@ class EmulatedEvent:
         self._timing = timing
         self.point: Final = point or Point()
 
-    def opened_in(self, context: StreamOwner) -> EmulatedEvent:
+    def open_in(self, context: StreamOwner) -> EmulatedEvent:
         """Return an event of another context for the same point."""
         return EmulatedEvent(context, False, self.point)
 

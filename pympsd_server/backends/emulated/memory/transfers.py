@@ -116,8 +116,8 @@ def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DTyp
     x, y, z, width, rows, slices = piece
     start = z * region.slice_pitch + y * region.pitch + x
     span = (slices - 1) * region.slice_pitch + (rows - 1) * region.pitch + width
-    held = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
+    source = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
     if rows == slices == 1:
-        return np.frombuffer(held, element)
+        return np.frombuffer(source, element)
     shape, strides = (slices, rows, width // element.itemsize), (region.slice_pitch, region.pitch, element.itemsize)
-    return np.ndarray(shape, element, held, 0, strides)
+    return np.ndarray(shape, element, source, 0, strides)

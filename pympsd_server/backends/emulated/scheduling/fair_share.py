@@ -34,7 +34,7 @@ class _Level:
 
     def next(self) -> Runnable | None:
         """Return what runs next at this level."""
-        for queue in sorted(self.queues, key=lambda each: each.time_share.rank):
+        for queue in sorted(self.queues, key=lambda candidate: candidate.time_share.rank):
             work = queue.first()
             if work is not None:
                 self._floor, queue.floor = queue.time_share.used, work.time_share.used

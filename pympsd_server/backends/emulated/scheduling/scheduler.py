@@ -235,7 +235,9 @@ class Scheduler:
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
         # The thread that runs an item finishes it: until then its host bytes and device memory are in use.
-        for item in [each for each in owner.pending if not each.running and not self._is_unstoppable(each)]:
+        for item in [
+            pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)
+        ]:
             item.mark_finished()
             self._tell(item)
             successors, item.successors = item.successors, []

@@ -26,9 +26,9 @@ from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
 from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-from pympsd_server.backends.emulated.ptx.runtime.printing import failed_assertion
-from pympsd_server.backends.emulated.ptx.runtime.warp import arrived_everywhere
+from pympsd_server.backends.emulated.ptx.runtime.printing import report_assertion
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
+from pympsd_server.backends.emulated.ptx.runtime.warp import all_arrived
 
 # About this many threads per batch keep the arrays of a kernel in the cache.
 PREFERRED_THREADS = 32768
@@ -38,7 +38,7 @@ _BURST = 32
 _IN_TURN = 8
 
 
-def preferred_blocks(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
+def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
     """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
     threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
     return max(1, threads // threads_per_block)
@@ -100,7 +100,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        return not (self._run or self._parked or self._held() or self._state.asleep)
+        return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
         """Run blocks until the batch is finished (True) or the time is up (False).
@@ -127,7 +127,7 @@ class Batch:
                     return self.finished
         return True
 
-    def _held(self) -> bool:
+    def _has_waiting(self) -> bool:
         """Return whether threads wait at barriers."""
         return self._barriers is not None and bool(self._barriers.waiting)
 
@@ -141,30 +141,30 @@ class Batch:
             parts += self._parked.pop(at, [])
         plan = self._plans[at]
         group = parts[0] if len(parts) == 1 else merge(parts, plan.dtypes, self._state.all)
-        if plan.meeting is not None and group.lanes.ids is not None:
+        if plan.meeting is not None and group.threads.ids is not None:
             met = self._meet(at, plan, group)
             if met is None:
                 return
             group = met
-        if plan.in_turn and plan.meeting is None and group.lanes.count > _IN_TURN:
+        if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
             # Some at a time: others' kernels have their turns in between.
-            now, later = np.split(np.arange(group.lanes.count), [_IN_TURN])
-            self._run.setdefault(at, []).append(part_of(group.lanes, group.registers, later))
-            group = part_of(group.lanes, group.registers, now)
+            now, later = np.split(np.arange(group.threads.count), [_IN_TURN])
+            self._run.setdefault(at, []).append(part_of(group.threads, group.registers, later))
+            group = part_of(group.threads, group.registers, now)
         self.steps += 1
         self._impatience += plan.weight
-        self._running = lanes = group.lanes
-        outcome = self._functions[at](self._state, lanes, *group.registers)
+        self._running = threads = group.threads
+        outcome = self._functions[at](self._state, threads, *group.registers)
         if plan.kind == "branch":
-            self._branch(plan, lanes, *outcome)
+            self._branch(plan, threads, *outcome)
         elif plan.kind == "next":
-            self._go(plan.target, Group(lanes, outcome))
+            self._go(plan.target, Group(threads, outcome))
         else:
-            self._rare(plan, lanes, outcome)
+            self._rare(plan, threads, outcome)
 
     def _go(self, target: int, group: Group) -> None:
         if target == EXIT:
-            self._state.exit(group.lanes)
+            self._state.exit(group.threads)
             self._after_exits()
             return
         self._run.setdefault(target, []).append(group)
@@ -172,40 +172,42 @@ class Batch:
             self._favoured = target
 
     def _branch(
-        self, plan: BlockPlan, lanes: Lanes, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
+        self, plan: BlockPlan, threads: Threads, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
     ) -> None:
         if condition.ndim == 0:
-            yes = lanes.count if condition else 0
+            yes = threads.count if condition else 0
         else:
             yes = int(np.count_nonzero(condition))
-        if yes == lanes.count:
-            self._go(plan.target, Group(lanes, taken))
+        if yes == threads.count:
+            self._go(plan.target, Group(threads, taken))
         elif yes == 0:
-            self._go(plan.following, Group(lanes, other))
+            self._go(plan.following, Group(threads, other))
         else:
-            self._go(plan.target, part_of(lanes, taken, condition.nonzero()[0]))
-            self._go(plan.following, part_of(lanes, other, (~condition).nonzero()[0]))
+            self._go(plan.target, part_of(threads, taken, condition.nonzero()[0]))
+            self._go(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
 
-    def _rare(self, plan: BlockPlan, lanes: Lanes, outcome: object) -> None:
+    def _rare(self, plan: BlockPlan, threads: Threads, outcome: object) -> None:
         if plan.kind == "exit":
-            self._go(EXIT, Group(lanes, ()))
+            self._go(EXIT, Group(threads, ()))
         elif plan.kind == "barrier":
-            self._arrive(plan, lanes, *outcome)  # type: ignore[misc]
+            self._arrive(plan, threads, *outcome)  # type: ignore[misc]
         elif plan.kind == "index":
-            self._switch(plan, lanes, *outcome)  # type: ignore[misc]
+            self._switch(plan, threads, *outcome)  # type: ignore[misc]
         elif plan.kind == "assert":
-            raise failed_assertion(self._state, lanes, outcome)  # type: ignore[arg-type]
+            raise report_assertion(self._state, threads, outcome)  # type: ignore[arg-type]
         else:
             raise LaunchFailed("a trap instruction was executed")
 
-    def _switch(self, plan: BlockPlan, lanes: Lanes, index: Value, outgoing: tuple[tuple[Value, ...], ...]) -> None:
-        index = spread(index, lanes.count)
+    def _switch(
+        self, plan: BlockPlan, threads: Threads, index: Value, outgoing: tuple[tuple[Value, ...], ...]
+    ) -> None:
+        index = spread(index, threads.count)
         if int(index.max()) >= len(plan.targets):
             raise LaunchFailed(f"brx.idx to entry {int(index.max())} of {len(plan.targets)}")
         for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
             chosen = np.flatnonzero(index == entry)
             if len(chosen):
-                self._go(target, part_of(lanes, registers, chosen))
+                self._go(target, part_of(threads, registers, chosen))
 
     def _choose(self) -> int:
         """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
@@ -234,14 +236,14 @@ class Batch:
             self._released.discard(at)
             return group
         mask = self._mask(plan, group)
-        ready = arrived_everywhere(self._state, group.lanes, mask, plan.warps)
+        ready = all_arrived(self._state, group.threads, mask, plan.warps)
         if ready.all():
             return group
-        late = part_of(group.lanes, group.registers, np.flatnonzero(~ready))
+        late = part_of(group.threads, group.registers, np.flatnonzero(~ready))
         self._parked.setdefault(at, []).append(late)
         if not ready.any():
             return None
-        return part_of(group.lanes, group.registers, np.flatnonzero(ready))
+        return part_of(group.threads, group.registers, np.flatnonzero(ready))
 
     @staticmethod
     def _mask(plan: BlockPlan, group: Group) -> Value:
@@ -253,28 +255,28 @@ class Batch:
         parked = {at: parts for at, parts in self._parked.items() if self._plans[at].warps == 1}
         if len(parked) < 2:
             return False
-        ids = np.concatenate([group.lanes.indices() for parts in parked.values() for group in parts])
-        everyone = Lanes(ids, len(ids))
+        ids = np.concatenate([group.threads.indices() for parts in parked.values() for group in parts])
+        everyone = Threads(ids, len(ids))
         released = False
         for at, parts in parked.items():
             group = merge(parts, self._plans[at].dtypes, self._state.all)
             mask = self._mask(self._plans[at], group)
             full = np.zeros(self._state.count, np.uint32)
-            full[group.lanes.indices()] = mask
-            met = arrived_everywhere(self._state, everyone, full.take(everyone.indices()))
+            full[group.threads.indices()] = mask
+            met = all_arrived(self._state, everyone, full.take(everyone.indices()))
             ready = np.zeros(self._state.count, np.bool_)
             ready[everyone.indices()] = met
-            released |= self._release(at, group, ready.take(group.lanes.indices()))
+            released |= self._release(at, group, ready.take(group.threads.indices()))
         return released
 
     def _release(self, at: int, group: Group, ready: Array) -> bool:
         if not ready.any() or at in self._run:
             return False
         self._released.add(at)
-        self._run[at] = [part_of(group.lanes, group.registers, np.flatnonzero(ready))]
+        self._run[at] = [part_of(group.threads, group.registers, np.flatnonzero(ready))]
         del self._parked[at]
         if not ready.all():
-            self._parked[at] = [part_of(group.lanes, group.registers, np.flatnonzero(~ready))]
+            self._parked[at] = [part_of(group.threads, group.registers, np.flatnonzero(~ready))]
         return True
 
     def _after_exits(self) -> None:
@@ -282,12 +284,12 @@ class Batch:
         for at, parts in self._parked.items():
             self._run.setdefault(at, []).extend(parts)
         self._parked = {}
-        if self._held():
+        if self._has_waiting():
             self._open_barriers()
 
     def _unblock(self) -> None:
         """Release lanes that wait at different places when nothing can run; else the batch is deadlocked."""
-        if self._held() and self._open_barriers():
+        if self._has_waiting() and self._open_barriers():
             return
         if not self._release_across():
             raise LaunchFailed("deadlock: all threads wait for each other at barriers")
@@ -297,7 +299,7 @@ class Batch:
     def _arrive(
         self,
         plan: BlockPlan,
-        lanes: Lanes,
+        threads: Threads,
         what: tuple[Value, Value | None, Value | None],
         registers: tuple[Value, ...],
     ) -> None:
@@ -306,20 +308,20 @@ class Batch:
         assert barrier is not None
         if not barrier.cluster and int(number.max()) >= BARRIERS:
             raise LaunchFailed(f"barrier {int(number.max())} does not exist")
-        everyone = lanes.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
+        everyone = threads.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
         if everyone and not barrier.arrive and predicate is None:
-            self._go(plan.following, Group(lanes, registers))
+            self._go(plan.following, Group(threads, registers))
             return
         if self._barriers is None:
             self._barriers = Barriers(self._state)
         if barrier.arrive:
             if count is None:
                 raise LaunchFailed("bar.arrive without a thread count")
-            self._barriers.arrive_only(lanes, number, count)
-            self._go(plan.following, Group(lanes, registers))
+            self._barriers.arrive_only(threads, number, count)
+            self._go(plan.following, Group(threads, registers))
         else:
-            numbers = spread(number, lanes.count).astype(np.int64)
-            self._barriers.wait(Waiting(plan, lanes, registers, numbers, predicate), count)
+            numbers = spread(number, threads.count).astype(np.int64)
+            self._barriers.wait(Waiting(plan, threads, registers, numbers, predicate), count)
         self._open_barriers()
 
     def _is_all(self, count: Value) -> bool:
@@ -332,7 +334,7 @@ class Batch:
         going: list[tuple[Waiting, Array]] = []
         waiting, barriers.waiting = barriers.waiting, []
         for entry in waiting:
-            passes = opens[entry.lanes.pick(self._state.cta), entry.number]
+            passes = opens[entry.threads.pick(self._state.cta), entry.number]
             if passes.any():
                 going.append((entry, np.flatnonzero(passes)))
             if not passes.all():
@@ -345,5 +347,5 @@ class Batch:
             entries = [e for e in going if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
             results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
             for (entry, chosen), result in zip(entries, results, strict=True):
-                group = part_of(entry.lanes, entry.registers, chosen)
+                group = part_of(entry.threads, entry.registers, chosen)
                 self._go(entry.plan.following, with_result(entry.plan, group, result, self._plans))

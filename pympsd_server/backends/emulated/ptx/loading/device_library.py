@@ -85,7 +85,7 @@ NONE:
 
 def link_device_library(module: Module) -> None:
     """Give the functions of grid synchronisation that ``module`` declares and does not define their bodies."""
-    wanted = [f for name in GRID_FUNCTIONS if (f := module.functions.get(name)) is not None and f.body is None]
-    if wanted:
+    declared = [f for name in GRID_FUNCTIONS if (f := module.functions.get(name)) is not None and f.body is None]
+    if declared:
         library = parse_module(_GRID_SYNCHRONISATION).functions
-        module.functions.update((function.name, library[function.name]) for function in wanted)
+        module.functions.update((function.name, library[function.name]) for function in declared)

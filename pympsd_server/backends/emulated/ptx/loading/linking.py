@@ -59,10 +59,10 @@ class LoadedModule:
         self._addresses |= {CONSTANTS: start} | {name: start + offset for name, offset in offsets.items()}
 
     def _initialise(self) -> None:
-        known = {**self.program.functions, **self._addresses}
+        addresses = {**self.program.functions, **self._addresses}
         for name, variable in self.program.variables.items():
             if variable.initial:
-                self.space.write(self._addresses[name], initial_bytes(variable, known))
+                self.space.write(self._addresses[name], initial_bytes(variable, addresses))
 
     def place_managed(self, addresses: Mapping[str, int]) -> None:
         """Move the managed variables to where the host has them, too, before the first kernel of the module runs.
@@ -87,11 +87,11 @@ class LoadedModule:
 
     def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
         """Return the kernel's block functions, bound to this module's addresses."""
-        found = self._functions.get(kernel_name)
-        if found is None:
+        functions = self._functions.get(kernel_name)
+        if functions is None:
             translation = self.program.kernels[kernel_name].translation
-            found = self._functions[kernel_name] = translation.functions(self._addresses)
-        return found
+            functions = self._functions[kernel_name] = translation.functions(self._addresses)
+        return functions
 
     def unload(self) -> None:
         """Free the variables. Batches of this module must be finished or dropped."""

@@ -92,26 +92,26 @@ def load_program(image: bytes) -> Program:
     kernels = {
         f.name: _kernel(table, f, constant) for f in module.functions.values() if f.is_entry and f.body is not None
     }
-    named = [v for v in variables.values() if not v.key]
-    listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const", v.managed) for v in named}
+    module_variables = [v for v in variables.values() if not v.key]
+    listed = {v.name: Global(v.name, v.size, v.alignment, v.space == "const", v.managed) for v in module_variables}
     proxy = MappingProxyType
     return Program(proxy(kernels), proxy(listed), proxy(variables), proxy(dict(table.addresses)), module.target)
 
 
 def _variables(module: Module, table: FunctionTable) -> dict[str, Variable]:
-    found = {}
+    placed = {}
     for variable in module.variables.values():
         if variable.space in ("global", "const") and not variable.extern:
             if variable.count is None:
                 raise InvalidPtx(f"{variable.name} has no size", variable.line)
-            found[variable.name] = variable
+            placed[variable.name] = variable
         elif variable.space not in ("global", "const", "shared"):
             raise InvalidPtx(f"unsupported: module-level .{variable.space} variable", variable.line)
     # Initialisers are checked here, with fake addresses, so that a refusal comes at load.
-    fakes = {**table.addresses, **dict.fromkeys(found, 0)}
-    for variable in found.values():
+    fakes = {**table.addresses, **dict.fromkeys(placed, 0)}
+    for variable in placed.values():
         initial_bytes(variable, fakes)
-    return found
+    return placed
 
 
 def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Kernel:

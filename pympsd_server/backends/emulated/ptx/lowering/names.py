@@ -135,8 +135,12 @@ class Resolver:
 
     def address(self, operand: Operand, names: Names, line: int) -> Argument:
         """Return an operand of an instruction for which an element of an array is its address."""
-        found = self.argument(operand, names, line)
-        return self._address(found, line) if isinstance(operand, Element) and isinstance(found, Memory) else found
+        argument = self.argument(operand, names, line)
+        return (
+            self._address(argument, line)
+            if isinstance(operand, Element) and isinstance(argument, Memory)
+            else argument
+        )
 
     def _element(self, element: Element, names: Names, line: int) -> Memory:
         """Return where an element of an array is; an index in a register is multiplied by the size of elements."""
@@ -180,9 +184,9 @@ class Resolver:
         return Memory(argument, offset)
 
     def _name(self, text: str, names: Names, line: int) -> Argument:
-        known = names.meanings.get(text)
-        if known is not None:
-            return known
+        meaning = names.meanings.get(text)
+        if meaning is not None:
+            return meaning
         if text == "_":
             return Sink()
         if text == "WARP_SZ":

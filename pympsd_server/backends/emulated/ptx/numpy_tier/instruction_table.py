@@ -68,12 +68,12 @@ def emit(writer: Writer, operation: Operation) -> None:
 
 def _name_of(operation: Operation) -> str:
     """Return the longest beginning of an opcode that is in the table, at least its name."""
-    found = name = operation.name
+    longest = name = operation.name
     for modifier in operation.modifiers:
         name = f"{name}.{modifier}"
         if name in TABLE:
-            found = name
-    return found
+            longest = name
+    return longest
 
 
 def dtype_of(writer: Writer, operation: Operation) -> DType:

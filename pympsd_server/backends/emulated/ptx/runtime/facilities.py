@@ -65,10 +65,10 @@ class DeviceHeap:
                 return False
             insort(self._gaps, (address, address + size))
             at = self._gaps.index((address, address + size))
-            for left in (at, at - 1):
-                pair = self._gaps[left : left + 2] if left >= 0 else []
+            for lower in (at, at - 1):
+                pair = self._gaps[lower : lower + 2] if lower >= 0 else []
                 if len(pair) == 2 and pair[0][1] == pair[1][0]:
-                    self._gaps[left : left + 2] = [(pair[0][0], pair[1][1])]
+                    self._gaps[lower : lower + 2] = [(pair[0][0], pair[1][1])]
         return True
 
 

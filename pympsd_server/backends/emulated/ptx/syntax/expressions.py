@@ -92,7 +92,7 @@ def _conditional(tokens: TokenStream) -> Number:
     tokens.expect(":")
     no = _conditional(tokens)
     if yes.is_float or no.is_float:
-        yes, no = (Number(float(each.value), "f64") for each in (yes, no))
+        yes, no = (Number(float(branch.value), "f64") for branch in (yes, no))
     else:
         yes, no = _alike(yes, no)
     return yes if chosen.value else no
