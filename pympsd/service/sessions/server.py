@@ -60,7 +60,7 @@ class ServerSession:
         assert self._channel is not None
         return self._channel
 
-    def adopt(self, channel: MessageChannel, contexts: int) -> None:
+    def take_over(self, channel: MessageChannel, contexts: int) -> None:
         """Adopt a returned server, which has ``contexts`` contexts; send it the held messages."""
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
