@@ -92,7 +92,7 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
 
 
 def _wait(slices: list[_Slice], errors: list[BaseException], stop: Event) -> None:
-    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed meanwhile."""
+    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed earlier."""
     while True:
         try:
             if errors:

@@ -96,7 +96,7 @@ class Transport:
         self.host_callbacks: object = None
         """The stream's `HostCallbacks`, once the program had a host function."""
         self.backpressure: Callable[[bytes], None] | None = None
-        """While host functions are pending: called before each record is posted, to wait for room."""
+        """While host functions are pending: called before each record, to wait until the executor takes more."""
         self.received_fds: ReceivedFds | None = None
         """Descriptors that come with answers, once any may come (receiving them costs each answer a microsecond)."""
         self._socket: Final = connection
@@ -241,14 +241,14 @@ class Transport:
         self._output.write(sequence)
 
     def free_slot(self, sequence: int) -> None:
-        """Free a record's slot of the staging memory and wake the threads that wait for room."""
+        """Free a record's slot of the staging memory and wake the threads that wait for one."""
         if self.staging.free(sequence) is not None:
             for waiting, gate in tuple(self._gates.items()):
                 if waiting < 0:
                     _open(gate)
 
     def take_slot(self, sequence: int, count: int, context: Faultable, kept: bool = False) -> int:
-        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait for room.
+        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait until one is free.
 
         A thread that has kept slots must not wait: it calls ``staging.take`` instead.
         """
@@ -327,7 +327,7 @@ class Transport:
             self._end(f"the executor is gone ({error.strerror})")
             return
         if len(self._received) == before:
-            self._end("the executor has ended, server.log may say why")
+            self._end("the executor has ended; the reason may be in server.log")
         self._handle_received()
 
     def _handle_received(self) -> bool:
@@ -337,7 +337,7 @@ class Transport:
         while len(received) >= HEADER_BYTES:
             opcode, flags, length, result, sequence = HEADER.unpack_from(received)
             if not (opcode & ANSWER and HEADER_BYTES <= length <= RECORD_LIMIT):
-                self._end("the executor sent what is no answer")
+                self._end("the executor sent something that is not an answer")
                 return handled
             if len(received) < length:
                 break

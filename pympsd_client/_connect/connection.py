@@ -1,4 +1,4 @@
-"""The common interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
+"""The interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from pympsd_client._connect.connection import Connection, Device, Opened
 
 
 class ThreadStreams:
-    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts' serials.
+    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts and these contexts' ids.
 
     When the thread ends they are handed to their contexts, which destroy them with their next stream: a
     destructor is no place for a send that might block.
@@ -79,7 +79,7 @@ _PULSE_S: Final = 0.005
 
 
 def new_handle() -> int:
-    """Return a handle for an object of this process, which no executor knows."""
+    """Return a handle for an object that exists in this process only."""
     return (1 << GENERATION_SHIFT) | _count()
 
 
@@ -92,7 +92,7 @@ when_opened: Final[list[Callable[[Context], None]]] = []
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
 """Called before a call waits for a stream of a context (None: for all).
 
-What it returns is called after the wait, with whether it was successful.
+The returned function is called after the wait, with whether the wait was successful.
 """
 
 
@@ -134,7 +134,7 @@ class Context:
         """Records without an answer since the last pulse."""
         self._pulse_due = 0.0
         self._watched_record: tuple[int, int] | None = None
-        """The serial and sequence number of a record whose answer is looked for."""
+        """The context's id and the sequence number of a record whose answer a pulse looks for."""
         self.settings: Final[dict[str, int]] = {}
         """Limits and preferences that were set."""
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
@@ -154,9 +154,9 @@ class Context:
                     call(self)
 
     def close(self, connection: Connection) -> None:
-        """Close it and free what it held, unless it is closed; a poisoned context can be closed too.
+        """Close the context and free its objects, even after a fault; no effect if it is closed.
 
-        What its kernels print is printed before.
+        The output of its kernels is printed before.
         """
         if self.prints and self.opened is not None:
             with suppress(CudaError):
@@ -195,13 +195,13 @@ class Context:
         return opened
 
     def fault(self, context_id: int, code: int, reason: str) -> None:
-        """Poison the context after a fault: from now on every call in it fails at once with this error.
+        """Set the sticky error after a fault: from now on every call in the context fails with it.
 
         ``context_id`` identifies the context at the time of the fault; no effect if it was closed or reopened since.
         """
         if self._sticky_error is None and context_id == self.id:
             try:
-                self._sticky_error = CudaError(code, reason or "an earlier fault poisoned this context")
+                self._sticky_error = CudaError(code, reason or "an earlier fault made this context unusable")
             finally:
                 invalidate()
 
@@ -284,7 +284,7 @@ def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
     context = contexts.get(handle)
     if context is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no context of this process")
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a context of this process")
     return context
 
 

@@ -365,7 +365,7 @@ def test_a_daemon_that_ends_without_an_answer_is_not_asked_again(
     daemon.start()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.directory))
     assert cuda.cuInit(0) == (cuda.CUresult(CONNECTION_FAILED),)
-    assert "it closed the conversation; control.log may say why" in last_error()
+    assert "it closed the conversation; the reason may be in control.log" in last_error()
     listener = daemon.sockets[0]
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):

@@ -75,7 +75,7 @@ class Block(PoolAllocation):
     taken: int = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it at once: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
+        """Free it immediately: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
         self.pool.free(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -122,9 +122,9 @@ class Pool:
         self._in_use = self._most_in_use = 0
         self._ended: Callable[[Pool], None] | None = None
         self._primary: Primary | None = None
-        """What the pool has retained."""
+        """The primary context that the pool has retained, if any."""
         self._arenas: Final[dict[Context, Arena]] = {}
-        # An allocation may end a context's stream, and a waiting call may settle: both take the lock again.
+        # An allocation may end a context's stream, and a waiting call may reclaim memory: both take the lock again.
         self._lock: Final = RLock()
 
     @property
@@ -255,10 +255,10 @@ class Pool:
         return error
 
     def free(self, block: Block, point: FreePoint | None) -> None:
-        """Free a block at a point of a stream; None: at once."""
+        """Free a block at a point of a stream (None: immediately)."""
         with self._lock:
             arena = self._arenas.get(block.context)
-            if arena is None:  # its context was closed meanwhile
+            if arena is None:  # its context has been closed
                 return
             self._in_use -= block.taken
             if point is not None and point.context is not block.context and point.is_passed():
@@ -365,7 +365,7 @@ class Pools:
         self._lock: Final = RLock()
         self._connection: Connection | None = None
         self._all: dict[int, Pool] = {}
-        """Those that have memory, or may get some; also destroyed ones that have some."""
+        """The pools that have memory or may get some, including destroyed ones that still have some."""
         self._named: dict[int, Pool] = {}
         """By handle, those that are not destroyed."""
         self._defaults: dict[PoolKind, Pool] = {}
@@ -411,7 +411,7 @@ class Pools:
         """Return the pool of a handle; INVALID_VALUE."""
         pool = self._named.get(handle)
         if pool is None:
-            raise invalid_value(f"{handle:#x} is no memory pool of this process (destroyed, or never created)")
+            raise invalid_value(f"{handle:#x} is not a memory pool of this process (destroyed, or never created)")
         return pool
 
     def destroy(self, handle: int) -> None:
@@ -434,7 +434,7 @@ class Pools:
     # --- what happens to streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
         afters = [after_wait for after_wait in prepared if after_wait is not None]
 
@@ -445,17 +445,17 @@ class Pools:
         return after if afters else None
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.after_waiting_for_event(context)
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.before_destroying(context, stream)
 
     def drop(self, context: Context) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.drop(context)
 
