@@ -160,7 +160,12 @@ class HostCallbacks:
         self._posted = count().__next__
 
     def launch(self, callback: PendingCallback, record: Callable[[int], bytes] | None = None) -> None:
-        """Post a function; raise CudaError. ``record`` packs a record for it from its token, if not HOST_FUNCTION."""
+        """Post a function; raise CudaError if the record cannot be sent.
+
+        ``record`` packs the record from the function's token. Without it the record is HOST_FUNCTION; an executable
+        graph passes a function that packs GRAPH_HOST_FUNCTION. After Ctrl-C the function stays pending, because its
+        record may be on its way.
+        """
         sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
         try:

@@ -37,7 +37,10 @@ class Opened:
 
 
 class Connection(Protocol):
-    """The connection to the devices: a session with an MPS server, or private executors."""
+    """The connection to the devices: a session with an MPS server, or private executors.
+
+    ``driver_version`` is the CUDA version that cuDriverGetVersion returns, 1000 x major + 10 x minor.
+    """
 
     devices: tuple[Device, ...]
     driver_version: int

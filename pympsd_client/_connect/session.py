@@ -93,7 +93,13 @@ class Session:
     def open_context(
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Ask the server for a context on a device; raise CudaError with its refusal."""
+        """Ask the server for a context on a device, and return its properties.
+
+        ``affinity``: at most so many SMs, rounded up; ``partition``: exactly so many, for a green context. With
+        partitioning of each context the percentage that the environment has now is sent too. The first context of a
+        device brings its command stream. Raise CudaError: the server's refusal, or MPS_RPC_FAILURE if the server has
+        gone.
+        """
         check_api_version(os.environ)
         if device.ordinal not in self._transports:
             # If this process may not open more descriptors, they would be lost in transit.

@@ -152,7 +152,12 @@ class Captures:
     # --- begin and end
 
     def begin(self, place: StreamKey, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
-        """Begin a capture in a stream, into a graph if one is given; raise CudaError."""
+        """Begin a capture in a stream, into a new graph or a given one.
+
+        ``mode`` is a CUstreamCaptureMode; ``after``: the nodes of the graph that the first captured node depends on.
+        Raise STREAM_CAPTURE_UNSUPPORTED for the legacy stream, ILLEGAL_STATE if the stream or the graph is in a
+        capture already, INVALID_VALUE for an unknown mode.
+        """
         if place[1] == STREAM_LEGACY:
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_UNSUPPORTED,
@@ -173,7 +178,12 @@ class Captures:
             invalidate()  # launches in C would bypass the capture
 
     def end(self, place: StreamKey) -> Graph:
-        """End the capture that began in a stream and return its graph; raise CudaError, after which it has ended."""
+        """End the capture that began in a stream, and return its graph.
+
+        Raise ILLEGAL_STATE if the stream does not capture; STREAM_CAPTURE_UNMATCHED in a stream that joined, and
+        STREAM_CAPTURE_WRONG_THREAD in another thread, after both of which the capture continues;
+        STREAM_CAPTURE_UNJOINED and STREAM_CAPTURE_INVALIDATED, after which it has ended without a graph.
+        """
         with self._lock:
             capture = self._of.get(place)
             if capture is None:
@@ -329,7 +339,10 @@ class Captures:
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def takes_record(self, record: bytes) -> bool:
-        """Take a record of a capturing stream; raise CudaError for one that conflicts with a capture."""
+        """Take a record of a capturing stream (True), or leave it to be sent (False).
+
+        Raise CudaError for a record that conflicts with a capture; that capture is invalid then.
+        """
         opcode, flags, _, context_id, _ = HEADER.unpack_from(record)
         operation = BY_OPCODE[opcode]
         operands = operation.layout.unpack_from(record)[5:]

@@ -62,7 +62,11 @@ AUTO_FREE: Final = 1
 
 
 class Executable:
-    """An executable graph of one context; ``graph`` is its own copy of the nodes, changed by updates."""
+    """An executable graph of one context. Safe for threads.
+
+    ``graph`` is its own copy of the nodes, which updates change. Methods that take a node take one of the copy (see
+    `node`).
+    """
 
     def __init__(self, graph: Graph, context: Context, flags: int) -> None:
         self.handle: Final = allocate_handle()
@@ -164,7 +168,12 @@ class Executable:
             self.context.post(operations.DESTROY_GRAPH, handle)
 
     def launch(self, stream: int) -> None:
-        """Launch it in stream order and return immediately; raise CudaError."""
+        """Launch the graph in stream order and return immediately.
+
+        It runs after its own earlier launches, whatever their streams. Raise INVALID_VALUE for a stream of another
+        context, and if memory of an earlier launch has not been freed; the context's sticky error; OUT_OF_MEMORY if a
+        changed graph cannot be uploaded. In a capturing stream the graph becomes a child graph node instead.
+        """
         known_stream = _known_stream(stream)
         context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:

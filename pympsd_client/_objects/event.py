@@ -71,7 +71,7 @@ def create(context: Context, flags: int) -> Event:
     return events.add(Event(handle, context, flags, recorded=is_shared))
 
 
-def opened(context: Context, secret: int) -> Event:
+def open_shared(context: Context, secret: int) -> Event:
     """Make an event that stands for what another process's does; raise CudaError."""
     handle = context.allocate_handle()
     context.call(operations.OPEN_EVENT, handle, secret >> 64, secret & ((1 << 64) - 1))

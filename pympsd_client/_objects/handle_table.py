@@ -32,7 +32,11 @@ T = TypeVar("T", bound=Owned)
 
 
 class HandleTable(Generic[T]):
-    """Objects of one kind by handle. Safe for threads: each step is one of a dictionary's."""
+    """Objects of one kind by handle. Safe for threads: each step is a single one of a dictionary's.
+
+    An object whose context closes is dropped: its handle is invalid then. ``get`` is the dictionary's own method, for
+    callers that look up often and handle a missing object themselves.
+    """
 
     def __init__(self, noun: str, why_missing: str, kind: Kind | None = None) -> None:
         """``noun`` and ``why_missing`` are words of the refusal; ``kind`` names the wire's destroy operation."""
@@ -49,7 +53,11 @@ class HandleTable(Generic[T]):
         return owned
 
     def find(self, handle: int) -> T:
-        """Return the object of a handle; raise INVALID_HANDLE."""
+        """Return the object of a handle.
+
+        Raise INVALID_HANDLE, which names the kind of object and the likely reason; or the error of a current context
+        that cannot be used, because that error explains more.
+        """
         owned = self._objects.get(handle)
         if owned is None:
             current().usable()

@@ -405,7 +405,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
     ((message, category, filename),) = shown
     expected = {
-        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (control.log",
+        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (see ",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
     }
     assert expected[peer_name] in message

@@ -21,9 +21,9 @@ from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
     code_of,
     flat,
+    packer_for_types,
     raw_packer,
     record_bytes,
-    typed_packer,
 )
 from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
@@ -160,14 +160,18 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
 def _remember(function: Function, types: Any) -> Any:
     if not isinstance(types, tuple):
         return None
-    packer = typed_packer(function.layout, types)
+    packer = packer_for_types(function.layout, types)
     if packer is not None and len(function.packers) < _CACHED:
         function.packers[types] = packer
     return packer
 
 
 def check_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
+    """Return a shape as plain ints once it is within the limits of device and kernel.
+
+    ``shape``: grid x, y, z, block x, y, z, dynamic shared bytes. INVALID_VALUE with the limit that is exceeded. A
+    shape that was checked is remembered, up to _CACHED of them.
+    """
     shape = tuple(unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
     _check_resources(function, shape)

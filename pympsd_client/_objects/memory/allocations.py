@@ -159,7 +159,11 @@ allocations: Final = Allocations()
 
 
 def allocate(count: int) -> int:
-    """Return the address of new device memory; OUT_OF_MEMORY (a limit of MPS counts too), INVALID_VALUE for 0."""
+    """Return the address of new device memory of the current context.
+
+    ``count``: bytes, at least 1, else INVALID_VALUE. OUT_OF_MEMORY if the device has no more, or an MPS limit is
+    reached.
+    """
     context = current()
     context.usable()
     if count == 0:
@@ -182,7 +186,10 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
 
 
 def free(address: int) -> None:
-    """Free what cuMemAlloc gave; INVALID_VALUE for any other address. Address 0 is nothing to free."""
+    """Free memory that cuMemAlloc or a pool returned, after the context's earlier work; return then.
+
+    INVALID_VALUE for any other address, also one within an allocation. Address 0: no effect.
+    """
     # Taken out first: once it is free another thread may be given the same address.
     allocation = allocations.remove(address)
     if allocation is None:
@@ -299,7 +306,9 @@ def _other_memory(address: int) -> tuple[int, int]:
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:
     """Return (context, stream) for work on an address that is to come after a stream's earlier work.
 
-    That is the stream itself, unless the address is on another device: then the stream is waited for.
+    That is the given context and stream, unless the address is on another device. Then the stream is waited for, and
+    the work goes to the legacy stream of a context on that device. INVALID_VALUE for memory of a pool that gives the
+    stream's device no access.
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream

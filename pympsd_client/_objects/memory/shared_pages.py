@@ -44,7 +44,7 @@ class SharedPages:
     transport: Transport
 
     def close(self) -> None:
-        """Free them: in this process immediately, in the executor when the work submitted before is done."""
+        """Free the pages: in this process immediately, in the executor when the work submitted before is done."""
         unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
         _free(self.transport, self.address)
 
@@ -52,9 +52,9 @@ class SharedPages:
 def share(context: Context, size: int) -> SharedPages:
     """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError.
 
-    The executor chooses the address, where this process may have its program, a library or its heap. Then it is asked
-    again. It chooses the next free addresses, so the memory it has returned stays allocated until then, and as much more
-    as is needed to get past what is mapped here.
+    The executor chooses the address. If this process has its program, a library or its heap there, the executor is
+    asked again. It chooses the next free addresses, so the memory that it has returned stays allocated until then,
+    and as much more as is needed to get past the mappings of this process.
     """
     transport = context.usable().transport
     in_the_way: list[int] = []

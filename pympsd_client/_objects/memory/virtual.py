@@ -246,10 +246,11 @@ class VirtualMemory:
     # --- mappings
 
     def map(self, physical: Physical, address: int, size: int) -> None:
-        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED.
+        """Map all of physical memory at reserved addresses.
 
-        Addresses are of the device whose context was current when they were reserved. Memory of another device is
-        mapped there if that has peer access.
+        The addresses are of the device whose context was current when they were reserved. Memory of another device is
+        mapped there if that device has peer access, else NOT_SUPPORTED. INVALID_VALUE for another size than the
+        memory's, and for addresses that are not reserved or in use. The mapping has no access until cuMemSetAccess.
         """
         if size != physical.size:
             raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")

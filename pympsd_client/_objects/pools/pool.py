@@ -99,7 +99,13 @@ class PoolKind:
 
 
 class Pool:
-    """One pool. Safe for threads."""
+    """One pool. Safe for threads.
+
+    Sizes are bytes. ``reserved`` counts the pool's chunks, `used` the program's blocks; ``reserved_high`` and
+    `used_high` are their watermarks. ``release_threshold``: reserved bytes that the pool keeps when a call has
+    waited. ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse attributes of
+    CUmemPool_attribute.
+    """
 
     is_imported = False
     """Whether it is another process's."""
@@ -176,9 +182,11 @@ class Pool:
             primary.release(process.connection)
 
     def allocate(self, size: int, user: Context, stream: int) -> int:
-        """Return the address of ``size`` bytes for the later work of a stream, 0 for none; raise CudaError.
+        """Return the address of ``size`` bytes for the later work of a stream, or 0 for 0 bytes.
 
-        ``user`` is the stream's context, which may be of another device than the pool.
+        ``user`` is the stream's context, which may be of another device than the pool; ``stream`` is its name in
+        records. The memory may have been freed in the same stream a moment ago. Raise OUT_OF_MEMORY if neither the
+        device nor the pool's maximum allow it, even with all of the pool's free memory.
         """
         user.usable()
         if size == 0:
@@ -255,7 +263,11 @@ class Pool:
         return error
 
     def free(self, block: Block, point: FreePoint | None) -> None:
-        """Free a block at a point of a stream (None: immediately)."""
+        """Free a block at a point of a stream (None: immediately).
+
+        Later work of that stream may have the memory immediately, other streams when the point has passed. No effect
+        if the block's context has been closed, because its memory is gone with it.
+        """
         with self._lock:
             arena = self._arenas.get(block.context)
             if arena is None:  # its context has been closed
@@ -281,7 +293,12 @@ class Pool:
     # --- what happens to streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Return what is to be done after a wait for a stream, or for all; None if that is nothing."""
+        """Return a function to call after a wait for a stream (None: for all streams), or None.
+
+        The memory that was freed in the stream is taken out before the wait and given back after it: free for all if
+        the wait was successful, else for its stream as before. So memory that is freed during the wait is not
+        concluded to be free.
+        """
         with self._lock:
             reached = [
                 (arena, point, arena.freed.pop(point))
