@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from pympsd.version import VERSION
+from pympsd.process.version import VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.sm_rounding import rounding

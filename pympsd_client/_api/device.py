@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from pympsd.version import API_VERSION
+from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value

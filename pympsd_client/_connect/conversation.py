@@ -10,8 +10,8 @@ from collections import deque
 from typing import Any, Final
 
 from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
+from pympsd.errors import RemoteError
 from pympsd.wire import messages
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 MAX_FDS: Final = 2

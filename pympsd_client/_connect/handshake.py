@@ -36,12 +36,11 @@ from attrs import evolve
 from pympsd.channel import daemon_owner
 from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.channel.descriptors import close_all
-from pympsd.process.build import build_id
+from pympsd.process.version import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import REQUIRE_MPS
-from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome, Versions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.conversation import Conversation, Ended
 from pympsd_client._connect.discovery import (

@@ -19,10 +19,9 @@ from typing import Any, Final
 
 import msgspec
 
-import pympsd.version
+import pympsd.process.version
 from pympsd.channel.descriptors import close_all
-from pympsd.process.build import build_id
-from pympsd.version import API_VERSION
+from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
@@ -63,7 +62,7 @@ def native_driver() -> bool:
 
 def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices that an environment describes (see `pympsd.devices`); raise CudaError."""
-    script = Path(pympsd.version.__file__).parent / "devices" / "__main__.py"
+    script = Path(pympsd.process.version.__file__).parent / "devices" / "__main__.py"
     try:
         child = subprocess.run(
             [sys.executable, "-I", str(script)],

@@ -14,8 +14,8 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.launch_flags import cluster_of, packed
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
+from pympsd.wire.ring_layout import cluster_of, packed
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd.wire.launch_flags import MOST
+from pympsd.wire.ring_layout import MOST
 from pympsd_client._api import stream_memory
 from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions

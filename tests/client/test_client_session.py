@@ -14,7 +14,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.channel import daemon_owner
-from pympsd.process.build import build_id
+from pympsd.process.version import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages

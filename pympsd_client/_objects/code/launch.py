@@ -13,7 +13,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.wire.launch_flags import NO_CLUSTER, packed
+from pympsd.wire.ring_layout import NO_CLUSTER, packed
 from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._command_stream.interception import intercepted

@@ -12,8 +12,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
 from pympsd.wire.records import Kind
 from pympsd_client._arguments.bindings import members

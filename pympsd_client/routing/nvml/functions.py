@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
+from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import explanations

@@ -20,12 +20,12 @@ from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
-from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Status
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels, on a device that cannot stop them."""
-_DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+_DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
 class EmulatedContext:
@@ -38,16 +38,16 @@ class EmulatedContext:
         memory: ContextMemory,
         placement: Placement,
         level: int,
-        serial: int,
+        context_id: int,
         trace: Trace,
-        on_fault: Callable[[Outcome], None],
+        on_fault: Callable[[Status], None],
         on_destroyed: Callable[[EmulatedContext], None],
     ) -> None:
         self.facts = facts
         self.scheduler = scheduler
         self.memory = memory
         self.placement = placement
-        self.serial = serial
+        self.id = context_id
         self.trace = trace
         self.on_fault = on_fault
         self._on_destroyed = on_destroyed
@@ -61,7 +61,7 @@ class EmulatedContext:
         self.pending: dict[WorkItem, None] = {}
         self.busy: dict[WorkStream, None] = {}
         """Streams with unfinished items."""
-        self._outcome = Outcome()
+        self._status = Status()
         self._facilities = Facilities(DeviceHeap(memory.borrow_heap))
         self._modules: dict[EmulatedModule, None] = {}
         self._numbers = count(1)
@@ -79,15 +79,15 @@ class EmulatedContext:
 
     def free(self, address: int, done: Completion) -> None:
         """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
-        if self.outcome.code is not Result.SUCCESS:
-            done(self.outcome)
+        if self.status.code is not Result.SUCCESS:
+            done(self.status)
             return
         self.memory.defer_free(address)
 
-        def release(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:
+        def release(status: Status) -> None:
+            if status.code is Result.SUCCESS:
                 self.memory.finish_free(address)
-            done(outcome)
+            done(status)
 
         self.notify(release)
 
@@ -162,8 +162,8 @@ class EmulatedContext:
     def unload(self, module: EmulatedModule) -> None:
         """Free a module's memory after the work so far; a poisoned context's is freed when it is destroyed."""
 
-        def release(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS and self._modules.pop(module, module) is None:
+        def release(status: Status) -> None:
+            if status.code is Result.SUCCESS and self._modules.pop(module, module) is None:
                 self.memory.unlink(module.loaded)
 
         self.notify(release)
@@ -201,7 +201,7 @@ class EmulatedContext:
         try:
             self.scheduler.submit(marker)
         except BackendError:
-            done(self.outcome)
+            done(self.status)
 
     def set_limit(self, limit: Limit, count: int) -> None:
         """Set a limit in bytes; BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
@@ -262,33 +262,33 @@ class EmulatedContext:
     # --- its end
 
     @property
-    def outcome(self) -> Outcome:
+    def status(self) -> Status:
         """SUCCESS, or the error that poisoned it."""
-        return self._outcome
+        return self._status
 
     def check(self) -> None:
         """Raise BackendError with the sticky error of a poisoned or destroyed context."""
-        if self._outcome.code is not Result.SUCCESS:
-            raise BackendError(self._outcome.code, self._outcome.reason)
+        if self._status.code is not Result.SUCCESS:
+            raise BackendError(self._status.code, self._status.reason)
 
-    def poison(self, outcome: Outcome, faulted: bool) -> bool:
+    def poison(self, status: Status, faulted: bool) -> bool:
         """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
 
         Where kernels cannot be stopped only a fault of its own work ends them.
         """
         if faulted or self.facts.stops_kernels:
             self.cancel.set()
-        if self._outcome.code is not Result.SUCCESS and outcome is not _DESTROYED:
+        if self._status.code is not Result.SUCCESS and status is not _DESTROYED:
             return False
-        self._outcome = outcome
+        self._status = status
         return True
 
-    def terminate(self, outcome: Outcome) -> None:
+    def terminate(self, status: Status) -> None:
         """Stop what runs, drop what waits and free all memory; the outcome is sticky.
 
         BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
         """
-        self.scheduler.poison(self, outcome)
+        self.scheduler.poison(self, status)
         if not self.scheduler.wait_until_at_rest(self, self._patience):
             reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
@@ -318,7 +318,7 @@ class EmulatedContext:
     @property
     def is_destroyed(self) -> bool:
         """Whether it was destroyed; the device lists it until nothing of it runs."""
-        return self._outcome is _DESTROYED
+        return self._status is _DESTROYED
 
     def _release(self) -> None:
         self._free_all()

@@ -17,7 +17,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
 from pympsd_server.backends.quota import Quota
 
 
@@ -75,7 +75,7 @@ class EmulatedDevice(AccountedDevice):
     def context_traces(self) -> Sequence[ContextTrace]:
         """The multiprocessors of living contexts and their most resident blocks."""
         with self._lock:
-            return [context.placement.trace(context.serial) for context in self._contexts]
+            return [context.placement.trace(context.id) for context in self._contexts]
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
@@ -115,7 +115,7 @@ class EmulatedDevice(AccountedDevice):
         self._scheduler.timeline = timeline
 
     def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+        self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> EmulatedContext:
         """Create a context; BackendError OUT_OF_MEMORY if the device or the quota has no room for one."""
         with self._lock:
@@ -125,7 +125,7 @@ class EmulatedDevice(AccountedDevice):
             among = sms_of(self._facts, quota.chunks)
             multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0, among)
             try:
-                context = self._make(address_space, quota, multiprocessors, on_fault, serial)
+                context = self._make(address_space, quota, multiprocessors, on_fault, context_id)
             except BaseException:
                 self._multiprocessors.give(multiprocessors)
                 raise
@@ -137,8 +137,8 @@ class EmulatedDevice(AccountedDevice):
         address_space: int,
         quota: Quota,
         multiprocessors: tuple[int, ...],
-        on_fault: Callable[[Outcome], None],
-        serial: int,
+        on_fault: Callable[[Status], None],
+        context_id: int,
     ) -> EmulatedContext:
         client = self._spaces.of(address_space, quota)
         overhead = context_overhead(self._facts, len(multiprocessors))
@@ -150,7 +150,7 @@ class EmulatedDevice(AccountedDevice):
             memory,
             placement,
             quota.priority,
-            serial,
+            context_id,
             self._trace,
             on_fault,
             self._remove,

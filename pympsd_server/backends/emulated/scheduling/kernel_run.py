@@ -134,7 +134,7 @@ class KernelRun(WorkItem):
             )
             self._residents.append(_Resident(batch, placed))
             owner, name = self.owner, self._kernel.name
-            owner.trace.add_batch(owner.serial, name, self._begun, blocks, owner.queue.level)
+            owner.trace.add_batch(owner.id, name, self._begun, blocks, owner.queue.level)
         return blocks
 
     def _advance(self, resident: _Resident, seconds: float) -> None:

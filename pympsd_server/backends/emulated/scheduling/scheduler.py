@@ -20,7 +20,7 @@ from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFaul
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
-from pympsd_server.backends.interface import BackendError, Outcome, Timeline
+from pympsd_server.backends.interface import BackendError, Status, Timeline
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]
@@ -85,7 +85,7 @@ class Scheduler:
     # --- running
 
     def _run_to_end(self, item: WorkItem) -> None:
-        fault: Outcome | None = None
+        fault: Status | None = None
         item.began_at = time.perf_counter_ns()
         try:
             while not item.step(1.0):
@@ -93,7 +93,7 @@ class Scheduler:
         except Cancelled:
             pass
         except Exception as error:
-            fault = _outcome_of(error)
+            fault = _status_of(error)
         self._after(item, True, fault, None)
 
     def _compute_or_end(self) -> None:
@@ -113,10 +113,10 @@ class Scheduler:
             except Cancelled:
                 pass
             except Exception as error:  # an error of a kernel is its context's, not the device's
-                fault = _outcome_of(error)
+                fault = _status_of(error)
             ended = time.perf_counter_ns()
             if (timeline := self.timeline) is not None:
-                timeline.ran(item.owner.serial, item.what, began, ended)
+                timeline.ran(item.owner.id, item.what, began, ended)
             self._after(item, finished, fault, ended - began)
 
     def _next(self) -> WorkItem | None:
@@ -131,7 +131,7 @@ class Scheduler:
                 self._work.wait()
         return None
 
-    def _after(self, item: WorkItem, finished: bool, fault: Outcome | None, used: int | None) -> None:
+    def _after(self, item: WorkItem, finished: bool, fault: Status | None, used: int | None) -> None:
         # ``used``: nanoseconds of the compute thread; None if a caller ran it in its own thread.
         calls: Calls = []
         with self.lock:
@@ -142,7 +142,7 @@ class Scheduler:
                 self._poison(owner, fault, calls, faulted=True, alone=alone)
             if used is not None:
                 self._ready.charge(item, used)
-            if owner.outcome.code is not Result.SUCCESS:
+            if owner.status.code is not Result.SUCCESS:
                 self._after_the_end(item, finished, calls)
             elif finished:
                 if used is not None:
@@ -186,7 +186,7 @@ class Scheduler:
             began = item.began_at or item.finished_at
             submitted = item.submitted_at or began
             number = item.stream.number
-            self.timeline.finished(item.owner.serial, number, item.what, submitted, began, item.finished_at)
+            self.timeline.finished(item.owner.id, number, item.what, submitted, began, item.finished_at)
 
     def _release(self, item: WorkItem, calls: Calls) -> None:
         item.waiting -= 1
@@ -206,24 +206,24 @@ class Scheduler:
 
     # --- ending contexts
 
-    def poison(self, owner: WorkOwner, outcome: Outcome) -> None:
+    def poison(self, owner: WorkOwner, status: Status) -> None:
         """Poison a context: stop what runs if possible, drop what waits, call all completions with the outcome."""
         calls: Calls = []
         with self.lock:
-            self._poison(owner, outcome, calls)
+            self._poison(owner, status, calls)
             self._flush(owner, calls)
         _call_each(calls)
 
     def _poison(
-        self, owner: WorkOwner, outcome: Outcome, calls: Calls, *, faulted: bool = False, alone: bool = False
+        self, owner: WorkOwner, status: Status, calls: Calls, *, faulted: bool = False, alone: bool = False
     ) -> None:
         """``faulted``: by its own work, all of which is then stopped.
 
         ``alone``: it is not a fault of the device, so ``on_fault`` is not called.
         """
-        new = owner.poison(outcome, faulted)
-        if new and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
-            calls.append(lambda: owner.on_fault(outcome))
+        new = owner.poison(status, faulted)
+        if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
+            calls.append(lambda: owner.on_fault(status))
         unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
         self._ready.drop(owner.queue)
         for item in unstoppable:
@@ -276,9 +276,9 @@ class Scheduler:
 
 def _queue_callbacks(item: WorkItem, calls: Calls) -> None:
     callbacks, item.callbacks = item.callbacks, []
-    outcome = item.owner.outcome
+    status = item.owner.status
     for callback in callbacks:
-        calls.append(lambda callback=callback: callback(outcome))  # type: ignore[misc]
+        calls.append(lambda callback=callback: callback(status))  # type: ignore[misc]
 
 
 def _call_each(calls: Calls) -> None:
@@ -289,12 +289,12 @@ def _call_each(calls: Calls) -> None:
             traceback.print_exc()
 
 
-def _outcome_of(error: Exception) -> Outcome:
+def _status_of(error: Exception) -> Status:
     if isinstance(error, MemoryError):
         # Half a kernel cannot be undone: its context is lost, and no other.
-        return Outcome(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
+        return Status(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
     if isinstance(error, BackendError):
-        return Outcome(error.code, error.reason)
+        return Status(error.code, error.reason)
     if isinstance(error, DeviceFault):
-        return Outcome(Result(error.code), str(error))
-    return Outcome(Result.ERROR_LAUNCH_FAILED, f"the emulated device failed: {type(error).__name__}: {error}")
+        return Status(Result(error.code), str(error))
+    return Status(Result.ERROR_LAUNCH_FAILED, f"the emulated device failed: {type(error).__name__}: {error}")

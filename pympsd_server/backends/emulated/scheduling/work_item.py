@@ -13,7 +13,7 @@ from pympsd_server.backends.budget import Counters
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, TimeShare
-from pympsd_server.backends.interface import Completion, Outcome
+from pympsd_server.backends.interface import Completion, Status
 
 
 class Trace(Counters):
@@ -63,24 +63,24 @@ class WorkOwner(Protocol):
     cancel: Flag
     """Set when what runs is to stop."""
     queue: ContextQueue
-    on_fault: Callable[[Outcome], None]
+    on_fault: Callable[[Status], None]
     pending: dict[WorkItem, None]
     """Unfinished items, in the order they came."""
     placement: Placement
-    serial: int
+    id: int
     """Its name in traces."""
     trace: Trace
     when_at_rest: Callable[[], None] | None
     """Called once when nothing runs any more."""
 
     @property
-    def outcome(self) -> Outcome:
+    def status(self) -> Status:
         """SUCCESS, or the error that poisoned it."""
 
     def check(self) -> None:
         """Raise BackendError with the sticky error of a poisoned or destroyed context."""
 
-    def poison(self, outcome: Outcome, faulted: bool) -> bool:
+    def poison(self, status: Status, faulted: bool) -> bool:
         """Keep the error and stop kernels, after a fault of its own work in any case; return whether it is new."""
 
     def order(self, item: WorkItem) -> list[WorkItem]:
