@@ -321,8 +321,7 @@ class ClientSession:
             raise
 
     async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:
-        """Have a context made together with its command stream: two descriptors, for which descriptors must be
-        free."""
+        """Request a context with a command stream, which takes two descriptors; raise ExecutorError without them."""
         try:
             require_room(STREAM_FDS)
             answer, fds = await executor.ask(attach.request, attach)

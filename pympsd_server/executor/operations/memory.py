@@ -128,8 +128,7 @@ def allocate_pinned(request: Request, count: int) -> Answer:
 
 
 def free_pinned(request: Request, address: int) -> None:
-    """Free a piece, even if its context has gone: for the client immediately, in fact after the work that it has
-    queued."""
+    """Free a piece, even if its context has ended: the client loses it now, the device after all queued work."""
     _after_all_work(request.resources, request.resources.pinned.take(address))
 
 

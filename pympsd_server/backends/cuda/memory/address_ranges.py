@@ -80,7 +80,8 @@ class AddressWindow:
 
     Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped in one piece, and
     the rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation
-    that touches it."""
+    that touches it.
+    """
 
     def __init__(self, base: int, size: int) -> None:
         self._free = FreeRanges(base, size)

@@ -97,8 +97,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self._resources.allocate(count)
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work queued before the call is done; a faulted context's is freed when it is
-        destroyed."""
+        """Free memory once the work queued before the call is done, or when a faulted context is destroyed."""
         self._resources.free(address, done)
 
     def memory_info(self) -> tuple[int, int]:
@@ -161,8 +160,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return b"", b""
 
     def after_work(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when the device is done with all work queued before the call, whatever the state of the
-        context."""
+        """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
         def done(status: Status) -> None:
             if status.code is Result.SUCCESS:
@@ -225,7 +223,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     def is_quiet(self) -> bool:
         """Whether none of its work is running. True on a faulted device, where no work runs any more."""
-        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from being released.
+        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:

@@ -45,8 +45,7 @@ class SiblingContext(Protocol):
     """A context, as its client's frees wait for it."""
 
     def after_work(self, act: Act) -> None:
-        """Call ``act`` when the device is done with all work queued before the call, whatever the state of the
-        context."""
+        """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
         """Whether none of its work is left, neither running nor held."""
