@@ -22,7 +22,7 @@ from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 
 
 def ignore(outcome: Outcome) -> None:
-    """Nothing is poisoned here."""
+    """Nothing faults here."""
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from pympsd_server.backends.emulated.ptx.loading.program import Program
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.interface import BackendError, Outcome
 
-ALLOCATION_LIMIT: Final = 1 << 18
+MAX_ALLOCATIONS: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
 WORKSPACE_BYTES: Final = 8
 """Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
@@ -66,8 +66,8 @@ class ContextMemory:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
         with self._client.lock:
             self._check_open()
-            if len(self._allocations) >= ALLOCATION_LIMIT:
-                reason = f"a context holds at most {ALLOCATION_LIMIT} allocations"
+            if len(self._allocations) >= MAX_ALLOCATIONS:
+                reason = f"a context holds at most {MAX_ALLOCATIONS} allocations"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._budget.take(charged(count))
             try:
@@ -91,7 +91,7 @@ class ContextMemory:
             self._deferred.add(address)
 
     def finish_free(self, address: int) -> None:
-        """Free an allocation of ``defer_free``, unless the context was closed meanwhile, which freed everything."""
+        """Free an allocation of ``defer_free``, unless the context was closed in between, which freed everything."""
         with self._client.lock:
             self._deferred.discard(address)
             # Another client of the same space may have the address by now.
@@ -151,7 +151,7 @@ class ContextMemory:
         return address
 
     def return_workspace(self, address: int, outcome: Outcome) -> None:
-        """Free the workspace of a launch that has ended; a poisoned context's is freed when it is destroyed."""
+        """Free the workspace of a launch that has ended; a faulted context's is freed when it is destroyed."""
         if outcome.code is Result.SUCCESS:
             self.finish_free(address)
 
@@ -189,7 +189,7 @@ class ContextMemory:
         return sum(charged(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
-        """Free a program's variables, unless the context was closed meanwhile, which freed everything."""
+        """Free a program's variables, unless the context was closed in between, which freed everything."""
         with self._client.lock:
             if self._linked.pop(id(loaded), None) is not None:
                 self._unlink(loaded)
@@ -233,8 +233,8 @@ SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20
 """What a context costs before Volta, where all clients share the one context of their server."""
 
 
-def context_overhead(facts: DeviceFacts, multiprocessors: int) -> int:
+def context_overhead(properties: DeviceFacts, multiprocessors: int) -> int:
     """Return the bytes that a context on this number of multiprocessors costs by itself."""
-    if not facts.is_volta_or_newer:
+    if not properties.is_volta_or_newer:
         return SHARED_CONTEXT_OVERHEAD_BYTES
     return FIXED_OVERHEAD_BYTES + multiprocessors * MULTIPROCESSOR_OVERHEAD_BYTES

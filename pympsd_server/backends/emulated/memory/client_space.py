@@ -156,11 +156,11 @@ def _detach(client: ClientSpace, address: int) -> None:
 class ClientSpaces:
     """The clients of one device, by the key of their address space. Its owner locks it."""
 
-    def __init__(self, facts: DeviceFacts, base: int, device: DeviceBudget) -> None:
-        self._facts = facts
+    def __init__(self, properties: DeviceFacts, base: int, device: DeviceBudget) -> None:
+        self._properties = properties
         self._base = base
         self._device = device
-        self._allocatable = min(VIRTUAL_OFFSET, 2 * facts.memory_bytes)
+        self._allocatable = min(VIRTUAL_OFFSET, 2 * properties.memory_bytes)
         self._clients: dict[int, ClientSpace] = {}
         self._exports = Exports()
         self.host_memory = HostMemory(self._clients)
@@ -172,10 +172,10 @@ class ClientSpaces:
         client = self._clients.get(key)
         if client is not None:
             return client
-        limit, groups = (quota.memory_bytes, quota.groups) if self._facts.is_volta_or_newer else (0, ())
+        limit, groups = (quota.memory_bytes, quota.groups) if self._properties.is_volta_or_newer else (0, ())
         audited = key if quota.audited else 0
         budget = ClientBudget(self._device, limit, self._device.groups(groups, key), audited)
-        if self._facts.isolates_address_spaces:
+        if self._properties.isolates_address_spaces:
             return ClientSpace(self._reserve(), budget, None, self._exports)
         reserved = self._shared or self._reserve()
         return ClientSpace(reserved, budget, OwnedMemory(reserved.space), self._exports)

@@ -33,7 +33,7 @@ SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
 TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-_PATIENCE_SECONDS: Final = 1.0
+_READ_TIMEOUT_SECONDS: Final = 1.0
 """How long a table is waited for that is being written, or written again and again."""
 _PAUSE_SECONDS: Final = 50e-6
 
@@ -88,7 +88,7 @@ class Table:
 
         Nothing if it stays unfinished: its writer ended while it wrote.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _READ_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             if self.generation & 1:
                 # Its writer may wait for a processor; copying meanwhile would be in vain.

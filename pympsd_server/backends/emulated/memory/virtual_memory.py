@@ -21,7 +21,7 @@ from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
 
-MAPPING_LIMIT: Final = 4096
+MAX_MAPPINGS: Final = 4096
 """What one client maps: each is a mapping of this process, which may have 65,530."""
 
 
@@ -238,8 +238,8 @@ class Mappings:
             raise _invalid(f"nothing can be mapped at {address:#x}")
         if any(other.start < mapping.end and address < other.end for other in self._by_start.values()):
             raise _invalid(f"something is mapped at {address:#x}, or within {mapping.storage.size} bytes from it")
-        if len(self._by_start) >= MAPPING_LIMIT:
-            reason = f"a client has at most {MAPPING_LIMIT} mappings; unmap some, or map larger memory"
+        if len(self._by_start) >= MAX_MAPPINGS:
+            reason = f"a client has at most {MAX_MAPPINGS} mappings; unmap some, or map larger memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         try:
             mapping.storage.place(self.space, address)

@@ -117,7 +117,7 @@ class FairQueue:
 
 _SCALE: Final = 1 << 50
 """Weights are this, divided by bytes: precise enough for whatever memory a device has."""
-_LEAST_BYTES: Final = 1 << 20
+_MIN_BYTES: Final = 1 << 20
 
 
 class MemoryShare(FairQueue):
@@ -125,5 +125,5 @@ class MemoryShare(FairQueue):
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
         """Account for time: the more memory, the less a nanosecond weighs."""
-        work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _LEAST_BYTES)
+        work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _MIN_BYTES)
         super().charge(work, nanoseconds)

@@ -32,15 +32,17 @@ from pympsd_server.backends.emulated.ptx.runtime.warp import all_arrived
 
 # About this many threads per batch keep the arrays of a kernel in the cache.
 PREFERRED_THREADS = 32768
-_MAXIMUM_LOCAL = 256 << 20
-_PATIENCE = 1024
+_MAX_LOCAL_BYTES = 256 << 20
+_STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
 
 
 def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
     """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
-    threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
+    threads = min(
+        _MAX_LOCAL_BYTES if together else PREFERRED_THREADS, max(1024, _MAX_LOCAL_BYTES // max(local_bytes, 1))
+    )
     return max(1, threads // threads_per_block)
 
 
@@ -219,7 +221,7 @@ class Batch:
             if self._favoured in run:
                 return self._favoured
             self._burst = 0
-        if self._impatience >= _PATIENCE:
+        if self._impatience >= _STEPS_BEFORE_BURST:
             self._impatience = 0
             self._release_across()
             waiting = sorted(run)

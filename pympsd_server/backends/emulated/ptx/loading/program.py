@@ -19,8 +19,8 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translati
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target, Variable
 
-MAXIMUM_THREADS = 1024
-MAXIMUM_STATIC_SHARED = 48 << 10
+MAX_THREADS = 1024
+MAX_STATIC_SHARED = 48 << 10
 _ELF = b"\x7fELF"
 
 
@@ -123,7 +123,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     parameters = tuple((p.name, offset, p.size) for p, offset in layout)
     required = _block_shape(function.directives.get("reqntid"))
     limit = _block_shape(function.directives.get("maxntid")) or required
-    threads = MAXIMUM_THREADS if limit is None else min(MAXIMUM_THREADS, limit[0] * limit[1] * limit[2])
+    threads = MAX_THREADS if limit is None else min(MAX_THREADS, limit[0] * limit[1] * limit[2])
     return Kernel(
         name=function.name,
         parameters=parameters,

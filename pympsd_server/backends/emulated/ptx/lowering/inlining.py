@@ -47,7 +47,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Variable,
 )
 
-MAXIMUM_OPERATIONS = 400_000
+MAX_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
 _OF_ADDRESSES = frozenset({"mov", "cvta"})
 _NOT_PREDICABLE = frozenset(
@@ -216,7 +216,7 @@ class _Flattener:
         return key
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
-        if len(self.code.operations) > MAXIMUM_OPERATIONS:
+        if len(self.code.operations) > MAX_OPERATIONS:
             raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
         if instruction.name in ("vote", "shfl") and "sync" not in instruction.modifiers:
             self._check_without_sync(instruction)

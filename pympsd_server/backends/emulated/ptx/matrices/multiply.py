@@ -31,7 +31,7 @@ STORED: Final = {
 }
 """An element in memory and in registers, by its type; of bits it is eight of them."""
 _TF32_MASK: Final = np.uint32(0xFFFFE000)
-_LEAST, _MOST = -(2.0**31), 2.0**31 - 1
+_MIN_S32, _MAX_S32 = -(2.0**31), 2.0**31 - 1
 
 
 def multiply_matrices(
@@ -72,7 +72,7 @@ def round_sums(total: Array, kind: str, saturate: bool) -> Array:
     Floats are rounded once: closer than tensor cores sum.
     """
     if kind == "s32":
-        return (np.clip(total, _LEAST, _MOST) if saturate else total).astype(np.int64).astype(np.int32)
+        return (np.clip(total, _MIN_S32, _MAX_S32) if saturate else total).astype(np.int64).astype(np.int32)
     return total.astype(np.float16 if kind == "f16" else np.float32)
 
 

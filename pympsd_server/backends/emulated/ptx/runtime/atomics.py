@@ -180,11 +180,11 @@ def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array,
         # Position of each address's winner; past the end where there is none.
         until = np.full(len(heads), len(index))
         until[group[winners]] = winners
-        settled = pending <= until[group[pending]]
-        done = pending[settled]
+        resolved = pending <= until[group[pending]]
+        done = pending[resolved]
         old[done] = current[group[done]]
         current[group[winners]] = values[winners]
-        pending = pending[~settled]
+        pending = pending[~resolved]
         if not len(pending):
             break
     for position in pending.tolist():

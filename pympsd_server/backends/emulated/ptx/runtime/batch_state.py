@@ -15,7 +15,7 @@ from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, geometry
 
 _FRAME_ALIGNMENT = 16
-_LEAST_SLEEP = 1e-4
+_MIN_SLEEP_SECONDS = 1e-4
 
 
 def _align(size: int) -> int:
@@ -107,7 +107,7 @@ class BatchState:
         """
         now = time.perf_counter()
         if not self._wake:
-            self._wake = now + (self._sleep if alone and self._sleep >= _LEAST_SLEEP else 0)
+            self._wake = now + (self._sleep if alone and self._sleep >= _MIN_SLEEP_SECONDS else 0)
         if (pause := min(self._wake, deadline) - now) > 0:
             time.sleep(pause)
         if time.perf_counter() >= self._wake:

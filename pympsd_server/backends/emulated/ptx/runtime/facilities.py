@@ -75,7 +75,7 @@ class DeviceHeap:
 PRINT_BYTES: Final = 1 << 20
 """CU_LIMIT_PRINTF_FIFO_SIZE unless a program sets it."""
 
-GREATEST_PRINT_BYTES: Final = 64 << 20
+MAX_PRINT_BYTES: Final = 64 << 20
 """However large a buffer a program asks for: the text is in the executor's memory, not the device's."""
 
 
@@ -95,7 +95,7 @@ class PrintBuffer:
         with self._lock:
             self._texts.append(text)
             self._bytes += len(text)
-            while self._bytes > min(self.limit, GREATEST_PRINT_BYTES):
+            while self._bytes > min(self.limit, MAX_PRINT_BYTES):
                 self._bytes -= len(self._texts.popleft())
 
     def report(self, text: bytes) -> None:
