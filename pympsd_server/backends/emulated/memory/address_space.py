@@ -1,4 +1,30 @@
-"""How far a kernel may reach beyond the memory that it was given: as far as a GPU lets it, or exactly to the end."""
+"""One client's address space on one emulated device: which addresses exist, and the bytes behind them.
+
+The problem: a kernel computes any addresses it likes, 32,768 at a time, and each of them has to be checked against
+the client's allocations without a Python loop. An access outside must fault with ILLEGAL_ADDRESS, as on a GPU, and
+must never touch another client's bytes or this process's own.
+
+The idea: an address space is one range of the device's window, reserved in this process as one mapping that costs
+nothing until it is touched (window.py). An address minus ``base`` is an offset in the mapping, so a checked access of
+all threads is one NumPy index into a view of it:
+
+    base                                VIRTUAL_OFFSET           MAPPED_OFFSET            size
+    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows of peers,
+    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one
+
+Allocations are kept as two sorted lists, starts and ends. Kernels check the lowest and the highest address of an
+access first: if both lie in the same allocation, all in between do, too. Only if not, `locate` looks at each address
+with a binary search in the same lists as arrays.
+
+Invariants:
+
+- ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
+  either completely or not at all while another thread allocates. All changes are made under the client's lock.
+- Between two allocations lies a gap of GUARD_BYTES that no access reaches. With the bounds of hardware a kernel
+  reaches at most 511 bytes beyond an allocation, and those bytes are in the gap: they belong to nobody.
+- A freed range is zeroed and its pages are released before its addresses are given out again, so that no data of an
+  earlier allocation can be read.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,29 @@
-"""Execution of a batch of CTAs: the choice of the threads to run next, and their reconvergence.
+"""Execution of a batch of thread blocks: which threads run next, and how they come together again.
 
-The group at the lowest block runs first, so that diverged threads wait for each other where their paths join. Threads
-at a barrier, and lanes at a warp-synchronising operation whose partners are elsewhere, are parked. To let spin loops
-see their flags, now and then another group gets a burst.
+The problem: the threads of a GPU's warp run in step until they diverge. Here all threads of up to a few hundred
+blocks run in step, because one NumPy call for 32,768 threads costs little more than one for 32. They diverge, too,
+wait at barriers, spin on flags of each other, and must still make progress as PTX promises.
+
+The idea: threads at the same basic block form a *group*. The batch keeps the groups by the number of their block and
+repeats one step: choose a block, merge all groups that are there, run its function for them together, and put the
+threads where its plan (lowering/block_plans.py) sends them:
+
+    block 2 (loop)      block 5 (after it)          the group at block 2 runs first, again and again, until its last
+    [0 1 2 3 7]         [4 5 6]                     thread has come to block 5; then all eight run on together
+
+- The *lowest* block runs first. Compilers place the code where paths join behind both paths, so that diverged threads
+  wait there for each other.
+- *Barriers.* Threads that arrive early are kept aside with the registers they continue with (barriers.py). If all
+  threads of the batch arrive together nothing is kept.
+- *Warps.* Before a block with shuffles, votes or matrices the lanes that its membermask names must be there. Others
+  are parked until their partners come, or until no group can run: then places where lanes wait for each other are
+  released.
+- *Spinning.* A loop that waits for a flag would run for ever as the lowest block. Each step adds the plan's weight to
+  an impatience; past _STEPS_BEFORE_BURST another group gets a burst of steps.
+
+Invariants: every living thread of the batch is in exactly one place (a group that can run, parked, at a barrier). A
+step runs one block for one group and then looks at the deadline and the cancel flag, so a kernel that never ends is
+stopped between two blocks. A batch in which nobody can run and nothing can be released is a deadlock and faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A program's variables in one client's memory."""
+"""A program's variables in one client's memory.
+
+A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: an allocation
+for each variable, initial values written, and the kernel's functions bound to those addresses. All constants lie in
+one allocation, so that 32 bits distinguish their addresses, as PTX allows for .const.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,27 @@
-"""A kernel's syntax to flat operations: scopes resolved, .func calls inlined, procedures appended."""
+"""A kernel's syntax to flat operations: scopes resolved, calls inlined, procedures appended.
+
+The NumPy tier runs all threads of a batch together, block by block, so it wants a kernel that is one flat list of
+operations. PTX has nested scopes, functions with their own registers, and calls. `flatten` makes one list of them:
+
+    .func (.reg .u32 r) twice(.reg .u32 x)        mov %1:x, %a           the argument to a register of the instance
+    { add.u32 r, x, x; ret; }                     add %1:r, %1:x, %1:x   the body, every name renamed
+                                          ──▶     bra 1:$end             ret
+    call (%b), twice, (%a);                       1:$end:
+                                                  mov %b, %1:r           the result
+
+- *Scopes.* `Names` holds the meaning of every name in a scope; an inner scope starts with a copy. Labels get a suffix
+  that counts scopes, because inline assembly repeats them.
+- *Calls* are inlined: each call is an instance with a prefix of its own, so registers and labels never collide. The
+  .param variables of a call become pieces of a variable in space "call"; call_parameters.py then turns most of them
+  into registers.
+- *Procedures.* A function that can call itself, or is called by its address, cannot be inlined. Its code is appended
+  once, with a frame in local memory, and a call becomes "callproc" (procedures.py).
+- *Guards.* Most guarded instructions run masked. Some must not run at all for the threads that are out (barriers,
+  calls, traps); `_skip_unless` branches around those.
+
+What must never happen: code that grows without a bound. Inlining can multiply a kernel, so MAX_OPERATIONS ends it
+with a refusal that names the line.
+"""
 
 from __future__ import annotations
 

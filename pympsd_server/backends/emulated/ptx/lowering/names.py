@@ -1,4 +1,10 @@
-"""The names in a function's text, resolved."""
+"""The names in a function's text, resolved to registers, symbols, labels and immediates.
+
+`Names` is one scope: what each name means there. `Resolver` turns an operand of the syntax tree into an argument of
+an operation, with the scope first, then the module's variables, special registers and functions. Some operands need
+operations of their own, which it appends: the element of an array with an index in a register, or a sum of a register
+and an offset outside of brackets.
+"""
 
 from __future__ import annotations
 

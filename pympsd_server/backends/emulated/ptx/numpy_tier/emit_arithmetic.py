@@ -1,4 +1,9 @@
-"""Integer arithmetic instructions, carry chains included."""
+"""Integer arithmetic instructions, carry chains included.
+
+Integers wrap, as NumPy's do. `add`, `mul` and others also have float types; those go to emit_float.py. Two packed
+16-bit integers (u16x2, s16x2) are computed as their halves. Carry chains keep the flag in a register of the kernel
+that is 0 or 1 (`_carry_chain`).
+"""
 
 from __future__ import annotations
 

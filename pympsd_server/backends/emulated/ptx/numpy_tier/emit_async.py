@@ -1,4 +1,9 @@
-"""mbarrier objects, and asynchronous copies of a few bytes."""
+"""mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
+
+No thread may read the destination of an asynchronous copy before it has waited for it, so a copy is made immediately
+when it is issued: commits and waits of groups then have nothing left to do. What remains observable are mbarriers, on
+which threads really wait. A copy that completes bytes at an mbarrier changes it after the bytes are there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Loads, stores and atomics."""
+"""Loads, stores, atomics, and the instructions about memory that have no effect here.
+
+A memory operand is a base and a constant offset. Several accesses from the same base in one block share a *span*: one
+bounds check and one computation of indices for all of them (`Writer.span`), after which each access indexes a view
+that is shifted by its offset. That fast path needs a state space that is known, no guard and an aligned offset;
+everything else is a checked call of `load`, `store` or `atomic` in ptx/runtime.
+
+32-bit addresses are extended by zeros; in .const memory they count from the module's constants. Fences, prefetches
+and cache hints write nothing, because the threads of a batch see each other's memory in order.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,19 @@
 """One basic block to the source of one Python function: registers, constants and results.
 
-The function takes the batch state `B`, the group's lanes `T` and the block's live-in registers, and
-returns the live-out registers of each successor. Values are never changed in place.
+The function takes the batch state `B`, the threads `T` that run and the block's live-in registers, and returns the
+live-out registers of each successor. For example
+
+    @%p add.f32 %f3, %f1, %f2;     becomes     v1 = r1 + r2
+                                               v2 = select(r4, v1, r3)
+
+- A register is the name of the expression that was last assigned to it, with the dtype it has at the moment. Values
+  are never changed in place, so two registers can share an array. A use with another dtype of the same width is a
+  view.
+- A value is a NumPy scalar as long as all threads share it, and an array of one element per thread otherwise. The
+  generated code is the same for both; loop counters and kernel parameters stay scalars.
+- A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
+- Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
+- `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""Atomic read-modify-write operations of many threads, some of them to the same address."""
+"""Atomic read-modify-write operations of many threads, some of them to the same address.
+
+Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
+values have to show. A loop over 32,768 threads would take milliseconds, so each function has the fastest way that
+gives the same result:
+
+- without old values (`red`): NumPy's ``ufunc.at``, or for the same address one reduction;
+- with old values, different addresses: one gather and one scatter;
+- with old values, equal addresses: operations sorted by address; running sums for integer addition, the previous
+  element for an exchange, rounds that resolve everything up to the next successful swap for compare-and-swap, and for
+  the rest the n-th operation of every address together, for n = 0, 1, ... (`_by_rank`).
+"""
 
 from __future__ import annotations
 

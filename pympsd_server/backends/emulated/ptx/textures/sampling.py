@@ -1,4 +1,10 @@
-"""Reads of textures: tex, tld4 and txq."""
+"""Samples of textures: levels, filters, layers, cubes, gathers and queries.
+
+A sample has coordinates, a texture object (a record in device memory) and perhaps a level or gradients. The threads
+of a group may use different objects, so the work is done for each object separately (`texels.by_object`), then for
+each level, then for each of the up to eight elements that a linear filter mixes. Coordinates and weights are rounded
+to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Elements of textures and surfaces in a client's memory."""
+"""Texels: elements of arrays in memory, and which of them a coordinate means (CUDA, Texture Fetching).
+
+The first part reads the texture object and the elements: formats, channels, sRGB, the colour of the border. The
+second is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
+"""
 
 from __future__ import annotations
 
