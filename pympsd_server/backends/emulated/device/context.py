@@ -122,7 +122,7 @@ class EmulatedContext:
         return self.memory.mapped.import_(secret)
 
     def share_allocation(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and where it begins in what is imported."""
+        """Return the secret of an allocation, and its offset in the memory that is imported."""
         self.check()
         return self.memory.share(address)
 
@@ -304,7 +304,7 @@ class EmulatedContext:
         return True
 
     def terminate(self, outcome: Outcome) -> None:
-        """Stop what runs, drop what waits and free all memory; the outcome is sticky.
+        """Stop running work, drop waiting work and free all memory; ``outcome`` is the sticky error.
 
         BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
         """

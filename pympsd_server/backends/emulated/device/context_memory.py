@@ -132,7 +132,7 @@ class ContextMemory:
         return shared[0]
 
     def share(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and where it begins in what is imported; BackendError."""
+        """Return the secret of an allocation, and its offset in the memory that is imported; BackendError."""
         with self._client.lock:
             self.mapped.check_room()
             if address not in self._allocations or address in self._deferred:

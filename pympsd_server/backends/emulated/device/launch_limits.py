@@ -53,7 +53,7 @@ def check_launch(
             if not 1 <= value <= maximum:
                 raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {maximum} are allowed")
     if any(count % size for count, size in zip(grid, cluster, strict=True)):
-        raise _invalid(f"{kernel.name} runs in clusters of {cluster} blocks: the grid {grid} is no multiple")
+        raise _invalid(f"{kernel.name} runs in clusters of {cluster} blocks: the grid {grid} is not a multiple")
     if (blocks := cluster[0] * cluster[1] * cluster[2]) > MAX_CLUSTER_BLOCKS:
         raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {MAX_CLUSTER_BLOCKS} are allowed")
     threads = block[0] * block[1] * block[2]
@@ -101,7 +101,7 @@ def check_room(
         return
     what = f"blocks of {size.threads} threads and {size.shared_bytes} bytes of shared memory"
     if not maximum:
-        raise BackendError(Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"no multiprocessor has room for {what}")
+        raise BackendError(Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"no multiprocessor has space for {what}")
     raise BackendError(
         Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
         f"a cooperative launch of {blocks} {what}: "

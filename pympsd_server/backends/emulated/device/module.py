@@ -31,7 +31,7 @@ _NO_CLUSTER = dict.fromkeys(
 
 
 class ModuleOwner(Protocol):
-    """What a module needs of its context."""
+    """The part of a context that its modules use."""
 
     properties: DeviceFacts
 

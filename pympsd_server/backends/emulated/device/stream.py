@@ -22,7 +22,7 @@ _OWN_THREAD_BYTES: Final = 16 << 20
 
 
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):
-    """What a stream needs of its context."""
+    """The part of a context that its streams use."""
 
     memory: ContextMemory
     scheduler: Scheduler
@@ -31,7 +31,7 @@ class StreamOwner(WorkOwner, ModuleOwner, Protocol):
         """Return the unfinished items that new work in a stream comes after; under the scheduler's lock."""
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed; at once, with the outcome, on a faulted context."""
+        """Call back when a marker is passed, or immediately if the context has faulted, with its sticky error."""
 
 
 class EmulatedStream:
@@ -151,10 +151,10 @@ class EmulatedEvent:
         return marker is None or marker.finished
 
     def notify(self, done: Completion) -> None:
-        """Call back when its point is passed, with the outcome of its own context."""
+        """Call back when its point is passed, with SUCCESS or the sticky error of its own context."""
         marker = self.point.marker
         if marker is not None and marker.owner is not self.context:
-            # Of this context, so that the wait ends with it, and its outcome is what is reported.
+            # A marker of this context, so that the wait ends with the context, and its error is reported.
             own = Marker(self.context, None, marker.time_share)
             own.also_after, own.is_alone = marker, True
             self.context.notify_after(own, done)

@@ -72,7 +72,7 @@ class Bounds:
 
 
 HARDWARE: Final = Bounds(512, 128)
-"""Those of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
+"""The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
 STRICT: Final = Bounds(1, 1)
 
 
@@ -140,7 +140,7 @@ class AddressSpace(AccessibleMemory):
 
     @property
     def views(self) -> dict[DType, Array]:
-        """One view of the whole range, and of peers' behind it, per element type: kernels index these."""
+        """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
         return self._window.views
 
     def _set_ranges(self, ranges: Ranges) -> None:
@@ -232,7 +232,7 @@ class AddressSpace(AccessibleMemory):
         self.clear(address, end - start)
 
     def share(self, address: int) -> tuple[memoryview, File, int]:
-        """Return the pages of an allocation, their file, and where it begins in them. Raises NotAnAllocation.
+        """Return the pages of an allocation, their file, and its offset in them. Raises NotAnAllocation.
 
         It must be freed by `withdraw` and `reclaim`.
         """
@@ -343,7 +343,7 @@ class AddressSpace(AccessibleMemory):
         return places if offsets.ndim else places[0]
 
     def _reach(self) -> tuple[Array, Array]:
-        """Return the starts and ends, in the views, of what kernels reach; made anew when that has changed."""
+        """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
         seen = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
@@ -369,7 +369,7 @@ class AddressSpace(AccessibleMemory):
     def map_peer(self, process: int, file: File, distance: int) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
 
-        Raises OSError; ValueError if it is no such window.
+        Raises OSError; ValueError if the file is not such a window.
         """
         peer = self._window.map_peer(process, file, distance, self._peers)
         self._peers = tuple(sorted((*self._peers, peer), key=lambda other: other.place))

@@ -1,8 +1,8 @@
 """The memory of client processes on one device: their address spaces, what calls may access, their budgets.
 
-From Volta on every client process has an address space of its own, which all its contexts share. Before, and where
-the machine says so, all clients of an executor share one: their kernels can access all of it, their calls only their
-own allocations.
+From Volta on every client process has an address space of its own, which all its contexts share. Before Volta, or if
+the machine's description asks for it, all clients of an executor share one: their kernels can access all of it, their
+calls only their own allocations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClientSpace:
     reserved: _Reserved
     budget: ClientBudget
     owned: OwnedMemory | None
-    """None if the whole space is this client's."""
+    """None if this client has the space for itself."""
     exports: Exports
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)

@@ -182,10 +182,10 @@ class MappedMemory:
     def _distance(self, ordinal: int) -> int:
         distance = window_of(ordinal) - self._client.space.base
         if not distance or ordinal >= PINNED_WINDOWS:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is no peer of this one")
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is not a peer of this one")
         return distance
 
     def close(self) -> list[Callable[[], None]]:
         """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
-        return unused + [memory.release for memory in tuple(self._memories)]  # others release some meanwhile
+        return unused + [memory.release for memory in tuple(self._memories)]  # others may release some in between

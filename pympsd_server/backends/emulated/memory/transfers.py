@@ -1,6 +1,6 @@
 """Copies and fills in pieces: each iterator does one piece of work at each step.
 
-Addresses are looked up again for each piece, for the memory may have been freed since the call was checked:
+Addresses are looked up again for each piece, because the memory may have been freed since the call was checked:
 IllegalAddress then faults the context, as it does on a GPU.
 """
 
@@ -19,7 +19,7 @@ from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, R
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
-"""What a row counts for at least: short rows that lie far apart cost a page each."""
+"""The minimum cost of a row: short rows that lie far apart cost a page each."""
 _ADDRESS_END: Final = 1 << 63
 _BYTE: Final = np.dtype(np.uint8)
 

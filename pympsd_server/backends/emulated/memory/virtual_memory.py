@@ -114,13 +114,13 @@ class PeersPages(_FilePages):
 
 
 class WindowPages(Storage):
-    """Whole pages of a client's window, for this alone: memory without an address, or an allocation that is shared.
+    """Whole pages of a client's window for one piece of memory without an address, or for a shared allocation.
 
     A shared allocation begins in the first of them.
     """
 
     def __init__(self, pages: memoryview, file: File, is_shared: bool, freed: Callable[[Storage], None]) -> None:
-        """``file`` says where the pages are for other executors."""
+        """``file``: where other executors find the pages."""
         size = -(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE
         super().__init__(size, new_secret() if is_shared else 0, freed)
         self._pages: memoryview | None = pages
@@ -133,7 +133,7 @@ class WindowPages(Storage):
 
     def publish(self) -> File:
         """Return the file, to the only client that can have it."""
-        # A process that imports a shared allocation may not learn the secret of the whole window.
+        # A process that imports a shared allocation must not get the secret of the client's window.
         return super().publish() if self.secret else self._file
 
     def _close(self) -> None:
@@ -196,7 +196,7 @@ class EmulatedMemory:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def publish(self) -> File:
-        """Return where it is for other executors; BackendError INVALID_VALUE."""
+        """Return the file in which other executors find it; BackendError INVALID_VALUE."""
         return self.storage.publish()
 
     def release(self) -> None:

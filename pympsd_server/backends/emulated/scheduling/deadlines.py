@@ -1,8 +1,8 @@
 """A policy: the work whose deadline is next runs first.
 
 Work is due some time after it became ready: the period in a stream of the least priority, half of it for each step of
-priority above, 16 times as long for clients below normal. What is not finished by then gets a new deadline, because
-kernels may wait for each other: none keeps the device for longer than its period while others are ready.
+priority above, 16 times as long for clients below normal. Work that is not finished by then gets a new deadline,
+because kernels may wait for each other: none keeps the device for longer than its period while others are ready.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ another one begins, as long as the context's multiprocessors have space. A GPU h
 may wait for each other, others may not. A cooperative launch begins with all its blocks, a cluster begins whole.
 
 Invariants: blocks begin in the order of their numbers. At least one batch of a kernel that has begun is resident
-until the last block has ended. What a batch takes of the multiprocessors it gives back once. When a kernel faults or
-is stopped its batches are dropped with its context, whose placement nobody uses any more.
+until the last block has ended. A batch gives back once the space that it takes of the multiprocessors. When a kernel
+faults or is stopped its batches are dropped with its context, whose placement nobody uses any more.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class KernelRun(WorkItem):
     _kernel: Kernel
     _launch: Launch
     _size: BlockSize
-    """What a block takes."""
+    """The threads and shared memory of a block."""
     _cluster: tuple[int, int, int]
     _workspace: int
     """The address by which the blocks of a cooperative launch meet, 0 for another launch."""

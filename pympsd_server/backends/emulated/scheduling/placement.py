@@ -218,7 +218,7 @@ class Placement:
         self._free += sign * self._cost(size) * blocks
 
     def release(self, placed: ResidentBlocks) -> None:
-        """Free the room of blocks that have ended."""
+        """Free the space of blocks that have ended."""
         if placed is self._only:
             self._only = None
         else:

@@ -25,7 +25,7 @@ Invariants:
 - Only the thread that runs an item finishes it. Until then its device memory and host bytes count as in use, so an
   ended context is at rest, and its memory can be freed, only when none of its items runs (`wait_until_at_rest`).
 - A fault belongs to a context. Its waiting and ready items are finished with the sticky error without being run,
-  except kernels that have begun on a device that cannot stop kernels; successors of other contexts go on.
+  except kernels that have begun on a device that cannot stop kernels; successors of other contexts continue.
 - An exception of a kernel or a callback never ends the compute thread. Only a defect in a policy does, and then the
   executor exits: a device on which nothing runs any more must not look alive.
 """
@@ -207,7 +207,7 @@ class Scheduler:
 
     def _report(self, item: WorkItem) -> None:
         if self.timeline is not None and item.what and item.stream is not None:
-            # What was stopped may not have begun; what came before the timeline has no time of submission.
+            # Stopped work may not have begun; work from before the timeline has no time of submission.
             began = item.began_at or item.finished_at
             submitted = item.submitted_at or began
             number = item.stream.number

@@ -1,6 +1,6 @@
 """One piece of work on the emulated device: what it waits for, what waits for it, its completions, its trace.
 
-The scheduler knows nothing of kernels and copies. It sees work items, and of their contexts what `WorkOwner` has:
+The scheduler has no code for kernels or copies. It sees work items, and of their contexts the part in `WorkOwner`:
 
 | item | runs | is finished |
 | --- | --- | --- |
@@ -73,7 +73,7 @@ class WorkStream(Protocol):
 
 
 class WorkOwner(Protocol):
-    """What the scheduler needs of the context that work belongs to. It calls the methods under its lock."""
+    """The part of a context that the scheduler uses. It calls the methods under its lock."""
 
     cancel: Flag
     """Set when what runs is to stop."""

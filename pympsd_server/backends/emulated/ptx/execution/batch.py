@@ -254,7 +254,7 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
-        """Return those threads whose partners are all here; the others are parked."""
+        """Return the threads whose partners are all here; the remaining ones are parked."""
         if at in self._released:
             self._released.discard(at)
             return group

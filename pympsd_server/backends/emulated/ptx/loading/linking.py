@@ -54,7 +54,7 @@ class LoadedModule:
         return address
 
     def _place_constants(self, variables: Sequence[Variable]) -> None:
-        """Place all constants in one allocation, so that 32 bits tell their addresses apart."""
+        """Place all constants in one allocation, so that 32 bits distinguish their addresses."""
         offsets, end, alignment = {}, 0, 1
         for variable in variables:
             offsets[variable.name] = -(-end // variable.alignment) * variable.alignment
@@ -70,7 +70,7 @@ class LoadedModule:
                 self.space.write(self._addresses[name], initial_bytes(variable, addresses))
 
     def place_managed(self, addresses: Mapping[str, int]) -> None:
-        """Move the managed variables to where the host has them, too, before the first kernel of the module runs.
+        """Move the managed variables to the host's copies of them, before the first kernel of the module runs.
 
         Their memory is the caller's, zeroed.
         """

@@ -1,6 +1,6 @@
 """A kernel's syntax to flat operations: scopes resolved, calls inlined, procedures appended.
 
-The NumPy tier runs all threads of a batch together, block by block, so it wants a kernel that is one flat list of
+The NumPy tier runs all threads of a batch together, block by block, so it needs a kernel that is one flat list of
 operations. PTX has nested scopes, functions with their own registers, and calls. `flatten` makes one list of them:
 
     .func (.reg .u32 r) twice(.reg .u32 x)        mov %1:x, %a           the argument to a register of the instance
@@ -105,7 +105,7 @@ class _Flattener:
     skips: int = 0
     scopes: int = 0
     procedures: dict[str, Function] = field(factory=dict)
-    """Those that are called, in the order in which they are appended."""
+    """The procedures that are called, in the order in which they are appended."""
 
     def all_procedures(self) -> None:
         """Append the procedures that were called, and those that they call."""
@@ -417,7 +417,7 @@ class _Flattener:
 
 
 def _parts(formal: Variable) -> range:
-    """Return where the parts of a parameter begin, of which a vector has several."""
+    """Return the offsets of a parameter's parts, of which a vector has several."""
     return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 

@@ -186,7 +186,7 @@ class Resolver:
             return Memory(base, offset)
         argument = self._name(base.text, names, line)
         if not isinstance(argument, Register | Symbol):
-            raise InvalidPtx(f"{base.text} is no address", line)
+            raise InvalidPtx(f"{base.text} is not an address", line)
         return Memory(argument, offset)
 
     def _name(self, text: str, names: Names, line: int) -> Argument:

@@ -78,7 +78,9 @@ def _snprintf(form: bytes, value: object) -> bytes:
 
 
 def parse_format(text: bytes) -> list[bytes | Conversion]:
-    """Return the literal texts and the conversions of a format, in order. What is no conversion is literal."""
+    """Return the literal texts and the conversions of a format, in order. Text that is not a conversion is
+    literal.
+    """
     parts: list[bytes | Conversion] = []
     at = 0
     for match in _CONVERSION.finditer(text):

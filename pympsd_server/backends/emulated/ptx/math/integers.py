@@ -2,7 +2,7 @@
 
 All functions take NumPy scalars or one-dimensional arrays of unsigned or signed integers of the operand's width, and
 return the same; a scalar stands for a value that all threads share. Shifts, divisions by zero, saturation and bit
-fields have the results that the PTX ISA gives, or that were recorded on a GPU where it leaves them open.
+fields have the results that the PTX ISA gives, or, if it leaves them open, those that were recorded on a GPU.
 """
 
 from __future__ import annotations

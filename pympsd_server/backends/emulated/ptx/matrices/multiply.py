@@ -67,7 +67,7 @@ def multiply_matrices(
 
 
 def round_sums(total: Array, kind: str, saturate: bool) -> Array:
-    """Return sums, which are doubles, as elements of D. Those of integers are exact, and wrap or saturate.
+    """Return sums, which are doubles, as elements of D. Sums of integers are exact, and wrap or saturate.
 
     Floats are rounded once: closer than tensor cores sum.
     """
@@ -96,7 +96,7 @@ def gather(
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Return the values of elements that are stored as STORED says."""
+    """Return the values of elements, which have the dtypes of STORED."""
     if kind == "b1":
         return np.unpackbits(bits, axis=-1, bitorder="little")
     if kind in ("e4m3", "e5m2"):

@@ -138,7 +138,7 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
         return _carry_multiply(writer, operation)
     product, dtype = _product(writer, operation)
     c = writer.value(operation.operands[3], dtype)
-    # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), whatever PTX says.
+    # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), contrary to the ISA.
     if operation.has("sat") and (dtype != S32 or not operation.has("hi")):
         raise writer.refuse("modifier .sat")
     return writer.set_result(f"{product} + {c}", dtype)

@@ -43,7 +43,7 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.literals import immediate_va
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
-"""In place of a variable's name: where the constants of the linked module begin."""
+"""In place of a variable's name: the beginning of the linked module's constants."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 
@@ -229,7 +229,7 @@ class Writer:
         if current == dtype:
             return name
         if "b" in (current.kind, dtype.kind):
-            raise self.refuse("predicate where a value is needed, or the other way round")
+            raise self.refuse("predicate instead of a value, or the other way round")
         if current.itemsize == dtype.itemsize:
             return self._view(name, dtype)
         if current.kind == "f":
@@ -259,15 +259,15 @@ class Writer:
         return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
-        """Set a register to an expression of `dtype`, where the guard holds; extend it to the register's width."""
+        """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
         if isinstance(target, Sink):
             self.keep(expression)
             return
         if not isinstance(target, Register):
-            raise self.refuse("the result is no register")
+            raise self.refuse("the result is not a register")
         own = self.register_dtype(target.number)
         if (own.kind == "b") != (dtype.kind == "b"):
-            raise self.refuse("predicate where a value is needed, or the other way round")
+            raise self.refuse("predicate instead of a value, or the other way round")
         if dtype.itemsize > own.itemsize:
             raise self.refuse("the result is wider than its register")
         if dtype.itemsize < own.itemsize:

@@ -163,7 +163,7 @@ def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array
 def _by_rank(
     memory: Array, index: Array, first: Array, step: Callable[[Value, Value], Value], values: Array
 ) -> Array:
-    """Run the n-th operation of every address at once, for n = 0, 1, ...; return the old values."""
+    """Run the n-th operation of every address together, for n = 0, 1, ...; return the old values."""
     positions = np.arange(len(index))
     rank = positions - np.maximum.accumulate(np.where(first, positions, 0))
     old = np.empty(len(index), memory.dtype)
@@ -179,7 +179,7 @@ def _by_rank(
 
 
 def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array, values: Array) -> Array:
-    """Settle in each round, per address, everything up to its next successful swap."""
+    """Resolve in each round, for each address, everything up to its next successful swap."""
     group = np.cumsum(first) - 1
     heads = index[first]
     current = memory[heads]
@@ -188,7 +188,7 @@ def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array,
     for _ in range(_CAS_ROUNDS):
         hits = pending[compare[pending] == current[group[pending]]]
         winners = hits[np.unique(group[hits], return_index=True)[1]]
-        # Position of each address's winner; past the end where there is none.
+        # The position of each address's winner; past the end without one.
         until = np.full(len(heads), len(index))
         until[group[winners]] = winners
         resolved = pending <= until[group[pending]]
@@ -228,7 +228,7 @@ def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
 
 
 def _add_flushing(old: Value, value: Value) -> Value:
-    """Add as .ftz says. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
+    """Add with .ftz. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
     return flush(flush(old) + flush(value))
 
 
@@ -236,7 +236,7 @@ def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
 
     Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
-    asks for it. Those of bfloat16 make it anyway.
+    asks for it. Reductions of bfloat16 make it anyway.
     """
 
     def one(old: Value, value: Value) -> Value:

@@ -33,7 +33,7 @@ class CancelFlag(Protocol):
 
 
 class BatchState:
-    """Its threads (see Geometry) and the memory they access besides global memory.
+    """The threads of a batch (see Geometry) and the memory that they access, except global memory.
 
     Shared and local memory are one array of frames each, one frame per CTA or thread.
     """
@@ -101,7 +101,7 @@ class BatchState:
             self._sleep += min(int(nanoseconds.max()), 1_000_000) * 1e-9
 
     def rest(self, deadline: float, *, alone: bool) -> None:
-        """Let the time of nanosleep pass, up to the deadline. It passes at once if there are others to run meanwhile.
+        """Let the time of nanosleep pass, up to the deadline. It passes immediately if other groups can run.
 
         So does less than the operating system's sleep can measure. PTX allows any time up to twice the one given.
         """

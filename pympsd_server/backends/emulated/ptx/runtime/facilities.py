@@ -18,7 +18,9 @@ _UNIT: Final = 16
 
 
 class DeviceHeap:
-    """`reserve` returns the address of a block of a number of bytes, 0 if there is no room; it is called once."""
+    """`reserve` returns the address of a block of a number of bytes, 0 if there is not enough memory; it is
+    called once.
+    """
 
     def __init__(self, reserve: Callable[[int], int]) -> None:
         self._reserve = reserve
@@ -42,7 +44,7 @@ class DeviceHeap:
             return self._base is None or count == self._bytes
 
     def allocate(self, count: int) -> int:
-        """Return the address of new bytes, 0 if there is no room."""
+        """Return the address of new bytes, 0 if the heap is full."""
         size = max(_UNIT, -(-count // _UNIT) * _UNIT)
         with self._lock:
             if self._base is None:

@@ -72,7 +72,7 @@ def sum_elements(
 ) -> Elements:
     """Return global_elements for the address x + y, of which one is usually uniform and the other an index.
 
-    `seen` remembers, for this run of a block, the facts about the other: a block that indexes several
+    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes several
     arrays in the same way examines the index once.
     """
     if x.ndim:

@@ -154,7 +154,7 @@ class Prototype:
 class Initialiser:
     """One initial value: a literal, or the address of a variable or a function (`symbol`, plus the literal).
 
-    `shift` is not None where one byte of that is meant, as in `0xff00(symbol+4)`: the bits below it.
+    `shift` is not None if one byte of that is meant, as in `0xff00(symbol+4)`: the bits below it.
     """
 
     value: Immediate

@@ -113,7 +113,7 @@ def _is_inside(place: Array, size: int) -> Array:
 
 
 def _box(of: TensorMap, offsets: Array, inside: Array) -> Box:
-    # Addresses are sums of 64 bits, on an H100 too: an element so far behind comes to the memory at the lower bits.
+    # Addresses are sums of 64 bits, on an H100 too: an element that far away is at the address of the lower bits.
     return Box(offsets.view(U64) + U64.type(of.address), inside, of.element_bytes)
 
 

@@ -52,7 +52,7 @@ _DTYPES: Final[dict[int, DType]] = {
 _PACKED_GREATEST: Final = np.array([1023, 1023, 1023, 3], F64)
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
-"""What is done with an object by some threads, each of which has an element of every array."""
+"""The work of some threads on one object; each thread has an element of every array."""
 
 
 def object_at(state: BatchState, handle: int) -> TextureObject:
@@ -147,7 +147,7 @@ STEPS = 256
 
 
 def finite(values: Array) -> Array:
-    """Return coordinates in double precision, within what integers hold; those that are no numbers are 0."""
+    """Return coordinates in double precision, within what integers hold; NaN becomes 0."""
     wide = values.astype(np.float64)
     return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
 
