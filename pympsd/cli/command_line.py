@@ -189,7 +189,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _version() -> str:
-    from pympsd.version import CUDA_VERSION, VERSION
+    from pympsd.process.version import CUDA_VERSION, VERSION
 
     return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
 

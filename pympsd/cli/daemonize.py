@@ -29,11 +29,10 @@ from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.state.turns import TurnPolicy, order
-from pympsd.takeover.replacement import CannotReplace, claim, replace
+from pympsd.takeover.directory_claim import CannotReplace, claim, replace
 from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
 from pympsd.vocabulary import files
 from pympsd.vocabulary.namespaces import NamespaceLimits
-from pympsd.vocabulary.plugins import named_policy
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
     SCHEDULING_POLICIES,
@@ -42,6 +41,7 @@ from pympsd.vocabulary.settings import (
     TURN_POLICY,
     Settings,
     check_executor_settings,
+    named_policy,
     with_shares,
 )
 from pympsd.vocabulary.variables import BadSetting

@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from pympsd.process.build import EXTRAS
-from pympsd.process.whole_file import write_whole
+from pympsd.process.files import write_whole
+from pympsd.process.version import EXTRAS
 
 FOLDER: Final = Path(__file__).parents[1] / EXTRAS
 CHECKOUT: Final = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from typing import Any
 
 from pympsd.channel.attached_file import text_of, with_full_path
 from pympsd.cli import control_client
-from pympsd.vocabulary.escapes import ESCAPED
-from pympsd.vocabulary.queries import is_query
+from pympsd.vocabulary.untrusted import ESCAPED, is_query
 from pympsd.wire import frames
 
 

@@ -19,12 +19,13 @@ from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
 from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line, servers_to_ask
+from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
-from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.processes.client_memory import ClientMemory
+from pympsd.service.processes.fd_quota import may_queue, may_watch
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
@@ -42,7 +43,8 @@ from pympsd.state_machine.events import (
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.timers import Timer
-from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.phases import IllegalMove
@@ -50,8 +52,6 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.wire.errors import LimitExceeded
-from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -120,7 +120,7 @@ class Dispatcher:
     """It ends to begin anew with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
-    keeper: Keeper | None = None
+    keeper: KeeperLink | None = None
     """Holds what the next daemon needs if this one is killed."""
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None

@@ -50,5 +50,5 @@ def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
     servers = [server for server in daemon.servers.values() if uid in (None, server.uid)]
     admitted = {client for server in servers for client in server.clients}
     # An awaited server stands for its clients, which are not known yet.
-    unknown = {-server.serial for server in servers if server.awaited}
+    unknown = {-server.serial for server in servers if server.pending}
     return admitted | unknown | daemon.queue.clients(uid)

@@ -32,12 +32,12 @@ from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import cgroups, log_names, servers, sockets, starts
 from pympsd.vocabulary.answers import lines, refusal
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 AnswerLine = Callable[[Daemon, events.OperatorLine], Iterator[Instruction]]
 """Carries out an operator's command line (pympsd.commands.operator_line)."""
 
-ENDS = (events.ServerExited, events.ServerNotAdopted)
+ENDS = (events.ServerExited, events.ServerNotTakenOver)
 """Events after which a server is known no more."""
 
 
@@ -248,18 +248,18 @@ def _(event: events.StartRefused, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
-    yield from takeover.inherit(daemon, event)
+    yield from takeover.take_over(daemon, event)
 
 
 @_decide.register
-def _(event: events.ServerReturned, daemon: Daemon) -> Iterator[Instruction]:
+def _(event: events.ServerTakenOver, daemon: Daemon) -> Iterator[Instruction]:
     yield from takeover.returned(daemon, event)
     if (server := daemon.servers.get(event.server)) is not None:
         yield from servers.process_started(daemon, server)
 
 
 @_decide.register
-def _(event: events.ServerNotAdopted, daemon: Daemon) -> Iterator[Instruction]:
+def _(event: events.ServerNotTakenOver, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server, None)
     if server is not None:
         yield Log("server_left_alone", {"server": server.pid, "reason": event.reason})
@@ -300,7 +300,7 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
         case TimerKind.SILENCE:
             yield from admission.silence_timed_out(daemon, key)
         case TimerKind.RETURN:
-            yield from takeover.return_timed_out(daemon, key)
+            yield from takeover.takeover_timed_out(daemon, key)
         case TimerKind.PLACES:
             yield from admission.forget_places(daemon)
         case TimerKind.RETRY:

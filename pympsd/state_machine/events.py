@@ -203,7 +203,7 @@ class PredecessorDied:
 
 
 @frozen
-class ReturnedContext:
+class TakenOverContext:
     """A context of a returning server's client."""
 
     serial: int
@@ -212,14 +212,14 @@ class ReturnedContext:
 
 
 @frozen
-class ReturnedClient:
+class TakenOverClient:
     """A client of a returning server."""
 
     client: int
     pid: int
     command: str
     namespace: int
-    contexts: tuple[ReturnedContext, ...] = ()
+    contexts: tuple[TakenOverContext, ...] = ()
     process: int = 0
     """As in ClientConnected."""
     mps_namespace: str = ""
@@ -239,17 +239,17 @@ class ReturnedClient:
 
 
 @frozen
-class ServerReturned:
+class ServerTakenOver:
     """A server of the previous daemon is back; ``leaving``: it was asked to end before."""
 
     server: int
     status: str
     leaving: bool
-    clients: tuple[ReturnedClient, ...]
+    clients: tuple[TakenOverClient, ...]
 
 
 @frozen
-class ServerNotAdopted:
+class ServerNotTakenOver:
     """A server of the previous daemon cannot be adopted: it ends with its last client, without this daemon."""
 
     server: int
@@ -269,7 +269,7 @@ class ServerReported:
 
     server: int
     status: str
-    contexts: dict[int, tuple[ReturnedContext, ...]]
+    contexts: dict[int, tuple[TakenOverContext, ...]]
 
 
 @frozen
@@ -337,8 +337,8 @@ Event = (
     | ServerExited
     | StartRefused
     | PredecessorDied
-    | ServerReturned
-    | ServerNotAdopted
+    | ServerTakenOver
+    | ServerNotTakenOver
     | ServerReported
     | DevicesReported
     | ServerEnds

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from pympsd.state_machine import debuggers, queueing, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
-from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
+from pympsd.state_machine.events import PredecessorDied, ServerTakenOver, TakenOverClient
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.state_machine.shutdown import time_leaving
@@ -27,15 +27,15 @@ from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
-RETURN_TIMEOUT: Final = 10.0
+TAKEOVER_TIMEOUT: Final = 10.0
 """Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
 GENERATION_BITS: Final = 40
 """The serials of a generation begin at its number shifted left by this."""
 
 
-def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
+def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
     left = event.state
     if event.devices is not None:
@@ -50,9 +50,9 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
         daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
     for known in left.servers:
-        daemon.servers[known.serial] = _awaited(daemon, known, left)
+        daemon.servers[known.serial] = _pending_server(daemon, known, left)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
-        yield SetTimer(Timer(TimerKind.RETURN, known.serial), RETURN_TIMEOUT)
+        yield SetTimer(Timer(TimerKind.RETURN, known.serial), TAKEOVER_TIMEOUT)
     if daemon.options.protocol == 3:
         yield from restoration.restore(daemon, left)
     if left.quit is not None and left.servers:
@@ -60,7 +60,7 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         yield from shutdown.resume_quit(daemon, left.quit.timeout)
     yield from queueing.restore(daemon, left.wishes, left.queue_order, event.connections)
     if daemon.queue.reserved:
-        yield SetTimer(Timer(TimerKind.PLACES), RETURN_TIMEOUT)
+        yield SetTimer(Timer(TimerKind.PLACES), TAKEOVER_TIMEOUT)
     yield from serve_queue(daemon)
 
 
@@ -69,12 +69,12 @@ def first_serial(generation: int) -> int:
     return (generation << GENERATION_BITS) + 1
 
 
-def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
+def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     """Adopt an awaited server that is back, with its clients."""
     server = daemon.servers.get(event.server)
-    if server is None or not server.awaited:
+    if server is None or not server.pending:
         return
-    server.awaited = False
+    server.pending = False
     server.clients = {client.client: _client(server, client) for client in event.clients}
     for client in server.clients.values():
         for context in client.contexts.values():
@@ -94,11 +94,11 @@ def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
     yield from shutdown.advance(daemon)
 
 
-def return_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def takeover_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
     server = daemon.servers.get(serial)
-    if server is not None and server.awaited:
-        yield Log("server_not_returned", {"server": server.pid, "seconds": RETURN_TIMEOUT})
+    if server is not None and server.pending:
+        yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
         yield KillServer(serial)
 
 
@@ -133,18 +133,18 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.defaults.memory_limits = in_memory(left.memory_limits)
 
 
-def _awaited(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
+def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
     percentage, memory = known.thread_percentage, known.memory_limits
     if daemon.options.protocol == 2:
         percentage, memory = limits_of(known, left)
     limits = ThreadPercentage(percentage), in_memory(memory)
     server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
     server.name = known.name or server.name
-    server.awaited = server.proven = True
+    server.pending = server.proven = True
     return server
 
 
-def _client(server: Server, client: ReturnedClient) -> Client:
+def _client(server: Server, client: TakenOverClient) -> Client:
     contexts = {
         context.serial: Context(context.serial, context.number, context.device) for context in client.contexts
     }
@@ -166,7 +166,7 @@ def _client(server: Server, client: ReturnedClient) -> Client:
     )
 
 
-def _phase(event: ServerReturned) -> Phase:
+def _phase(event: ServerTakenOver) -> Phase:
     if event.leaving:
         return Phase.LEAVING
     phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}

@@ -142,8 +142,8 @@ def _value_bytes(value: Any, ctype: Any, size: int) -> bytes:
         raise TypeError(f"Unsupported type: {ctype!r}")
     if ctype is ctypes.c_double and isinstance(value, ctypes.c_float):
         value = value.value
-    held = value if isinstance(value, ctype) else ctype(value)
-    return bytes(held).ljust(_SLOT_BYTES, b"\0")
+    buffer = value if isinstance(value, ctype) else ctype(value)
+    return bytes(buffer).ljust(_SLOT_BYTES, b"\0")
 
 
 def _object_bytes(value: Any, size: int) -> bytes:

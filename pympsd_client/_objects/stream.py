@@ -40,14 +40,14 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     """Make a stream; raise CudaError."""
     if flags & ~NON_BLOCKING:
         raise invalid_value(f"stream flags are CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
-    least, greatest = context.usable().stream_priorities
-    clamped = max(min(priority, least), greatest)
+    lowest, greatest = context.usable().stream_priorities
+    clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:
-        ended = context.ended_threads_streams.popleft()
+        ended_stream = context.ended_threads_streams.popleft()
         for act in before_destroying:
-            act(context, ended)
-        context.post(operations.DESTROY_STREAM, ended)
-    handle = context.mint()
+            act(context, ended_stream)
+        context.post(operations.DESTROY_STREAM, ended_stream)
+    handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
 
@@ -74,11 +74,11 @@ def resolve(handle: int) -> tuple[Context, int]:
 
 
 def _per_thread(context: Context) -> tuple[Context, int]:
-    key = (context, context.serial)
-    own = this_thread.streams.handles.get(key)
-    if own is None:
-        own = this_thread.streams.handles[key] = create(context, 0, 0).handle
-    return context, own
+    key = (context, context.id)
+    handle = this_thread.streams.handles.get(key)
+    if handle is None:
+        handle = this_thread.streams.handles[key] = create(context, 0, 0).handle
+    return context, handle
 
 
 def query(handle: int) -> None:

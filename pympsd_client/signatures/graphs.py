@@ -54,7 +54,7 @@ cuGraphAddEventWaitNode({_ADD}, CUevent event) = add_wait
 cuGraphAddMemAllocNode({_ADD}, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) = add_allocation
 cuGraphAddMemFreeNode({_ADD}, CUdeviceptr dptr) = add_free
 cuGraphMemAllocNodeGetParams(CUgraphNode hNode, out CUDA_MEM_ALLOC_NODE_PARAMS params_out) = allocation_parameters
-cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = freed_address
+cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = free_parameters
 cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, out void value) = memory_attribute
 cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, const void *value) = set_memory_attribute
 cuDeviceGraphMemTrim(CUdevice device) = trim_memory
@@ -77,10 +77,10 @@ cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, out CUDA_BATCH_MEM_OP_NODE_PAR
 cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
 cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams) = host_parameters
 cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
-cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = recorded_event
-cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_recorded_event
-cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = awaited_event
-cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = record_event
+cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_record_event
+cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = wait_event
+cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_wait_event
 cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = any_parameters
 cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 """
@@ -105,8 +105,8 @@ cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
     CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
 cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
 cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) = set_child
-cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_recorded_event
-cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_record_event
+cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_wait_event
 cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, out unsigned int isEnabled) = is_enabled
 cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) = set_enabled

@@ -1,4 +1,20 @@
-"""Accounts of device memory, in bytes, of a device and of each client; for every backend."""
+"""Accounts of device memory, in bytes: of a device, of groups of clients, and of each client; for every backend.
+
+Three accounts have to agree before a client gets memory, and all three are charged or none:
+
+    ClientBudget.take(n)
+        own limit of the client                 else OUT_OF_MEMORY with the limit
+        GroupBudget of each of its groups       else OUT_OF_MEMORY with the group (namespaces, cgroups)
+        DeviceBudget                            else OUT_OF_MEMORY, or a Shortage
+
+A `Shortage` means that the client is within a soft limit: the memory is guaranteed to it, so the server may end
+clients that are above theirs (`service.eviction`), and the allocation is tried again.
+
+Other executors of the same device, of other users or SM partitions, have accounts of their own. The server tells each
+what the rest hold (`account_others`); a real GPU also reports what is used in all, which includes other programs.
+
+`AccountedDevice` is the part of a device that both backends share; `Counters` are what operators and tests read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +45,7 @@ class Shortage(BackendError):
         self.short = short
 
 
-def charged(count: int) -> int:
+def round_up_to_granules(count: int) -> int:
     """Return the number of bytes charged for an allocation of ``count`` bytes."""
     return -(-count // GRANULE_BYTES) * GRANULE_BYTES
 

@@ -54,26 +54,26 @@ class Workers:
 class NativeMirror:
     """The native worker's view of one context (a Mirror)."""
 
-    def __init__(self, worker: NativeWorker, access: NativeAccess, serial: int, context: Context) -> None:
+    def __init__(self, worker: NativeWorker, access: NativeAccess, context_id: int, context: Context) -> None:
         self._worker = worker
         self._access = access
-        self._serial = serial
+        self._context_id = context_id
         self._state = access.context_state(context)
-        worker.add_context(serial, self._state)
+        worker.add_context(context_id, self._state)
 
     def add(self, kind: Kind, handle: int, entry: Any) -> None:
         """Add the object of a new handle, if the worker needs it."""
         if kind is Kind.STREAM:
-            self._worker.add_stream(self._serial, handle, self._access.stream_state(entry.backend))
+            self._worker.add_stream(self._context_id, handle, self._access.stream_state(entry.backend))
         elif kind is Kind.MODULE:
-            self._worker.add_module(self._serial, handle, self._access.kernel_rows(entry))
+            self._worker.add_module(self._context_id, handle, self._access.kernel_rows(entry))
 
     def remove(self, kind: Kind, handle: int) -> None:
         """Remove a handle."""
         if kind is Kind.STREAM:
-            self._worker.drop_stream(self._serial, handle)
+            self._worker.drop_stream(self._context_id, handle)
         elif kind is Kind.MODULE:
-            self._worker.drop_module(self._serial, handle)
+            self._worker.drop_module(self._context_id, handle)
 
     def set_deferred(self, deferred: bool) -> None:
         """Leave waiting calls to Python while an error must be delivered."""
@@ -81,4 +81,4 @@ class NativeMirror:
 
     def close(self) -> None:
         """Stop executing records of the context."""
-        self._worker.drop_context(self._serial, _DROP_SECONDS)
+        self._worker.drop_context(self._context_id, _DROP_SECONDS)

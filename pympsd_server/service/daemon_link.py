@@ -14,13 +14,13 @@ from attrs import define, evolve, field, frozen
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
 from pympsd.vocabulary.limits import LimitsInForce
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
-LOG_BYTES: Final = 1 << 20
+MAX_LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
-ROSTER_BYTES: Final = 4 << 20
+MAX_CLIENT_TABLE_BYTES: Final = 4 << 20
 """The same, beyond which changes of the roster wait: without a daemon the link is not read, and must not break."""
 
 
@@ -58,7 +58,7 @@ class DaemonLink:
 
     def log(self, event: str, fields: Fields, when: float) -> None:
         """Send a log record, or drop and count it."""
-        if self.channel.queued_bytes > LOG_BYTES:
+        if self.channel.queued_bytes > MAX_LOG_BYTES:
             self._dropped += 1
             return
         if self._dropped:
@@ -85,20 +85,20 @@ class DaemonLink:
             self._clients[client] = evolve(self._clients[client], limits=limits)
         self._change((client, 0), link.ClientJoined(client, limits))
 
-    def context_opened(self, client: int, serial: int, number: int, device: int) -> None:
+    def context_opened(self, client: int, context_id: int, number: int, device: int) -> None:
         """Push a new context."""
         if client in self._clients:
-            self._clients[client].contexts[serial] = (serial, number, device)
-        self._change((client, serial), link.ContextReported(client, serial, number, device))
+            self._clients[client].contexts[context_id] = (context_id, number, device)
+        self._change((client, context_id), link.ContextReported(client, context_id, number, device))
 
-    def context_closed(self, client: int, serial: int) -> None:
+    def context_closed(self, client: int, context_id: int) -> None:
         """Push the end of a context."""
         if client in self._clients:
-            self._clients[client].contexts.pop(serial, None)
-        if isinstance(self._late.get((client, serial)), link.ContextReported):
-            del self._late[client, serial]
+            self._clients[client].contexts.pop(context_id, None)
+        if isinstance(self._late.get((client, context_id)), link.ContextReported):
+            del self._late[client, context_id]
         else:
-            self._change((client, serial), link.ContextGone(client, serial))
+            self._change((client, context_id), link.ContextGone(client, context_id))
 
     def client_left(self, client: int) -> None:
         """Push the end of a client."""
@@ -124,9 +124,9 @@ class DaemonLink:
         """Report status and roster to a daemon that took the link over; later changes follow."""
         self._late.clear()
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
-        for serial, admitted in self._clients.items():
+        for client_id, admitted in self._clients.items():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
-            known = serial, client.pid, client.uid, client.command, client.namespace
+            known = client_id, client.pid, client.uid, client.command, client.namespace
             partitions = {device: one.name for device, one in client.partitions.items()}
             held = client.groups, client.since, admitted.limits
             self._push(link.ReturningClient(*known, contexts, client.mps_namespace, partitions, *held))
@@ -168,7 +168,7 @@ class DaemonLink:
         return found.pop() if len(found) == 1 else ""
 
     def _change(self, key: tuple[int, int], message: object) -> None:
-        if self._late or self.channel.queued_bytes > ROSTER_BYTES:
+        if self._late or self.channel.queued_bytes > MAX_CLIENT_TABLE_BYTES:
             self._late[key] = message
             self._is_late.set()
         else:

@@ -290,8 +290,10 @@ def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytes
     from pympsd_client._objects.context import contexts
 
     found = contexts[int(context)]
-    without = {**found.device.facts.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
-    monkeypatch.setattr(found, "device", evolve(found.device, facts=evolve(found.device.facts, attributes=without)))
+    without = {**found.device.properties.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
+    monkeypatch.setattr(
+        found, "device", evolve(found.device, properties=evolve(found.device.properties, attributes=without))
+    )
     assert cuda.cuMemAddressReserve(GRANULE, 0, 0, 0) == (NOT_SUPPORTED, None)
     assert last_error().startswith("cuMemAddressReserve: virtual memory management is not supported")
 

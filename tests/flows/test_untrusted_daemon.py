@@ -15,7 +15,7 @@ from at_terminal import at_terminal
 from processes import PYMPSD, DaemonProcess
 
 from pympsd.control import CannotAsk, Control, RunningDaemon
-from pympsd.vocabulary import queries
+from pympsd.vocabulary import untrusted
 from pympsd.wire import frames
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another user's daemon")
@@ -126,8 +126,8 @@ def test_the_words_of_a_query_say_that_it_is_one() -> None:
     from pympsd.commands.grammar.registry import COMMANDS
 
     assert not any(command.takes_file and command.is_query for command in COMMANDS.values())
-    assert all(queries.is_query(f"{command.name} 5") == command.is_query for command in COMMANDS.values())
-    assert all(map(queries.is_query, ("", "help", "--help", "server help", "get_server_list --json")))
+    assert all(untrusted.is_query(f"{command.name} 5") == command.is_query for command in COMMANDS.values())
+    assert all(map(untrusted.is_query, ("", "help", "--help", "server help", "get_server_list --json")))
 
 
 @pytest.mark.parametrize("words", CHANGES[:7])

@@ -124,8 +124,8 @@ def test_the_clients_of_a_returned_server_are_watched(story: Story) -> None:
     left = PersistentState(servers=(PersistentServer(SERVER, PID, A, 60.0, {}),))
     story.feed(events.PredecessorDied(left))
     story.says(f"shutdown_server {PID}")
-    clients = tuple(events.ReturnedClient(serial, pid, "c", 7) for serial, pid in ((7, 4107), (8, 0)))
-    instructions = story.feed(events.ServerReturned(SERVER, "ACTIVE", True, clients))
+    clients = tuple(events.TakenOverClient(serial, pid, "c", 7) for serial, pid in ((7, 4107), (8, 0)))
+    instructions = story.feed(events.ServerTakenOver(SERVER, "ACTIVE", True, clients))
     assert [one for one in instructions if isinstance(one, WatchClient)] == [
         WatchClient(7, SERVER, 4107),
         WatchClient(8, SERVER, 0),  # its server's session may know it by more than a PID

@@ -213,8 +213,8 @@ def adopted(before: Story, most_servers: int) -> Story:
     story = Story(Daemon(DaemonOptions(0, max_servers=most_servers), DEVICES))
     story.feed(events.PredecessorDied(left))
     for number in (1, 2):
-        client = events.ReturnedClient(number, 100 + number, "c", 7, ())
-        story.feed(events.ServerReturned(number, "ACTIVE", leaving=False, clients=(client,)))
+        client = events.TakenOverClient(number, 100 + number, "c", 7, ())
+        story.feed(events.ServerTakenOver(number, "ACTIVE", leaving=False, clients=(client,)))
     story.take_log()
     return story
 

@@ -46,7 +46,7 @@ def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
     """Let the server 1 be asked; contexts are serial, number and device, by PID."""
-    found = {pid: tuple(events.ReturnedContext(*one) for one in some) for pid, some in contexts.items()}
+    found = {pid: tuple(events.TakenOverContext(*one) for one in some) for pid, some in contexts.items()}
     return story.feed(events.ServerReported(1, status, found))
 
 
@@ -352,7 +352,7 @@ def test_the_end_of_the_daemon_comes_before_that(choosing: Story, end: str) -> N
 
 def test_a_backend_that_has_served_somebody_stays(choosing: Story) -> None:
     choosing.feed(events.StatusPushed(1, "ACTIVE"))
-    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (events.ReturnedContext(1, 1, 0),)}))
+    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (events.TakenOverContext(1, 1, 0),)}))
     assert choosing.feed(UNKNOWN) == []
     assert choosing.daemon.quitting is None
 

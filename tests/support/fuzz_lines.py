@@ -6,7 +6,7 @@ import random
 
 from pympsd.commands.grammar.registry import COMMANDS
 from pympsd.wire import frames, messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 NUMBERS = (
     *(b"0 1 -1 2 7 100 101 99.5 1e1 1e999 nan inf -inf 0x10 12abc abc 2147483647 2147483648 -2147483649".split()),

@@ -20,6 +20,7 @@ from vendor_recordings import NAMES, Exchange, Recording, ToolSession, read, reg
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.server_link import ServerLink
@@ -33,7 +34,6 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver import handshake, tool_lines
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.server_commands import Question, Reader
-from pympsd.wire.errors import RemoteError
 
 RECORDINGS = {name: read(name) for name in NAMES}
 NAMESPACE = 4026531836

@@ -11,11 +11,12 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher, RunningServer
-from pympsd.service.files.dmem import has_dmem, kernel_limits
+from pympsd.service.files.cgroups import has_dmem, kernel_limits
 from pympsd.service.ports import Admission
+from pympsd.service.processes.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected
@@ -24,9 +25,7 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted
-from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
+from pympsd.wire.messages import NEWEST, OLDEST, ClientHello, GoWithoutMps, Refused, SessionGranted, Versions, agree
 
 MAX_VARIABLES: Final = 256
 """Of a client's environment in its hello: each costs the daemon more than its text."""

@@ -155,7 +155,7 @@ def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int)
 
 def _check_clients_known(daemon: Daemon, name: str) -> None:
     process = daemon.server_named(name)
-    if process is not None and process.awaited:
+    if process is not None and process.pending:
         raise NotPossible(f"Server '{name}' has not reported its clients to this daemon yet; try again.")
 
 

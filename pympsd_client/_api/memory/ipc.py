@@ -49,7 +49,7 @@ _given: Final[set[int]] = set()
 def _supported(name: str) -> Context:
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get("IPC_EVENT_SUPPORTED"):
+    if not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
             f"{name}: this device's memory and events are not shared between processes (device attribute "

@@ -68,7 +68,7 @@ def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | 
     extent = Extent(given.width, given.height, given.depth)
     if not extent.bytes:
         return None
-    most = context.device.facts.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
+    most = context.device.properties.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
     destination = _region(given.destination, "dst", extent, most)
     return destination, _region(given.source, "src", extent, most), extent
 

@@ -1,4 +1,23 @@
-"""Device memory: allocation, whose an address is, fills (CUDA driver API, Memory Management)."""
+"""Device memory: allocation, freeing, whose an address is, fills (CUDA driver API, Memory Management).
+
+`allocations` is the table of everything that the program can address on a device: memory of cuMemAlloc, managed
+memory, blocks of pools, mappings, memory of graphs. Each kind is a subclass of `Allocation` that knows how it is
+freed.
+
+**Two ways to free.** `Allocation.free` returns when the memory is free, after the context's work queued before.
+That is cuMemFree. `Allocation.free_in_order` returns immediately; the memory is free when a stream has reached this
+point. That is cuMemFreeAsync, of which the executor only sees a quiet record, or nothing if the memory is a pool's.
+
+**Invariants**
+
+- An allocation is taken out of the table *before* it is freed. Once it is free another thread may be given the same
+  address, and its new entry must not be removed. If freeing fails, the entry is put back.
+- Memory that is managed, of the host or registered has two addresses or is accessed by the CPU: `devices_address`
+  returns where a context's device finds it. ``any_shared`` and ``any_synchronous`` keep the common case, in which
+  there is no such memory, free of look-ups.
+- The sorted list of addresses is made when it is needed. An addition replaces ``_version`` last, so that a thread
+  that sorts at the same moment notices and sorts again.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +90,7 @@ class Allocation:
         """Free it when a stream has reached this point; return at once. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
-        transport.post(operations.FREE.record(opened.serial, transport.sequence(), self.handle, flags=FLAG_QUIET))
+        transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
 
     @property
     def buffer_id(self) -> int:
@@ -81,9 +100,9 @@ class Allocation:
         return self._buffer_id
 
 
-def is_shareable(found: Allocation) -> bool:
+def is_shareable(allocation: Allocation) -> bool:
     """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
-    return type(found) is Allocation and not found.is_shared
+    return type(allocation) is Allocation and not allocation.is_shared
 
 
 class Allocations(HandleTable[Allocation]):
@@ -119,19 +138,21 @@ class Allocations(HandleTable[Allocation]):
                 self._ordered = sorted(self._objects)
                 self._ordered_version = version
             at = bisect_right(self._ordered, address)
-            found = self._objects.get(self._ordered[at - 1]) if at else None
-        return found if found is not None and address < found.handle + found.size else None
+            allocation = self._objects.get(self._ordered[at - 1]) if at else None
+        return allocation if allocation is not None and address < allocation.handle + allocation.size else None
 
     def is_shared(self, address: int) -> bool:
         """Return whether the program reaches an address, too, because it is managed or host memory."""
-        found = self.containing(address) if self.any_shared else None
-        return found is not None and found.is_shared
+        allocation = self.containing(address) if self.any_shared else None
+        return allocation is not None and allocation.is_shared
 
     def is_synchronous(self, *addresses: int) -> bool:
         """Return whether one of these addresses lies in an allocation that is synchronous."""
         if not self.any_synchronous:
             return False
-        return any(one is not None and one.synchronous for one in map(self.containing, addresses))
+        return any(
+            allocation is not None and allocation.synchronous for allocation in map(self.containing, addresses)
+        )
 
 
 allocations: Final = Allocations()
@@ -214,14 +235,14 @@ def owner(address: int) -> Context:
 
 def devices_address(context: Context, address: int, count: int) -> int:
     """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
-    found = allocations.containing(address) if allocations.any_shared else None
-    if found is None:
+    allocation = allocations.containing(address) if allocations.any_shared else None
+    if allocation is None:
         host_address, reached = pinned.addresses_of(address)
         region = pinned.region_at(host_address) if reached else None
         end = 0 if region is None else region.address + region.size
     else:
-        reached = address if found.is_shared and found.is_reached else 0
-        end = found.handle + found.size
+        reached = address if allocation.is_shared and allocation.is_reached else 0
+        end = allocation.handle + allocation.size
     is_reached = reached and ordinal_at(reached) == context.device.ordinal
     return reached if is_reached and address + count <= end else 0
 
@@ -282,8 +303,8 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
-    found = allocations.containing(address)
-    if found is not None and not found.is_accessible_from(context):
+    allocation = allocations.containing(address)
+    if allocation is not None and not allocation.is_accessible_from(context):
         raise invalid_value(
             f"{address:#x} is of a memory pool to which device {context.device.number}, whose stream this is, has no "
             "access; call cuMemPoolSetAccess"

@@ -37,8 +37,8 @@ from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
-from pympsd.vocabulary.statuses import ServerStatus
 
 DEVICES = describe("2xH200")
 LISTS = ("server list", "namespace list", "client list --all", "device list", "feature describe")
@@ -173,7 +173,7 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
     ]
     assert ended.pid == 500
     present[3] = Client(3, 600, 7, "three", 13, container_pid=9)
-    said = "Several clients have PID 9 in their containers: name 500 or 600."
+    said = "Several clients have PID 9 in their containers; use one of 500, 600."
     assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
     present[4] = Client(4, 9, 7, "four", 11)
     assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
@@ -548,7 +548,7 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
     opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
     (answer,) = _answers(opened)
     assert len(answer.printed.splitlines()) == count
-    assert answer.diagnostic == f"{count} servers are being started; 'config status' says when all are ready."
+    assert answer.diagnostic == f"{count} servers are being started; 'config status' reports when all are ready."
     starting = [each for each in opened if isinstance(each, do.SpawnServer)]
     assert len(starting) == STARTS_AT_ONCE
     # A client's is not held back.

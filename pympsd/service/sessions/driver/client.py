@@ -15,10 +15,7 @@ from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.service.dispatcher import Dispatcher, RunningServer
-from pympsd.service.sessions.driver.offer import Offer
-from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import (
+from pympsd.service.processes.peers import (
     command_of,
     command_of_hidden,
     container_pid_of,
@@ -26,6 +23,9 @@ from pympsd.service.sessions.peers import (
     namespace_of,
     process_of,
 )
+from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
 from pympsd.state_machine.instructions import ClientLimits

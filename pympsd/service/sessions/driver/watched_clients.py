@@ -14,7 +14,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.driver.terminations import Terminations
 from pympsd.state_machine.state.client import Client
-from pympsd.takeover.kept_entries import ClientNote, client_name
+from pympsd.takeover.state.entries import ClientNote, client_name
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.completions import PendingCompletion
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
-from pympsd_server.backends.interface import Completion, Outcome
+from pympsd_server.backends.interface import Completion, Status
 
 
 class CopyStream(Protocol):
@@ -41,7 +41,7 @@ class CopyStream(Protocol):
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
 
-    def is_settled(self) -> bool:
+    def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
 
 
@@ -70,10 +70,10 @@ class BufferedCopy:
         """Put it in its stream; ``done`` is called when it is over."""
         completions = self._stream.queue.completions
 
-        def over(outcome: Outcome) -> None:
-            if outcome.code is not Result.SUCCESS:
+        def over(status: Status) -> None:
+            if status.code is not Result.SUCCESS:
                 self._drop()
-            done(outcome)
+            done(status)
 
         complete = completions.add(over)
         try:
@@ -91,24 +91,24 @@ class BufferedCopy:
             self._stream.watch(self._stream.marker(), lambda: self._passed(complete))
         except BaseException:
             # Some of it may be running, and no marker tells when it is done.
-            self._stream.services.janitor.add(self._stream.is_settled, self._release)
+            self._stream.services.cleanup.add(self._stream.is_completed, self._release)
             raise
 
     def _passed(self, complete: PendingCompletion) -> None:
         try:
             # After the context's end the bytes are not needed, and the client's memory may be another's.
-            if self._stream.queue.outcome.code is Result.SUCCESS:
+            if self._stream.queue.status.code is Result.SUCCESS:
                 self._finish()
         finally:
             try:
                 self._release()
             finally:
-                complete(Outcome())
+                complete(Status())
 
     def _drop(self) -> None:
         # By the janitor: a context may end in the midst of a call that holds the locks which releasing takes.
         if self._is_first():
-            self._stream.services.janitor.add(lambda: True, self._release)
+            self._stream.services.cleanup.add(lambda: True, self._release)
 
     def _is_first(self) -> bool:
         try:

@@ -25,7 +25,7 @@ _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
 """How the driver's linker reports an undefined function."""
-_PARAMETER_LIMIT: Final = 4096
+_MAX_PARAMETERS: Final = 4096
 """More parameters than any kernel has."""
 
 
@@ -36,11 +36,11 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
         return image, read_cubin(image)
     types = cu.CUjitInputType
     if kind == "ptx":
-        cubin = _linked(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
+        cubin = _link(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
         return cubin, read_cubin(cubin)
     check_fatbin(image)
     try:
-        cubin = _linked(driver, types.CU_JIT_INPUT_FATBINARY, image)
+        cubin = _link(driver, types.CU_JIT_INPUT_FATBINARY, image)
     except BackendError as error:
         if error.code is not Result.ERROR_NO_BINARY_FOR_GPU:
             raise
@@ -51,7 +51,7 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
     return (cubin, read) if read.device_bytes else (image, read_fatbin(image))
 
 
-def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
+def _link(driver: Driver, kind: Any, image: bytes) -> bytes:
     names, log = cu.CUjit_option, bytearray(_LOG_BYTES)
     options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
     state = driver.call(cu.cuLinkCreate, len(options), options, [log, len(log)])
@@ -189,7 +189,7 @@ def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
 
 def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:
     found: list[tuple[int, int]] = []
-    while len(found) < _PARAMETER_LIMIT:
+    while len(found) < _MAX_PARAMETERS:
         code, *values = cu.cuFuncGetParamInfo(handle, len(found))
         if int(code):  # INVALID_VALUE: there is no such parameter
             break

@@ -125,7 +125,7 @@ def read_cubin(image: bytes) -> Cubin:
     except (*_DAMAGE, _TooLarge) as error:
         reason = f"the image begins as ELF and is no cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
-    return _supported(found)
+    return _check_supported(found)
 
 
 def read_fatbin(image: bytes) -> Cubin:
@@ -139,7 +139,7 @@ def read_fatbin(image: bytes) -> Cubin:
     except _TooLarge as error:
         raise BackendError(Result.ERROR_INVALID_IMAGE, f"the fatbin's cubins: {error}") from None
     for each in found:
-        _supported(each)
+        _check_supported(each)
     names = {name: None for each in found for name in each.variables}
     return Cubin(tuple(names), max((each.device_bytes for each in found), default=len(image)))
 
@@ -153,7 +153,7 @@ def _cubins(image: bytes) -> list[Cubin]:
     return found
 
 
-def _supported(cubin: Cubin) -> Cubin:
+def _check_supported(cubin: Cubin) -> Cubin:
     for name in cubin.undefined:
         if is_device_runtime(name):
             raise BackendError(Result.ERROR_NOT_SUPPORTED, refusal(name))

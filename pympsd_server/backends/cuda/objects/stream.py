@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.regions import simplified_copy
+from pympsd_server.backends.cuda.memory.regions import simplify_copy
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
-from pympsd_server.backends.cuda.objects.copies import checked_fill, issue_fill, put_copy
+from pympsd_server.backends.cuda.objects.copies import check_fill, issue_fill, put_copy
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.event import CudaEvent, Recording
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
@@ -24,7 +24,7 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue, PendingFunction
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step
-from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch, Status
 from pympsd_server.native.states import STREAM_EVENTS, StreamState
 
 _LEVELS: Final = 3
@@ -59,7 +59,7 @@ class CudaStream:
         self.queue = queue
         self.space = space
         self.services = services
-        self.context, self.number = queue.serial, next(queue.stream_numbers)
+        self.context, self.number = queue.id, next(queue.stream_numbers)
         with ExitStack() as undo:
             self.word = services.words.take()
             undo.callback(services.words.give, self.word)
@@ -94,7 +94,7 @@ class CudaStream:
                 self.notify(done)
             return
         if not (is_linear := copy.extent.is_linear):
-            copy = simplified_copy(copy, self.services.attributes["MAX_PITCH"])
+            copy = simplify_copy(copy, self.services.attributes["MAX_PITCH"])
         with self.queue.lock:
             for region in (copy.destination, copy.source):
                 count = copy.extent.width if is_linear else region.span(copy.extent)
@@ -107,7 +107,7 @@ class CudaStream:
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
-        extent, region = checked_fill(fill)
+        extent, region = check_fill(fill)
         with self.queue.lock:
             self.space.check(region.base, extent.width if extent.is_linear else region.span(extent))
             if extent.bytes:
@@ -170,10 +170,10 @@ class CudaStream:
 
     def _complete_when_done(self, complete: Completion) -> None:
         self._join()
-        if self.is_settled():
-            complete(Outcome())
+        if self.is_completed():
+            complete(Status())
         else:
-            self.watch(self.marker(), lambda: complete(Outcome()))
+            self.watch(self.marker(), lambda: complete(Status()))
 
     def launch_host_function(self, begin: Completion) -> PendingFunction:
         """Call ``begin`` when the stream reaches this point; it resumes when the function is finished."""
@@ -195,10 +195,10 @@ class CudaStream:
             if queue.order.before(self):
                 return False
             if self is queue.default_stream:
-                return all(stream.is_settled() for stream in tuple(queue.streams) if stream.blocking)
-            if not self.is_settled():
+                return all(stream.is_completed() for stream in tuple(queue.streams) if stream.blocking)
+            if not self.is_completed():
                 return False
-            return not self.blocking or queue.default_stream is None or queue.default_stream.is_settled()
+            return not self.blocking or queue.default_stream is None or queue.default_stream.is_completed()
 
     def destroy(self) -> None:
         """Destroy the stream; its work runs to its end."""
@@ -206,9 +206,9 @@ class CudaStream:
         def leave() -> None:
             self._join()
             self.queue.native_state.leaving += 1
-            self.services.janitor.try_until(self._try_to_discard)
+            self.services.cleanup.try_until(self._try_to_discard)
 
-        self.queue.put(self, leave, on_poisoned=lambda outcome: None)
+        self.queue.put(self, leave, on_faulted=lambda status: None)
 
     def _try_to_discard(self) -> bool:
         """Discard it if no work of it is running; waits for no worker, which the driver may block long."""
@@ -216,7 +216,7 @@ class CudaStream:
         if not lock.acquire(blocking=False):
             return False
         try:
-            if not self.is_settled():
+            if not self.is_completed():
                 return False
             self.discard()
             return True
@@ -264,12 +264,12 @@ class CudaStream:
         default, state = self.queue.default_stream, self.native_state
         if self is default:
             for stream in self.queue.take_unseen():
-                if not stream.is_settled():
+                if not stream.is_completed():
                     state.issued += 1
                     self._wait(stream.marker())
         elif default is not None and state.is_blocking and state.seen_of_default != default.native_state.issued:
             state.seen_of_default = default.native_state.issued
-            if not default.is_settled():
+            if not default.is_completed():
                 state.issued += 1
                 self._wait(default.marker())
                 self._note()
@@ -287,26 +287,26 @@ class CudaStream:
         self.services.watcher.add(self, marker, passed)
 
     @property
-    def known_settled(self) -> bool:
+    def is_known_completed(self) -> bool:
         """Whether everything issued is known to be done, without asking the driver."""
-        return bool(self.native_state.settled == self.native_state.issued)
+        return bool(self.native_state.completed == self.native_state.issued)
 
-    def is_settled(self) -> bool:
+    def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
         state = self.native_state
         # In this order, so that what is issued meanwhile is not taken for done.
         launched, issued = state.launched, state.issued
-        if state.settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
-            state.settled = issued
-        settled = bool(state.settled == issued)
-        self._count(launched, settled)
-        return settled
+        if state.completed != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
+            state.completed = issued
+        completed = bool(state.completed == issued)
+        self._count(launched, completed)
+        return completed
 
-    def _count(self, launched: int, settled: bool) -> None:
+    def _count(self, launched: int, completed: bool) -> None:
         counters = self.services.counters
         if launched != self._started:
             counters.add("kernels_started", launched - self._started)
             self._started = launched
-        if settled and launched != self._ended:
+        if completed and launched != self._ended:
             counters.add("kernels_finished", launched - self._ended)
             self._ended = launched

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
@@ -47,14 +47,15 @@ class _Known:
     at: int
 
 
+@define(eq=False)
 class WorkTimes:
     """The times of a device's work, while they are reported to a timeline. Started and stopped by one thread."""
 
-    def __init__(self, driver: Driver, events: EventPool) -> None:
-        self.timeline: Timeline | None = None
-        self._driver, self._events = driver, events
-        self._stream: Any = None
-        self._known: _Known | None = None
+    _driver: Driver
+    _events: EventPool
+    timeline: Timeline | None = field(default=None, init=False)
+    _stream: Any = field(default=None, init=False)
+    _known: _Known | None = field(default=None, init=False)
 
     def start(self, timeline: Timeline) -> None:
         """Report all work from now on to a timeline; BackendError NOT_READY if the device is stuck."""

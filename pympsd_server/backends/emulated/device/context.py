@@ -45,12 +45,12 @@ from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
-from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Status
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 STOP_TIMEOUT_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels, on a device that cannot stop them."""
-_DESTROYED = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+_DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
 @define(eq=False, slots=False)
@@ -67,7 +67,7 @@ class EmulatedContext:
     id: int
     """Names the context in traces."""
     trace: Trace
-    on_fault: Callable[[Outcome], None]
+    on_fault: Callable[[Status], None]
     _on_destroyed: Callable[[EmulatedContext], None]
     queue: ContextQueue
     cancel: Flag = field(factory=Flag)
@@ -78,7 +78,7 @@ class EmulatedContext:
     pending: dict[WorkItem, None] = field(factory=dict)
     busy: dict[WorkStream, None] = field(factory=dict)
     """Streams with unfinished items."""
-    _outcome: Outcome = field(factory=Outcome)
+    _status: Status = field(factory=Status)
     _modules: dict[EmulatedModule, None] = field(factory=dict)
     _numbers: Iterator[int] = field(factory=lambda: count(1))
     """The numbers of streams."""
@@ -99,15 +99,15 @@ class EmulatedContext:
 
     def free(self, address: int, done: Completion) -> None:
         """Free memory once the work queued before is done; a faulted context's is freed when it is destroyed."""
-        if self.outcome.code is not Result.SUCCESS:
-            done(self.outcome)
+        if self.status.code is not Result.SUCCESS:
+            done(self.status)
             return
         self.memory.defer_free(address)
 
-        def release(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:
+        def release(status: Status) -> None:
+            if status.code is Result.SUCCESS:
                 self.memory.finish_free(address)
-            done(outcome)
+            done(status)
 
         self.notify(release)
 
@@ -182,8 +182,8 @@ class EmulatedContext:
     def unload(self, module: EmulatedModule) -> None:
         """Free a module's memory after the work queued before; a faulted context's is freed when it is destroyed."""
 
-        def release(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS and self._modules.pop(module, module) is None:
+        def release(status: Status) -> None:
+            if status.code is Result.SUCCESS and self._modules.pop(module, module) is None:
                 self.memory.unlink(module.loaded)
 
         self.notify(release)
@@ -221,7 +221,7 @@ class EmulatedContext:
         try:
             self.scheduler.submit(marker)
         except BackendError:
-            done(self.outcome)
+            done(self.status)
 
     def set_limit(self, limit: Limit, count: int) -> None:
         """Set a limit in bytes; BackendError INVALID_VALUE for the heap's once a kernel has called malloc."""
@@ -282,33 +282,33 @@ class EmulatedContext:
     # --- its end
 
     @property
-    def outcome(self) -> Outcome:
+    def status(self) -> Status:
         """SUCCESS, or the sticky error of a faulted context."""
-        return self._outcome
+        return self._status
 
     def check(self) -> None:
         """Raise BackendError with the sticky error of a faulted or destroyed context."""
-        if self._outcome.code is not Result.SUCCESS:
-            raise BackendError(self._outcome.code, self._outcome.reason)
+        if self._status.code is not Result.SUCCESS:
+            raise BackendError(self._status.code, self._status.reason)
 
-    def mark_faulted(self, outcome: Outcome, by_own_work: bool) -> bool:
+    def mark_faulted(self, status: Status, by_own_work: bool) -> bool:
         """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
 
         ``by_own_work``: the context's own work faulted. On a device that cannot stop kernels nothing else ends them.
         """
         if by_own_work or self.properties.stops_kernels:
             self.cancel.set()
-        if self._outcome.code is not Result.SUCCESS and outcome is not _DESTROYED:
+        if self._status.code is not Result.SUCCESS and status is not _DESTROYED:
             return False
-        self._outcome = outcome
+        self._status = status
         return True
 
-    def terminate(self, outcome: Outcome) -> None:
-        """Stop running work, drop waiting work and free all memory; ``outcome`` is the sticky error.
+    def terminate(self, status: Status) -> None:
+        """Stop running work, drop waiting work and free all memory; ``status`` is the sticky error.
 
         BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
         """
-        self.scheduler.fault(self, outcome)
+        self.scheduler.fault(self, status)
         if not self.scheduler.wait_until_at_rest(self, self._stop_timeout):
             reason = f"kernels of the context still run after {STOP_TIMEOUT_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
@@ -340,7 +340,7 @@ class EmulatedContext:
     @property
     def is_destroyed(self) -> bool:
         """Whether it was destroyed; the device lists it until nothing of it runs."""
-        return self._outcome is _DESTROYED
+        return self._status is _DESTROYED
 
     def _release(self) -> None:
         self._free_all()

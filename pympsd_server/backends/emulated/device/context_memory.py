@@ -26,7 +26,7 @@ from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import GRANULE_BYTES, charged
+from pympsd_server.backends.budget import GRANULE_BYTES, round_up_to_granules
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.client_space import ClientSpace
 from pympsd_server.backends.emulated.memory.mapped_memory import MappedMemory
@@ -35,7 +35,7 @@ from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Program
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 
 MAX_ALLOCATIONS: Final = 1 << 18
 """The largest number of allocations of one context; each costs the executor some hundred bytes, whatever its size."""
@@ -88,11 +88,11 @@ class ContextMemory:
             if len(self._allocations) >= MAX_ALLOCATIONS:
                 reason = f"a context holds at most {MAX_ALLOCATIONS} allocations"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
-            self._budget.take(charged(count))
+            self._budget.take(round_up_to_granules(count))
             try:
                 address = self.space.allocate(count)
             except OutOfMemory as error:
-                self._budget.give(charged(count))
+                self._budget.give(round_up_to_granules(count))
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, str(error)) from None
             self._allocations[address] = count
             self._client.own(address)
@@ -125,7 +125,7 @@ class ContextMemory:
         shared = self._shared.pop(address, None)
         if shared is None:
             self.space.free(address)
-            self._budget.give(charged(count))
+            self._budget.give(round_up_to_granules(count))
             return None
         self._client.exports.remove(shared[0])
         self._withdrawn[shared[0]] = self.space.withdraw(address)
@@ -140,7 +140,7 @@ class ContextMemory:
             shared = self._shared.get(address)
             if shared is None:
                 memory, file, offset = self.space.share(address)
-                count = charged(self._allocations[address])
+                count = round_up_to_granules(self._allocations[address])
                 pages = WindowPages(
                     memory, file, is_shared=True, freed=lambda storage: self._end_sharing(storage, count)
                 )
@@ -169,9 +169,9 @@ class ContextMemory:
         self.defer_free(address)
         return address
 
-    def return_workspace(self, address: int, outcome: Outcome) -> None:
+    def return_workspace(self, address: int, status: Status) -> None:
         """Free the workspace of a launch that has ended; a faulted context's is freed when it is destroyed."""
-        if outcome.code is Result.SUCCESS:
+        if status.code is Result.SUCCESS:
             self.finish_free(address)
 
     def link(self, program: Program, multiprocessors: int, facilities: Facilities) -> LoadedModule:
@@ -205,7 +205,7 @@ class ContextMemory:
                 self._client.own(address)
 
     def _charge_of(self, loaded: LoadedModule) -> int:
-        return sum(charged(self.space.size_of(address)) for address in loaded.allocations)
+        return sum(round_up_to_granules(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
         """Free a program's variables, unless the context was closed in between, which freed everything."""

@@ -17,7 +17,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, ContextQueue, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
 from pympsd_server.backends.quota import Quota
 
 
@@ -116,7 +116,7 @@ class EmulatedDevice(AccountedDevice):
         self._scheduler.timeline = timeline
 
     def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+        self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> EmulatedContext:
         """Create a context; BackendError OUT_OF_MEMORY if the device's or the quota's memory is too small."""
         with self._lock:
@@ -126,7 +126,7 @@ class EmulatedDevice(AccountedDevice):
             among = sms_of(self._properties, quota.chunks)
             multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0, among)
             try:
-                context = self._make(address_space, quota, multiprocessors, on_fault, serial)
+                context = self._make(address_space, quota, multiprocessors, on_fault, context_id)
             except BaseException:
                 self._multiprocessors.give(multiprocessors)
                 raise
@@ -138,7 +138,7 @@ class EmulatedDevice(AccountedDevice):
         address_space: int,
         quota: Quota,
         multiprocessors: tuple[int, ...],
-        on_fault: Callable[[Outcome], None],
+        on_fault: Callable[[Status], None],
         context_id: int,
     ) -> EmulatedContext:
         client = self._spaces.of(address_space, quota)

@@ -77,7 +77,7 @@ class EmulatedStream:
         workspace = context.memory.borrow_workspace() if launch.cooperative else 0
         run = KernelRun(context, self, self.time_share, module.loaded, kernel, launch, size, cluster, workspace)
         if workspace:
-            run.callbacks.append(lambda outcome: context.memory.return_workspace(workspace, outcome))
+            run.callbacks.append(lambda status: context.memory.return_workspace(workspace, status))
         context.scheduler.submit(run)
 
     def record(self, event: Event) -> None:
@@ -163,7 +163,7 @@ class EmulatedEvent:
             if marker is not None and not marker.finished:
                 marker.callbacks.append(done)
                 return
-        done(self.context.outcome)
+        done(self.context.status)
 
     def milliseconds_since(self, start: Event) -> float:
         """Return the time between two recorded events, in milliseconds."""

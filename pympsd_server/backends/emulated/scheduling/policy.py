@@ -12,8 +12,7 @@ from typing import Final, Protocol
 
 from attrs import define, field
 
-from pympsd.vocabulary.plugins import named_policy
-from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY, named_policy
 
 GREATEST_PRIORITY: Final = -5
 LEAST_PRIORITY: Final = 0

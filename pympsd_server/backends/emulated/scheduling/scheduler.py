@@ -45,7 +45,7 @@ from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFaul
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
-from pympsd_server.backends.interface import BackendError, Outcome, Timeline
+from pympsd_server.backends.interface import BackendError, Status, Timeline
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]
@@ -110,7 +110,7 @@ class Scheduler:
     # --- running
 
     def _run_to_end(self, item: WorkItem) -> None:
-        fault: Outcome | None = None
+        fault: Status | None = None
         item.began_at = time.perf_counter_ns()
         try:
             while not item.step(1.0):
@@ -118,7 +118,7 @@ class Scheduler:
         except Cancelled:
             pass
         except Exception as error:
-            fault = _outcome_of(error)
+            fault = _status_of(error)
         self._after(item, True, fault, None)
 
     def _compute_or_end(self) -> None:
@@ -138,7 +138,7 @@ class Scheduler:
             except Cancelled:
                 pass
             except Exception as error:  # an error of a kernel is its context's, not the device's
-                fault = _outcome_of(error)
+                fault = _status_of(error)
             ended = time.perf_counter_ns()
             if (timeline := self.timeline) is not None:
                 timeline.ran(item.owner.id, item.what, began, ended)
@@ -156,7 +156,7 @@ class Scheduler:
                 self._work.wait()
         return None
 
-    def _after(self, item: WorkItem, finished: bool, fault: Outcome | None, used: int | None) -> None:
+    def _after(self, item: WorkItem, finished: bool, fault: Status | None, used: int | None) -> None:
         # ``used``: nanoseconds of the compute thread; None if a caller ran it in its own thread.
         calls: Calls = []
         with self.lock:
@@ -167,7 +167,7 @@ class Scheduler:
                 self._fault(owner, fault, calls, by_own_work=True, quietly=quietly)
             if used is not None:
                 self._ready.charge(item, used)
-            if owner.outcome.code is not Result.SUCCESS:
+            if owner.status.code is not Result.SUCCESS:
                 self._after_the_end(item, finished, calls)
             elif finished:
                 if used is not None:
@@ -231,24 +231,24 @@ class Scheduler:
 
     # --- ending contexts
 
-    def fault(self, owner: WorkOwner, outcome: Outcome) -> None:
+    def fault(self, owner: WorkOwner, status: Status) -> None:
         """Give a context a sticky error: stop what can be stopped, drop what waits, call all completions with it."""
         calls: Calls = []
         with self.lock:
-            self._fault(owner, outcome, calls)
+            self._fault(owner, status, calls)
             self._flush(owner, calls)
         _call_each(calls)
 
     def _fault(
-        self, owner: WorkOwner, outcome: Outcome, calls: Calls, *, by_own_work: bool = False, quietly: bool = False
+        self, owner: WorkOwner, status: Status, calls: Calls, *, by_own_work: bool = False, quietly: bool = False
     ) -> None:
         """``by_own_work``: the context's own work faulted, and all of it is stopped.
 
         ``quietly``: the fault is not one of the device, so ``on_fault`` is not called.
         """
-        new = owner.mark_faulted(outcome, by_own_work)
-        if new and outcome.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
-            calls.append(lambda: owner.on_fault(outcome))
+        new = owner.mark_faulted(status, by_own_work)
+        if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
+            calls.append(lambda: owner.on_fault(status))
         unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
         self._ready.drop(owner.queue)
         for item in unstoppable:
@@ -302,9 +302,9 @@ class Scheduler:
 
 def _queue_callbacks(item: WorkItem, calls: Calls) -> None:
     callbacks, item.callbacks = item.callbacks, []
-    outcome = item.owner.outcome
+    status = item.owner.status
     for callback in callbacks:
-        calls.append(lambda callback=callback: callback(outcome))  # type: ignore[misc]
+        calls.append(lambda callback=callback: callback(status))  # type: ignore[misc]
 
 
 def _call_each(calls: Calls) -> None:
@@ -315,12 +315,12 @@ def _call_each(calls: Calls) -> None:
             traceback.print_exc()
 
 
-def _outcome_of(error: Exception) -> Outcome:
+def _status_of(error: Exception) -> Status:
     if isinstance(error, MemoryError):
         # Half a kernel cannot be undone: its context is lost, and no other.
-        return Outcome(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
+        return Status(Result.ERROR_OUT_OF_MEMORY, f"the emulated device has no host memory left: {error}")
     if isinstance(error, BackendError):
-        return Outcome(error.code, error.reason)
+        return Status(error.code, error.reason)
     if isinstance(error, DeviceFault):
-        return Outcome(Result(error.code), str(error))
-    return Outcome(Result.ERROR_LAUNCH_FAILED, f"the emulated device failed: {type(error).__name__}: {error}")
+        return Status(Result(error.code), str(error))
+    return Status(Result.ERROR_LAUNCH_FAILED, f"the emulated device failed: {type(error).__name__}: {error}")

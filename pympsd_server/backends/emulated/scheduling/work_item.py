@@ -28,7 +28,7 @@ from pympsd_server.backends.budget import Counters
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, TimeShare
-from pympsd_server.backends.interface import Completion, Outcome
+from pympsd_server.backends.interface import Completion, Status
 
 
 class Trace(Counters):
@@ -78,7 +78,7 @@ class WorkOwner(Protocol):
     cancel: Flag
     """Set when what runs is to stop."""
     queue: ContextQueue
-    on_fault: Callable[[Outcome], None]
+    on_fault: Callable[[Status], None]
     pending: dict[WorkItem, None]
     """Unfinished items, in the order they came."""
     placement: Placement
@@ -89,13 +89,13 @@ class WorkOwner(Protocol):
     """Called once when nothing runs any more."""
 
     @property
-    def outcome(self) -> Outcome:
+    def status(self) -> Status:
         """SUCCESS, or the sticky error of a faulted context."""
 
     def check(self) -> None:
         """Raise BackendError with the sticky error of a faulted or destroyed context."""
 
-    def mark_faulted(self, outcome: Outcome, by_own_work: bool) -> bool:
+    def mark_faulted(self, status: Status, by_own_work: bool) -> bool:
         """Keep the error and stop kernels, in any case if its own work faulted; return whether the error is new."""
 
     def order(self, item: WorkItem) -> list[WorkItem]:

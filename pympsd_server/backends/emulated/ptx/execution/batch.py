@@ -177,13 +177,13 @@ class Batch:
         self.steps += 1
         self._impatience += plan.weight
         self._running = threads = group.threads
-        outcome = self._functions[at](self._state, threads, *group.registers)
+        returned = self._functions[at](self._state, threads, *group.registers)
         if plan.kind == "branch":
-            self._branch(plan, threads, *outcome)
+            self._branch(plan, threads, *returned)
         elif plan.kind == "next":
-            self._go(plan.target, Group(threads, outcome))
+            self._go(plan.target, Group(threads, returned))
         else:
-            self._rare(plan, threads, outcome)
+            self._rare(plan, threads, returned)
 
     def _go(self, target: int, group: Group) -> None:
         if target == EXIT:
@@ -209,15 +209,15 @@ class Batch:
             self._go(plan.target, part_of(threads, taken, condition.nonzero()[0]))
             self._go(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
 
-    def _rare(self, plan: BlockPlan, threads: Threads, outcome: object) -> None:
+    def _rare(self, plan: BlockPlan, threads: Threads, returned: object) -> None:
         if plan.kind == "exit":
             self._go(EXIT, Group(threads, ()))
         elif plan.kind == "barrier":
-            self._arrive(plan, threads, *outcome)  # type: ignore[misc]
+            self._arrive(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "index":
-            self._switch(plan, threads, *outcome)  # type: ignore[misc]
+            self._switch(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "assert":
-            raise report_assertion(self._state, threads, outcome)  # type: ignore[arg-type]
+            raise report_assertion(self._state, threads, returned)  # type: ignore[arg-type]
         else:
             raise LaunchFailed("a trap instruction was executed")
 

@@ -1,4 +1,4 @@
-"""The keeper's process (``keeper.py``) as its daemon sees it: started or found, spoken to, and killed."""
+"""The keeper's process (``program.py``) as its daemon sees it: started or found, spoken to, and killed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from attrs import define, frozen
 
 import pympsd
 from pympsd.channel.descriptors import FD_BYTES, received, whole
-from pympsd.channel.processes import open_process
+from pympsd.process.spawn import open_process
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.sessions.peers import KnownPeer, credentials, with_pidfd
+from pympsd.service.processes.peers import KnownPeer, credentials, with_pidfd
+from pympsd.takeover.keeper import packets as packets
 from pympsd.vocabulary import files
-from pympsd.wire import keeper_packets as packets
 
 SEND_BYTES: Final = 4 << 20
 """Room in the link: some thousand packets for root, and for others what net.core.wmem_max allows, some hundred."""
@@ -30,7 +30,7 @@ ENVIRONMENT: Final = ("LD_LIBRARY_PATH",)
 
 
 @frozen
-class Held:
+class Entry:
     """An entry: a descriptor, which the daemon owns, and a few bytes of what the next daemon needs to know.
 
     fd -1: it could not be received for lack of descriptors.
@@ -42,7 +42,7 @@ class Held:
 
 @define(eq=False)
 class KeeperProcess:
-    """The link to a keeper, which never blocks, and the means to kill it: as a child, or as an earlier daemon's."""
+    """The link to a keeper, which never blocks, and the means to kill it: as a child, or as the previous daemon's."""
 
     link: socket.socket
     child: trio.Process | None = None
@@ -72,7 +72,7 @@ class KeeperProcess:
 
     @classmethod
     def find(cls, directory: PipeDirectory) -> KeeperProcess | None:
-        """Return the keeper of an earlier daemon of this process's user, connected; None if there is none."""
+        """Return the keeper of the previous daemon of this process's user, connected; None if there is none."""
         link = _link(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
             link.connect(directory.name(files.KEEPER))
@@ -89,7 +89,7 @@ class KeeperProcess:
         right = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))]
         self.link.sendmsg([packet], right, socket.MSG_NOSIGNAL)
 
-    async def receive(self) -> tuple[int, str, Held] | None:
+    async def receive(self) -> tuple[int, str, Entry] | None:
         """Return the next packet's kind and name, and its contents; None at the end of the link; raise Malformed."""
         while True:
             await trio.lowlevel.wait_readable(self.link)
@@ -109,7 +109,7 @@ class KeeperProcess:
             if fd >= 0:
                 os.close(fd)
             raise
-        return kind, name, Held(note, fd)
+        return kind, name, Entry(note, fd)
 
     def signal_kill(self) -> None:
         """Kill the process, if it is there."""
@@ -144,5 +144,5 @@ def _link(sock: socket.socket) -> socket.socket:
 
 
 def _arguments(listener: int, link: int, waiting_seconds: float) -> list[str]:
-    main = os.path.join(os.path.dirname(pympsd.__file__), "takeover", "keeper.py")
+    main = os.path.join(os.path.dirname(pympsd.__file__), "takeover", "keeper", "program.py")
     return [sys.executable, "-I", "-S", main, str(listener), str(link), str(waiting_seconds)]

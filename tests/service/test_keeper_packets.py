@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.wire import keeper_packets as packets
+from pympsd.takeover.keeper import packets as packets
 
 KINDS = st.sampled_from(sorted(packets.KINDS))
 

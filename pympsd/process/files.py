@@ -1,10 +1,12 @@
-"""Check whether another user can reach a file, before a server is spawned, so that the error names the folder."""
+"""Files: written whole or not at all; and whether another user can reach one."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -39,3 +41,22 @@ def _may_search(status: os.stat_result, uid: int, gids: frozenset[int]) -> bool:
     if status.st_gid in gids:
         return bool(status.st_mode & stat.S_IXGRP)
     return bool(status.st_mode & stat.S_IXOTH)
+
+
+def write_whole(path: str, content: bytes, mode: int | None = None) -> None:
+    """Write a file in the place of one that may be there, which stays as it is if that fails; raise OSError.
+
+    ``mode``: its permissions; by default those of the file in its place, or as the umask has it. A link in its place
+    is replaced and not followed.
+    """
+    new = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.{secrets.token_hex(4)}.new")
+    try:
+        with open(new, "xb") as file:
+            file.write(content)
+        with suppress(FileNotFoundError):
+            os.chmod(new, os.lstat(path).st_mode & 0o777 if mode is None else mode)
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        raise

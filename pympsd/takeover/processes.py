@@ -1,4 +1,4 @@
-"""The processes of a session (setsid(2)): those left by a server that was not this daemon's child."""
+"""The processes of a previous daemon's servers, watched and killed by pidfd, and of their sessions (setsid(2))."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from pympsd.service.processes.status import SESSION, STARTED, stat
+import trio
+from attrs import define, field
+
+from pympsd.service.processes.status import SESSION, STARTED, has_ended, process_end, stat
 
 
 def kill_session(leader: int, uid: int, started: int) -> list[int]:
@@ -61,3 +64,30 @@ def _uid(pid: int) -> int:
             if line.startswith(b"Uid:"):
                 return int(line.split()[1])
     return -1
+
+
+@define
+class KnownProcess:
+    """A process that is not a child of this one; owns its pidfd."""
+
+    pidfd: int
+    gone: trio.Event = field(factory=trio.Event, init=False)
+
+    def kill(self) -> None:
+        """Kill the process unless it has ended."""
+        if not self.gone.is_set():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        return self.gone.is_set() or has_ended(self.pidfd)
+
+    async def watch(self) -> None:
+        """Wait for the end of the process, set ``gone``, and close the pidfd."""
+        try:
+            await process_end(self.pidfd)
+        finally:
+            self.gone.set()
+            os.close(self.pidfd)

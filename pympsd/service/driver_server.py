@@ -9,9 +9,9 @@ from typing import Final
 import trio
 
 from pympsd.channel.descriptors import explain
-from pympsd.channel.processes import open_process
+from pympsd.process.spawn import open_process
+from pympsd.service.children import DRAIN_SECONDS, CannotSpawn, as_user, log_stderr, reap, wait_for_end
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes.children import DRAIN_SECONDS, CannotSpawn, as_user, log_stderr, reap, wait_for_end
 from pympsd.service.processes.status import is_child
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed

@@ -1,15 +1,15 @@
-"""The daemon's side of its keeper: say what is to be held, and fetch what an earlier daemon's keeper holds.
+"""The daemon's side of its keeper: request what is to be held, and fetch what the previous daemon's keeper holds.
 
-    found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it is of no use
+    found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it cannot be used
     keeper, held = found or (Keeper(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
     keeper.hold("control", listener.fileno())       # before anything relies on the descriptor
     await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
     keeper.drop("control")                          # before the descriptor is closed
-    keeper.end()                                    # the daemon ends in order; ``run`` returns soon afterwards
+    keeper.end()                                    # the daemon quits; ``run`` returns soon afterwards
 
-Only ``fetch`` waits for the keeper, and it has a limit. What the link does not take at once is sent by ``run``: in
-order, and of each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
+Only ``fetch`` waits for the keeper, and it has a limit. ``run`` sends what the link did not take: in order, and of
+each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
 started in place of one that has ended, and is given everything again.
 """
 
@@ -25,11 +25,11 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.descriptors import ADVICE, close_all, explain
-from pympsd.service.fd_quota import SPARE, can_open
 from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
-from pympsd.takeover.keeper_process import Held, KeeperProcess
+from pympsd.service.processes.fd_quota import SPARE, can_open
+from pympsd.takeover.keeper import packets as packets
+from pympsd.takeover.keeper.process import Entry, KeeperProcess
 from pympsd.vocabulary import files
-from pympsd.wire import keeper_packets as packets
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WAITING_SECONDS: Final = 60.0
 """Time for which a keeper without a daemon, and without servers, waits for the next daemon."""
 FETCH_SECONDS: Final = 5.0
-"""Time for an earlier daemon's keeper to send everything."""
+"""Time for the previous daemon's keeper to send everything."""
 STALLED_SECONDS: Final = 5.0
 """Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
@@ -69,7 +69,7 @@ class _Request:
 
 
 @define(eq=False)
-class Keeper:
+class KeeperLink:
     """What is to be held, and the process that holds it. The descriptors stay the caller's."""
 
     directory: PipeDirectory
@@ -78,7 +78,7 @@ class Keeper:
     stalled_seconds: float = STALLED_SECONDS
     answer_seconds: float = ANSWER_SECONDS
     _process: KeeperProcess | None = None
-    _held: dict[str, Held] = field(factory=dict)
+    _held: dict[str, Entry] = field(factory=dict)
     _unsent: dict[str, bool] = field(factory=dict, init=False)
     """The names whose latest state has not been sent, in order; True: with the descriptor."""
     _has_unsent: trio.Event = field(factory=trio.Event, init=False)
@@ -92,8 +92,8 @@ class Keeper:
     @classmethod
     async def fetch(
         cls, directory: PipeDirectory, log: FilteringBoundLogger, seconds: float = FETCH_SECONDS
-    ) -> tuple[Keeper, dict[str, Held]] | None:
-        """Return the keeper of an earlier daemon, and what it holds in order, or None: start another.
+    ) -> tuple[KeeperLink, dict[str, Entry]] | None:
+        """Return the keeper of the previous daemon, and what it holds in order, or None: start another.
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
         believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
@@ -102,7 +102,7 @@ class Keeper:
         process = KeeperProcess.find(directory)
         if process is None:
             return None
-        held: dict[str, Held] = {}
+        held: dict[str, Entry] = {}
         reason = f"it has not sent what it holds within {seconds:g} s"
         with trio.move_on_after(seconds):
             reason = await _receive_entries(process, held)
@@ -120,26 +120,26 @@ class Keeper:
         raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Have a descriptor held, in place of one of the same name; raise ValueError for a name or note too long."""
+        """Hold a descriptor, in place of one of the same name; raise ValueError for a name or note too long."""
         packets.encode(packets.HOLD, name, note)
         self._held.pop(name, None)
-        self._held[name] = Held(note, fd)
+        self._held[name] = Entry(note, fd)
         self._unsent.pop(name, None)  # its place is now the last
         self._changed(name, True)
 
     def note(self, name: str, note: bytes) -> None:
         """Replace an entry's note; raise KeyError if there is no such entry, ValueError if the note is too long."""
         packets.encode(packets.NOTE, name, note)
-        self._held[name] = Held(note, self._held[name].fd)
+        self._held[name] = Entry(note, self._held[name].fd)
         self._changed(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
-        """Have an entry closed and removed."""
+        """Close and remove an entry."""
         self._held.pop(name, None)
         self._changed(name, False)
 
     async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
-        """Have the keeper accept a connection; return its descriptor, -1 if there was none, None if it cannot.
+        """Ask the keeper to accept a connection; return its descriptor, -1 if there was none, None if it cannot.
 
         The keeper then holds it already under ``name``, whenever the daemon is killed; ``greeting`` has been sent. A
         keeper that does not answer within ANSWER_SECONDS is not asked again before it has: its answer goes to
@@ -175,7 +175,7 @@ class Keeper:
             await self._caught_up.wait()
 
     def end(self) -> None:
-        """Remove the socket and have the process end: the daemon ends in order."""
+        """Remove the socket and end the process: the daemon quits."""
         self._ending.set()
         with contextlib.suppress(OSError, Unusable):
             self.directory.remove(files.KEEPER)
@@ -224,7 +224,7 @@ class Keeper:
         return ""
 
     async def _watch(self, process: KeeperProcess) -> str:
-        """Kill a keeper when it is of no more use, unless it serves another daemon, and return why it is of none."""
+        """Kill a keeper that cannot be used any more, unless it serves another daemon, and return why."""
         reasons: list[str] = []
 
         async def until(work: Callable[[KeeperProcess], Awaitable[str]]) -> None:
@@ -273,7 +273,7 @@ class Keeper:
                 self.log.error("keeper_lacks", name=name, reason=entry.note.decode(errors="replace"))
 
     async def _send_later(self, process: KeeperProcess) -> str:
-        """Send what the link did not take at once; return why the keeper is of no more use."""
+        """Send what the link did not take immediately; return why the keeper cannot be used any more."""
         while True:
             while self._unsent:
                 with trio.move_on_after(self.stalled_seconds) as waiting:
@@ -328,7 +328,7 @@ class Keeper:
             process.send(packets.encode(packets.NOTE, name, entry.note))
 
 
-async def _receive_entries(process: KeeperProcess, held: dict[str, Held]) -> str:
+async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> str:
     """Receive what a keeper holds; return why that failed, or nothing."""
     while True:
         received = await _received(process)
@@ -340,8 +340,8 @@ async def _receive_entries(process: KeeperProcess, held: dict[str, Held]) -> str
         held[name] = entry
 
 
-async def _received(process: KeeperProcess) -> tuple[int, str, Held] | str:
-    """Return the next packet, or why the keeper is of no more use."""
+async def _received(process: KeeperProcess) -> tuple[int, str, Entry] | str:
+    """Return the next packet, or why the keeper cannot be used any more."""
     try:
         received = await process.receive()
     except packets.Malformed as error:

@@ -1,6 +1,8 @@
-"""Replacing another daemon: one that was killed or, with ``--replace``, a running one.
+"""Claim a pipe directory: a free one, one of a killed daemon or, with ``--replace``, one of a running daemon.
 
-A running daemon hands its servers over and ends.
+A running daemon that receives HAND_OVER ends and leaves its servers to the next one. A directory of a server or of a
+namespace belongs to the daemon above, which has a socket there: a daemon that started there would take that socket,
+and the clients would be without the namespace's limits.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ import signal
 import time
 from typing import Final
 
-from pympsd.service.files.directory_owner import daemon_above
+from pympsd.service.files.lock_holders import Holder, listener_of
 from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
 from pympsd.service.processes.status import STATE, has_ended, is_stopped, stat
+from pympsd.takeover.state_file import directories_left
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
-"""A daemon that receives it ends at once and leaves its servers to the next one."""
+"""A daemon that receives it ends immediately and leaves its servers to the next one."""
 HAND_OVER_SECONDS: Final = 10.0
 """Time for the running daemon to end."""
 LOCK_SECONDS: Final = 5.0
@@ -24,6 +27,7 @@ LOCK_SECONDS: Final = 5.0
 DEAD_SECONDS: Final = 1.0
 """Time that the lock of a killed daemon may be held, by a server that it was just starting."""
 PAUSE_SECONDS: Final = 0.02
+_REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"
 
 
 class CannotReplace(Exception):
@@ -48,7 +52,7 @@ def claim(given: str) -> PipeDirectory:
 
 
 def replace(given: str) -> PipeDirectory:
-    """Have the daemon of a pipe directory, if there is one, hand over; claim the directory.
+    """Replace the daemon of a pipe directory, if there is one: it hands over, and the directory is claimed.
 
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
@@ -56,7 +60,7 @@ def replace(given: str) -> PipeDirectory:
     if (claimed := _claimed_or_freed(given)) is not None:
         return claimed
     give_up = time.monotonic() + LOCK_SECONDS
-    # The parent of the earlier daemon may still run, and shares its lock.
+    # The parent of the previous daemon may still run, and shares its lock.
     while (claimed := _claimed(given)) is None:
         if time.monotonic() > give_up:
             raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
@@ -71,7 +75,7 @@ def _check_owner(given: str) -> None:
 
 
 def _claimed_or_freed(given: str) -> PipeDirectory | None:
-    """Claim the directory; or have its daemon end, which releases the lock later, and return None."""
+    """Claim the directory; or make its daemon end, which releases the lock later, and return None."""
     give_up = time.monotonic() + LOCK_SECONDS
     while (claimed := _claimed(given)) is None:
         try:
@@ -164,3 +168,37 @@ def _is_same_file(path: str, lock: os.stat_result) -> bool:
     except OSError:
         return False
     return (status.st_dev, status.st_ino) == (lock.st_dev, lock.st_ino)
+
+
+def daemon_above(folder: str) -> str:
+    """Return, in words, of which daemon's server or namespace a directory is; nothing if it is of none.
+
+    A daemon that was killed counts while its state or its keeper is there: the next one goes on with its namespaces.
+    """
+    folder = os.path.realpath(folder)
+    server, namespace = os.path.split(folder)
+    # The outer one first: it listens in the directory of the server, too.
+    above = [(os.path.dirname(server), (os.path.basename(server), namespace)), (server, (namespace,))]
+    for top, names in above:
+        if names in directories_left(top):
+            return _describe(folder, top, names)
+    # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
+    if _has(folder, files.LOCK, *files.OF_A_RUNNING_DAEMON):
+        return ""  # it is a daemon's own, which is not asked: that would be in its log
+    control = os.path.join(folder, files.CONTROL)
+    listener = listener_of(control)
+    if listener is None:
+        return ""
+    for top, names in above:
+        if listener_of(os.path.join(top, files.CONTROL)) == listener:
+            return _describe(folder, top, names)
+    return f"{Holder(*listener[:2])} listens at {control}: {_REMEDY}"
+
+
+def _describe(folder: str, top: str, names: tuple[str, ...]) -> str:
+    namespace = f"namespace '{names[1]}' of " if names[1:] else ""
+    return f"{folder} is the directory of {namespace}server '{names[0]}' of the daemon at {top}: {_REMEDY}"
+
+
+def _has(folder: str, *names: str) -> bool:
+    return any(os.path.lexists(os.path.join(folder, name)) for name in names)

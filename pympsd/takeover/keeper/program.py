@@ -1,15 +1,15 @@
 """The keeper: a small process that holds copies of its daemon's sockets, and gives them to the next daemon.
 
 If the daemon is killed its sockets stay open here: connections wait in the backlog, packets in the socket, and no
-peer sees an end of file. The daemon says over a link what is to be held (``pympsd/wire/keeper_packets.py``); a link
-that ends without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in the pipe
+peer sees an end of file. The daemon requests over a link what is to be held (``packets.py``); a link that ends
+without END means that the daemon was killed. The next daemon connects to ``pympsd.keeper`` in the pipe
 directory, is sent every entry in the order in which they were held, and its connection is the link from then on.
 
 It is run by path, isolated and without site (``-I -S``), and imports only what is built in:
 
-    keeper.py LISTENER-FD LINK-FD WAITING-SECONDS
+    program.py LISTENER-FD LINK-FD WAITING-SECONDS
 
-The daemon's side is ``pympsd/takeover/keeper_process.py``; the reasons are in ``docs/decisions/012-keeper.md``.
+The daemon's side is ``process.py``; the reasons are in ``docs/decisions/012-keeper.md``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 
 if not __package__:
     sys.path.insert(0, __file__.rpartition("/pympsd/")[0])
-from pympsd.wire import keeper_packets as packets
+from pympsd.takeover.keeper import packets as packets
 
 COMM = "pympsd-keeper"
 """What ps, pgrep and pidof call the process."""
@@ -61,7 +61,7 @@ class Keeper:
         self._inode = _inode(self._path)
 
     def run(self) -> None:
-        """Serve daemon after daemon; return when one has ended in order, or none is to be expected any more."""
+        """Serve daemon after daemon; return when one has quit, or none is to be expected any more."""
         _signal.signal(_signal.SIGTERM, self._on_sigterm)
         while self._serve() and self._await_daemon():
             pass
@@ -72,7 +72,7 @@ class Keeper:
             os._exit(0)
 
     def _serve(self) -> bool:
-        """Serve the daemon on the link until it is gone and return True; return False if it ended in order."""
+        """Serve the daemon on the link until it is gone and return True; return False if it quit."""
         while self._link is not None:
             poll = select.poll()
             poll.register(self._listener, select.POLLIN)
@@ -156,7 +156,7 @@ class Keeper:
         return self._inode is not None and _inode(self._path) == self._inode
 
     def _accept(self) -> bool:
-        """Take the next daemon's connection as the link; return False if the one before it ended in order."""
+        """Take the next daemon's connection as the link; return False if the one before it quit."""
         try:
             fd, _ = self._listener._accept()  # type: ignore[attr-defined]
         except OSError:
@@ -166,7 +166,7 @@ class Keeper:
         if int.from_bytes(credentials[4:8], sys.byteorder) != os.geteuid():
             connection.close()
             return True
-        # What the earlier daemon sent before it was killed counts.
+        # What the previous daemon sent before it was killed counts.
         if not self._take_packets():
             return False
         self._send(packets.REPLACED)
@@ -184,7 +184,7 @@ class Keeper:
         self._to_send.clear()
 
     def _take_packets(self) -> bool:
-        """Handle what lies in the link, and close it at its end; return False if the daemon ended in order."""
+        """Handle what lies in the link, and close it at its end; return False if the daemon quit."""
         while self._link is not None:
             try:
                 # Room for one descriptor: the kernel closes others.

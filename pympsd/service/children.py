@@ -17,16 +17,16 @@ import trio
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.channel.processes import open_process
 from pympsd.journal.line_format import sanitised
+from pympsd.process.files import unreachable_folder
+from pympsd.process.spawn import open_process
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes.file_access import unreachable_folder
 from pympsd.service.processes.identity import Denied, OwnIdentity, change_of_identity
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
-from pympsd.takeover.kept_entries import link_name
+from pympsd.takeover.state.entries import link_name
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import messages
 from pympsd.wire.link_messages import EndIfAlone
