@@ -44,9 +44,10 @@ ENDS = (events.ServerExited, events.ServerNotTakenOver)
 def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list[Instruction]:
     """Change the state by an event; return the instructions that follow from it, in order."""
     gone = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
-    if isinstance(event, events.OperatorLine | events.ClientConnected):
-        daemon.lifetime.now = event.at
+    if isinstance(event, events.ClientConnected):
+        daemon.lifetime.now = event.process.since
     if isinstance(event, events.OperatorLine):
+        daemon.lifetime.now = event.at
         gone_cgroups = () if event.cgroups is None else cgroups.drop_gone(daemon, event.cgroups)
         decided = [*gone_cgroups, *answer_line(daemon, event)]
     else:
@@ -54,7 +55,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
     daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
     daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
-    if daemon.options.protocol == 3:
+    if daemon.options.policy.has_named_servers:
         decided = list(log_names.with_server_names(daemon, gone, decided))
     return list(combine_answers(daemon.compound_commands, decided))
 
@@ -165,7 +166,7 @@ def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     client.contexts[event.serial] = Context(event.serial, event.number, event.device)
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
-    where = log_names.name_field(daemon, server.name, client.mps_namespace)
+    where = log_names.name_field(daemon, server.name, client.process.namespace)
     yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 
 
@@ -302,7 +303,7 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
         case TimerKind.RETURN:
             yield from takeover.takeover_timed_out(daemon, key)
         case TimerKind.PLACES:
-            yield from admission.forget_places(daemon)
+            yield from admission.forget_reservations(daemon)
         case TimerKind.RETRY:
             failed_starts.pause_ended(daemon, key)
             yield from admission.serve_queue(daemon)

@@ -17,7 +17,6 @@ from pympsd.state_machine.state.daemon import Daemon, FailedStarts
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import log_names, starts
-from pympsd.vocabulary.results import Result
 
 PAUSES: Final = (0.1, 0.5, 2.0)
 """Seconds before the second, third and fourth try; there is no fifth."""
@@ -130,13 +129,8 @@ def clear(daemon: Daemon, server: Server) -> None:
 def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") -> Iterator[Instruction]:
     """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts."""
     daemon.failed_starts.pop(server, None)
-    yield from queueing.refuse(daemon, server, code(daemon), reason)
+    yield from queueing.refuse(daemon, server, daemon.options.policy.failed_start_code, reason)
     yield from starts.could_not_start(daemon, server, reason, cause)
-
-
-def code(daemon: Daemon) -> int:
-    """Return the CUresult number for clients of a server that cannot start."""
-    return Result.ERROR_MPS_CONNECTION_FAILED if daemon.options.protocol == 2 else Result.ERROR_MPS_SERVER_NOT_READY
 
 
 def _take_count(daemon: Daemon, server: Server) -> int:

@@ -13,6 +13,7 @@ from pympsd.journal.dialects import Dialect
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -63,7 +64,7 @@ class Story:
     def connects(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
         """Let a client of a user connect; its PID is its serial plus 100."""
         peer = Peer(client + 100, uid, uid, (uid,))
-        return self.feed(events.ClientConnected(client, peer, f"client {client}", 7, traced=traced))
+        return self.feed(events.ClientConnected(client, ClientProcess(peer, f"client {client}", 7), traced=traced))
 
     def is_ready(self, server: int, pid: int) -> list[Instruction]:
         """Let a server be spawned and become active."""

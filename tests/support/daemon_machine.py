@@ -41,6 +41,7 @@ from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
@@ -362,7 +363,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.in_queue.add(client)
         self._joins(("client", client))
-        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        self.feed(
+            events.ClientConnected(client, ClientProcess(Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        )
         if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.in_queue
         return client if client in self.in_queue else multiple()
@@ -374,7 +377,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.debugged[client] = self._clients(uid)
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
-        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        self.feed(events.ClientConnected(client, ClientProcess(Peer(5000 + client, uid, uid), "c", 1), traced=True))
         # It takes no turn.
         assert servers == (self.spawning, self.running, self.shutting_down, list(self.daemon.queue))
         if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
@@ -642,7 +645,11 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.in_queue.add(client)
                 self._joins(("client", client))
             uid = self.uid_of[client]
-            self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+            self.feed(
+                events.ClientConnected(
+                    client, ClientProcess(Peer(5000 + client, uid, uid), "c", 1), traced=client in traced
+                )
+            )
 
     @precondition(lambda self: self.pending)
     @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans(), number=NUMBER)
@@ -656,7 +663,7 @@ class DaemonMachine(RuleBasedStateMachine):
         if leaving:
             self.shutting_down.add(server)
         returned = tuple(
-            events.TakenOverClient(client, 5000 + client, "c", 1, (events.TakenOverContext(1, 1, 0),))
+            Client(client, 0, ClientProcess(Peer(5000 + client, 0, 0), "c", 1), {1: Context(1, 1, 0)})
             for client in sorted(clients)
         )
         self.feed(events.ServerTakenOver(server, status, leaving, returned))
@@ -700,7 +707,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.joining[self.serial] = server
         self._has_served(server)
         peer = Peer(5000 + client, self.uid_of[client], self.uid_of[client])
-        self.feed(events.ClientConnected(self.serial, peer, "c", 1, joins=True))
+        self.feed(events.ClientConnected(self.serial, ClientProcess(peer, "c", 1), joins=True))
         assert not self.joining, "it waits, though its process was admitted"
 
     def _that_may_join(self) -> list[int]:
@@ -718,10 +725,7 @@ class DaemonMachine(RuleBasedStateMachine):
         server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
         reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
-        contexts = {
-            pid: tuple(events.TakenOverContext(place, place, 0) for place in range(1, 1 + pid % 3))
-            for pid in reported
-        }
+        contexts = {pid: tuple(Context(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported}
         held = {pid for pid in pids if contexts.get(pid)}
         if held:
             self._has_served(server)

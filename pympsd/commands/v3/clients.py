@@ -96,7 +96,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
     clients = [(client, owner) for owner in view.servers(daemon) for client in clients_of(daemon, owner.name)]
     with_pid = [entry for entry in clients if str(entry[0].pid) == pid]
     with_pid = with_pid or [
-        entry for entry in clients if entry[0].container_pid and str(entry[0].container_pid) == pid
+        entry for entry in clients if entry[0].process.container_pid and str(entry[0].process.container_pid) == pid
     ]
     matches = [entry for entry in with_pid if only in (None, entry[1])]
     if not matches:
@@ -122,18 +122,18 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "uid": client.uid,
         "namespace": namespace_of(client),
         "linux-ns": view.linux_namespace(daemon, client),
-        "container_pid": client.container_pid or None,
-        "cgroup": client.cgroups[-1] if client.cgroups else None,
+        "container_pid": client.process.container_pid or None,
+        "cgroup": client.process.cgroups[-1] if client.process.cgroups else None,
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.serial for context in client.contexts.values()),
-        "since": moment(client.since),
+        "since": moment(client.process.since),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
         on_device = {"pci-id": pci, **_on_device(daemon, client, server, ordinal)}
-        yield Row((client.pid, server.name, uuid, where, client.command), {**extra, **on_device})
+        yield Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 
 
 def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:

@@ -43,7 +43,6 @@ from pympsd.configuration.changes import (
 from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
-from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.decide import combine_answers
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.shares import set_shares
@@ -198,7 +197,7 @@ def _carry_out(
     daemon.configuration = evolve(applied, command=compound)
     yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
     created = sum(isinstance(change, CreateServer) for change in planned)
-    if created > STARTS_AT_ONCE:
+    if created > daemon.options.policy.max_starts:
         compound.waits_for_starts = False
         compound.notes.append(f"{created} servers are being started; 'config status' reports when all are ready.")
     yield from _begin_all(daemon, compound, planned, force)

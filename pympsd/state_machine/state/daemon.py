@@ -181,7 +181,7 @@ class Daemon:
     @property
     def needs_origins(self) -> bool:
         """Whether rules depend on a client's process, or lists and limits of protocol 3 on its cgroup."""
-        return self.process_limits.rules is not None or self.options.protocol == 3
+        return self.process_limits.rules is not None or self.options.policy.has_named_servers
 
     def server_by_pid(self, pid: int) -> Server | None:
         """Return the server with a PID, or None."""

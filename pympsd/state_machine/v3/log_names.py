@@ -14,7 +14,7 @@ from pympsd.vocabulary.namespaces import DEFAULT
 
 def name_field(daemon: Daemon, server: str, namespace: str | None = None) -> dict[str, str]:
     """Return the field that names a server, or a namespace (empty: ``default``); none in protocol 2."""
-    if daemon.options.protocol == 2:
+    if not daemon.options.policy.has_named_servers:
         return {}
     return {"place": server if namespace is None else f"{server}/{namespace or DEFAULT}"}
 

@@ -60,7 +60,7 @@ def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Cli
     """Return the clients of a server, or of one of its namespaces."""
     process = daemon.server_named(name)
     known = process.clients.values() if process is not None else ()
-    return [client for client in known if namespace in (None, client.mps_namespace or DEFAULT)]
+    return [client for client in known if namespace in (None, client.process.namespace or DEFAULT)]
 
 
 def create_server(
