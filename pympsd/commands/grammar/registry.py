@@ -32,8 +32,8 @@ from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check
 from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
 from pympsd.state_machine.instructions import Instruction, Note
+from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.untrusted import is_query
 
@@ -255,13 +255,17 @@ def find_command(words: Sequence[str]) -> Command | None:
 
 def verbs_of(module: str, protocol: int) -> dict[str, Command]:
     """Return the commands of a module by verb; none for a word that is not a module in a protocol."""
-    found = (each for each in COMMANDS.values() if each.verb and each.module == module and protocol in each.protocols)
-    return {each.verb: each for each in found}
+    commands = (
+        command
+        for command in COMMANDS.values()
+        if command.verb and command.module == module and protocol in command.protocols
+    )
+    return {command.verb: command for command in commands}
 
 
 def first_words(protocol: int) -> list[str]:
     """Return the words that a line may begin with in a protocol, sorted: modules, and commands of one word."""
-    return sorted({each.module for each in COMMANDS.values() if protocol in each.protocols})
+    return sorted({command.module for command in COMMANDS.values() if protocol in command.protocols})
 
 
 def load(package: str, path: Iterable[str]) -> None:

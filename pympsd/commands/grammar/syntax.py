@@ -76,11 +76,11 @@ class Flag:
 
 
 def _arguments(arguments: Iterable[str | Argument]) -> tuple[Argument, ...]:
-    return tuple(each if isinstance(each, Argument) else Argument(each) for each in arguments)
+    return tuple(argument if isinstance(argument, Argument) else Argument(argument) for argument in arguments)
 
 
 def _flags(flags: Iterable[str | Flag]) -> tuple[Flag, ...]:
-    return tuple(each if isinstance(each, Flag) else Flag(each) for each in flags)
+    return tuple(flag if isinstance(flag, Flag) else Flag(flag) for flag in flags)
 
 
 @frozen

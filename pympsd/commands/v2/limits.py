@@ -37,7 +37,9 @@ _VALUE: Final = Argument("value", read_word, "VALUE")
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
-    """Make a handler add a note on stderr if no device is known to be Volta or newer; refusals keep their own."""
+    """Make a handler add a note on standard error if no device is known to be Volta or newer; refusals keep their
+    own.
+    """
 
     def make(handler: Handler) -> Handler:
         @wraps(handler)
@@ -48,7 +50,7 @@ def volta_only(what: str) -> Callable[[Handler], Handler]:
             if daemon.devices:
                 note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
             else:
-                note = f"{what} an effect from Volta on; the devices are not known yet: the first server reports them"
+                note = f"{what} an effect on Volta or newer only; the first server reports which devices there are"
             return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
 
         return answer
@@ -68,9 +70,9 @@ def _print_percentage(in_force: ThreadPercentage, note: str) -> Answer:
 
 
 def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
-    """Return a refusal; recorded: the complaint is only logged, and the value that stays in force is printed."""
+    """Return a refusal: the complaint is only logged, and the value in force is printed (recorded)."""
     parts = (Part(INVALID, printed=False), Part(str(in_force)))
-    return Answer(parts, diagnostic=f"{INVALID}; it stays {in_force}", refused=True)
+    return Answer(parts, diagnostic=f"{INVALID}; {in_force} stays in force", refused=True)
 
 
 @command(
@@ -101,7 +103,7 @@ def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
 )
 @volta_only("active thread percentages have")
 def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePercentage) -> Decision:
-    """Set the active thread percentage of the later clients of the server PID."""
+    """Set the active thread percentage of new clients of the server PID."""
     server = find_server(daemon, pid)
     if percentage.value is None:
         return Decision(_refuse_percentage(server.thread_percentage))
@@ -112,7 +114,7 @@ def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePe
 @command(Syntax("get_active_thread_percentage", required=(PID,)), view=limits_seen_by)
 @volta_only("active thread percentages have")
 def get_percentage(daemon: Daemon, caller: Caller, pid: int) -> Decision:
-    """Print the active thread percentage of the later clients of the server PID."""
+    """Print the active thread percentage of new clients of the server PID."""
     return _decide_percentage(find_server(daemon, pid).thread_percentage)
 
 
@@ -154,7 +156,9 @@ def _set_memory(daemon: Daemon, limits: dict[int, PinnedMemory], device: str, va
 )
 @volta_only("device memory limits have")
 def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) -> Decision:
-    """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
+    """Set how much memory of DEVICE (index or UUID) each client of the next server may hold: 10G, 900M; 0 removes the
+    limit.
+    """
     logged = _log_only(f"set_default_device_pinned_mem_limit {device} {value}.")
     return Decision(_set_memory(daemon, daemon.defaults.memory_limits, device, value, logged))
 
@@ -162,7 +166,7 @@ def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) 
 @command(Syntax("get_default_device_pinned_mem_limit", required=(DEVICE,)), view=limits_seen_by)
 @volta_only("device memory limits have")
 def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
-    """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
+    """Print how much memory of DEVICE each client of the next server may hold; nothing if there is no limit."""
     try:
         ordinal = device_named(daemon.devices, device)
     except UnknownDevice as error:
@@ -179,7 +183,7 @@ def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
 )
 @volta_only("device memory limits have")
 def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str) -> Decision:
-    """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
+    """Set how much memory of DEVICE each new client of the server PID may hold: 10G, 900M; 0 removes the limit."""
     server = find_server(daemon, pid)
     answer = _set_memory(daemon, server.memory_limits, device, value)
     return Decision(answer, () if answer.refused else (limits_update(server),))
@@ -188,11 +192,11 @@ def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str
 @command(Syntax("get_device_pinned_mem_limit", required=(PID, DEVICE)), view=limits_seen_by)
 @volta_only("device memory limits have")
 def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decision:
-    """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
+    """Print how much memory of DEVICE each new client of the server PID may hold; nothing if there is no limit."""
     server = find_server(daemon, pid)
     ordinals = daemon.ordinals_of(server)
     try:
-        ordinal = device_named([daemon.devices[each] for each in ordinals], device)
+        ordinal = device_named([daemon.devices[index] for index in ordinals], device)
     except UnknownDevice as error:
         return Decision(_refuse_device(error))
     limit = server.memory_limits.get(ordinals[ordinal])
@@ -208,10 +212,12 @@ def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decisio
     owner_only=True,
 )
 def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | None) -> Decision:
-    """Set the priority of later clients: 0 normal, 1 below normal."""
+    """Set the priority of new clients: 0 is normal, 1 below normal."""
     if level is None:
         # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
-        return Decision(Answer(diagnostic=f"{PRIORITIES}; it stays {daemon.defaults.client_priority}", refused=True))
+        return Decision(
+            Answer(diagnostic=f"{PRIORITIES}; {daemon.defaults.client_priority} stays in force", refused=True)
+        )
     try:
         daemon.defaults.client_priority = ClientPriority(level)
     except BadLimit:
@@ -221,6 +227,6 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
 
 @command(Syntax("get_default_client_priority"), view=limits_seen_by)
 def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
-    """Print the priority of later clients."""
+    """Print the priority of new clients."""
     level = daemon.defaults.client_priority
     return Decision(lines(str(level)), data={"client_priority": level.level})
