@@ -19,12 +19,8 @@ from pympsd.state_machine.v3.cgroups import limit_of, total_of
 from pympsd.state_machine.v3.servers import clients as clients_of
 from pympsd.state_machine.v3.servers import server as server_named
 
-COLUMNS: Final = (
-    Column("PID", "PID", "pid"),
-    Column("SERVER", "SERVER", "server"),
-    Column("DEVICE", "DEVICE", "device"),
-    Column("MAWS NS", "MAWS NS", "maws-ns"),
-    Column("CMD", "CMD", "cmd"),
+COLUMNS: Final = tuple(
+    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 _OF_DEVICES: Final = (
     "sm_partition",
