@@ -24,7 +24,6 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import log_names
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import VARIABLE
@@ -73,7 +72,7 @@ def _join(
     daemon: Daemon, server: Server, event: ClientConnected, target: Destination, rule: NamespaceLimits | None
 ) -> Iterator[Instruction]:
     """Admit one more connection of a client to the client's server."""
-    where = log_names.name_field(daemon, target.server, target.namespace)
+    where = daemon.place_of(target.server, target.namespace)
     yield Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
     failed_starts.has_served(daemon, server)
     limits = client_limits(daemon, server, event.process.namespace, rule)
@@ -100,7 +99,7 @@ def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Itera
     """Let a client wait for its server, be that for no time because the server is ready."""
     server = daemon.server_named(entry.server)
     is_ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
-    where = log_names.name_field(daemon, entry.server, process.namespace)
+    where = daemon.place_of(entry.server, process.namespace)
     line = "client_server_exists" if is_ready else "client_pending"
     yield Log(line, {"pid": process.peer.pid, "uid": entry.uid, **where})
     if is_ready:

@@ -9,13 +9,13 @@ from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
+from pympsd.state_machine import registration
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.instructions import AdmitClient, ClientLimits, UpdateServerLimits
+from pympsd.state_machine.partition_choice import chosen
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import (
     MOST_MEMORY,
@@ -94,7 +94,7 @@ def client_limits(
 
     None: they are its server's. ``cgroups``, ``kernel_limits`` and ``sm_partition``: as in QueueEntry.
     """
-    own = routing.client_limits(daemon, server.name, namespace)
+    own = registration.client_limits(daemon, server.name, namespace)
     if own is not None:
         groups = _memory_groups(daemon, server.name, namespace, cgroups, kernel_limits or {})
         partitions = chosen(daemon, server.name, namespace, sm_partition)
@@ -110,7 +110,7 @@ def client_limits(
 
 def grant(daemon: Daemon, server: Server, client: int, namespace: str, limits: ClientLimits | None) -> AdmitClient:
     """Return the admission of a client with its limits and priority."""
-    priority = routing.priority(daemon, server.name, namespace)
+    priority = registration.priority(daemon, server.name, namespace)
     if limits is not None:
         priority = max(priority, limits.least_priority)
     return AdmitClient(client, server.serial, server.pid, priority, limits)

@@ -1,6 +1,6 @@
 """The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
 
-An executor owns one device and knows no model and no driver: it makes the calls of this module. Two backends
+An executor owns one device and depends on no model and no driver: it makes the calls of this module. Two backends
 implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`); one contract suite,
 tests/backends/contract, holds both to what is written here. `Capabilities` lists what a backend cannot do, by values
 that callers test; callers never ask which backend it is.
@@ -73,7 +73,7 @@ Completion = Callable[[Status], None]
 
 @frozen
 class Capabilities:
-    """What a backend's device can do. Callers test these values, never the backend or the model."""
+    """The abilities of a backend's device. Callers test these values, never the backend or the model."""
 
     isolates_address_spaces: bool
     """Whether a client's memory is isolated from other clients' kernels. (From their calls it always is.)"""

@@ -127,7 +127,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
 
 
 def _holder(pid: int) -> start_checks.DeviceHolder:
-    """Return what this process may know of another one that uses a device."""
+    """Return what this process can read of another process that uses a device."""
     process = Path(f"/proc/{pid}")
     try:
         name = (process / "comm").read_text().rstrip("\n")

@@ -1,4 +1,4 @@
-"""The limits in force for a client: its percentage of the SMs, its memory, its static SM partitions. Pure."""
+"""The limits in force for a client: its percentage of the SMs, its memory, its static SM partitions. Sans-I/O."""
 
 from __future__ import annotations
 

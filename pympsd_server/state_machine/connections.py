@@ -20,7 +20,7 @@ MAX_CONNECTIONS: Final = 32
 
 
 class PoolExhausted(Exception):
-    """A device has no room for another context; ``size``: the number of its slots."""
+    """A device has too few free connections for another context; ``size``: the number of its slots."""
 
     def __init__(self, size: int, slots: int, free: int) -> None:
         super().__init__(
@@ -49,7 +49,7 @@ class Pool:
 
     size: int = VOLTA_SLOTS
     _held: dict[int, int] = field(factory=dict, init=False)
-    """Slots by context serial."""
+    """Slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceFacts) -> Pool:
@@ -62,7 +62,7 @@ class Pool:
         return self.size - sum(self._held.values())
 
     def check(self, slots: int) -> None:
-        """Raise PoolExhausted if there is no room for a context that takes ``slots``."""
+        """Raise PoolExhausted if fewer than ``slots`` are free."""
         if slots > self.free:
             raise PoolExhausted(self.size, slots, self.free)
 

@@ -32,8 +32,8 @@ from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check
 from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
 from pympsd.state_machine.instructions import Instruction, Note
+from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.untrusted import is_query
 

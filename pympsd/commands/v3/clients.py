@@ -12,12 +12,12 @@ from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, listing, moment
 from pympsd.state_machine import terminations
+from pympsd.state_machine.cgroups import limit_of, total_of
+from pympsd.state_machine.named_servers import clients as clients_of
+from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.state_machine.v3.cgroups import limit_of, total_of
-from pympsd.state_machine.v3.servers import clients as clients_of
-from pympsd.state_machine.v3.servers import server as server_named
 
 COLUMNS: Final = (
     Column("PID", "PID", "pid"),

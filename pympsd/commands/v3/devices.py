@@ -10,9 +10,9 @@ from pympsd.commands.grammar.syntax import Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, listing
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.partitions import free_of
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.partitions import free_of
-from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.sm_rounding import rounding
 

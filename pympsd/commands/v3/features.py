@@ -11,8 +11,7 @@ from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown, done, listing
-from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.cgroups import (
+from pympsd.state_machine.cgroups import (
     NO_CGROUPS,
     cgroup_path,
     clients_by_cgroup,
@@ -20,8 +19,9 @@ from pympsd.state_machine.v3.cgroups import (
     set_audit,
     set_limits,
 )
-from pympsd.state_machine.v3.partitions import NO_PARTITIONS
-from pympsd.state_machine.v3.routing import set_default_socket
+from pympsd.state_machine.partitions import NO_PARTITIONS
+from pympsd.state_machine.registration import set_default_socket
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import LIFTED, BadText, memory_text, read_boolean, read_memory

@@ -13,8 +13,8 @@ from typing import Final
 from pympsd.commands.grammar.privileges import Caller, sees_all
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Syntax
+from pympsd.state_machine.partitions import NO_PARTITIONS, clients_in, free_of, partitions_on
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.partitions import NO_PARTITIONS, clients_in, free_of, partitions_on
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.partitions import chunk_count, multiprocessors, partition_id
 

@@ -10,11 +10,11 @@ from pympsd.commands.grammar.syntax import Option, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, listing
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.named_servers import status
+from pympsd.state_machine.partitions import clients_in, create_partition, delete_partition, free_of
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
-from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition, free_of
-from pympsd.state_machine.v3.servers import server as server_named
-from pympsd.state_machine.v3.servers import status
 from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.partitions import VARIABLE, chunk_count, multiprocessors, partition_id

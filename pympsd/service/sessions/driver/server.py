@@ -312,7 +312,7 @@ class VendorServerSession:
     def is_unknown(self, reason: str) -> None:
         """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
         server = self.dispatcher.state.servers.get(self.serial)
-        if server is not None and not server.proven:
+        if server is not None and not server.verified:
             version = driver_version()
             self.dispatcher.log.error("driver_unknown", server=self.pid, version=version, reason=reason)
             text = f"the MPS server of driver {version} is not known to pympsd: {reason}"

@@ -11,9 +11,11 @@ from pympsd.state_machine.instructions import (
     Instruction,
     Log,
     OpenNamespace,
+    reply,
 )
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
@@ -90,3 +92,32 @@ def priority(daemon: Daemon, server: str, namespace: str) -> int:
     if named is None:
         return daemon.defaults.client_priority.level
     return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level
+
+
+def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
+    """Note that a server is ready, and answer the command that made it."""
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return
+    if named.failed:
+        named.failed = ""
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, Answer())
+    named.creators.clear()
+
+
+def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
+
+    ``cause``: the reason as it continues "... could not be started: ", if that is another one.
+    """
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return
+    if named.failed != reason:
+        named.failed = reason
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
+    named.creators.clear()
