@@ -32,7 +32,8 @@ from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.turns.policies import TurnPolicy, order
 from pympsd.vocabulary import files
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.plugins import named_policy
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
@@ -218,9 +219,9 @@ def _configuration(
     return (os.path.abspath(options.apply), text), plan
 
 
-def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
+def _defaults(settings: Settings, machine: Machine) -> Limits:
     limits, _ = default_limits(machine.devices, settings.memory_limits)
-    return NamespaceLimits(settings.thread_percentage, limits, settings.client_priority)
+    return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:

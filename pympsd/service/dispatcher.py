@@ -45,6 +45,7 @@ from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
@@ -85,7 +86,7 @@ class WaitingClient(Protocol):
 
     @property
     def peer(self) -> Peer: ...
-    def grant(self, server: RunningServer, priority: int, limits: do.ClientLimits | None) -> None: ...
+    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None: ...
     def refuse(self, code: int, reason: str) -> None: ...
     def go_without_mps(self, reason: str) -> None: ...
 

@@ -6,9 +6,9 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from pympsd.state_machine import instructions as do
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limit_table import ClientLimits
 
 
 @frozen
@@ -22,7 +22,7 @@ class Admission:
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
-    limits: do.ClientLimits | None = None
+    limits: ClientLimits | None = None
     since: float = 0.0
     """When the client connected, in seconds since 1970."""
 

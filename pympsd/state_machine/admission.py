@@ -68,7 +68,7 @@ def _connect(daemon: Daemon, event: ClientConnected, ticket: int) -> Iterator[In
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
         failed_starts.has_served(daemon, server)
         limits = client_limits(daemon, server, event.mps_namespace, rule)
-        yield grant(daemon, server, event.client, event.mps_namespace, limits)
+        yield grant(daemon, server, event.client, limits)
         return
     refusal = _refusal(daemon, event)
     if refusal is not None:
@@ -362,7 +362,7 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     since=entry.since,
                     container_pid=entry.container_pid,
                 )
-            granted = grant(daemon, server, entry.client, entry.mps_namespace, limits)
+            granted = grant(daemon, server, entry.client, limits)
             if not daemon.has_own_servers and entry.client in server.clients:
                 server.clients[entry.client].limits = in_force(daemon, server, granted)
             yield granted

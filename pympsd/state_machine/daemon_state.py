@@ -17,14 +17,16 @@ from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import (
+    ALL_DEVICES,
     CgroupLimits,
     ClientPriority,
     MemoryGroup,
     PinnedMemory,
     ThreadPercentage,
 )
-from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import SERVERS, Shares
@@ -90,6 +92,11 @@ class Server:
         self.phase = server_lifecycle.move(self.phase, phase)
 
     @property
+    def limits(self) -> Limits:
+        """The limits of its later clients, in protocol 2."""
+        return Limits({ALL_DEVICES: self.thread_percentage}, self.memory_limits)
+
+    @property
     def workers(self) -> int:
         """The number of worker threads of the vendor's server: one for each client process and each context."""
         return sum(1 + len(client.contexts) for client in self.clients.values())
@@ -135,7 +142,7 @@ class QueueEntry:
     """The name of the server that it waits for."""
     mps_namespace: str = ""
     """As in Client."""
-    rule: NamespaceLimits | None = None
+    rule: Limits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
     cgroups: tuple[str, ...] = ()
     """As in Client."""
@@ -292,6 +299,11 @@ class Daemon:
     """When the last command or client came, in seconds since 1970."""
     named_changes: int = 0
     """Counts the changes of what the next daemon has to know of them."""
+
+    @property
+    def default_limits(self) -> Limits:
+        """The limits that the next server starts with; in protocol 3 its namespace ``default``."""
+        return Limits({ALL_DEVICES: self.thread_percentage}, dict(self.memory_limits), self.client_priority)
 
     @property
     def asks_origins(self) -> bool:

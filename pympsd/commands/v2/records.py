@@ -42,7 +42,7 @@ def client_record(client: Client) -> dict[str, Any]:
         "pid": client.pid,
         "uid": client.uid,
         "command": client.command,
-        "active_thread_percentage": client.limits and client.limits.thread_percentage,
+        "active_thread_percentage": client.limits and client.limits.percentage_record,
         "pid_namespace": client.namespace,
         "namespace": client.mps_namespace or None,
         "memory_bytes": {str(device): count for device, count in client.memory.items()},

@@ -11,6 +11,8 @@ from pympsd.commands.registry import LEFT_OUT, REGISTRY, Caller, Decision
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.v3.named_server import Namespace
 from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.limit_table import PERCENTAGE
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 CHANGES: Final = ("quit", "terminate_client", "shutdown_server")
@@ -81,13 +83,17 @@ def refusal_of_other(words: Sequence[str]) -> Answer | None:
 
 def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
     """Answer with the limits of namespace ``default`` of the user's server; the daemon's own if there is none."""
-    default = _default(daemon, server_of_user(daemon.serving_uid(caller.uid)))
+    name = server_of_user(daemon.serving_uid(caller.uid))
+    default = _default(daemon, name)
     if default is not None:
+        percentages = _percentages(daemon, name, default)
+        if len(percentages) > 1 and "percentage" in words[0]:
+            return Decision(_several(name, words[0]))
         daemon = evolve(
             daemon,
-            thread_percentage=default.thread_percentage,
-            client_priority=default.client_priority,
-            memory_limits=dict(default.pinned_memory),
+            thread_percentage=min(percentages),
+            client_priority=default.limits.client_priority or ClientPriority(),
+            memory_limits=dict(default.limits.pinned_memory or {}),
         )
     return REGISTRY[words[0]].run(daemon, caller, words[1:])
 
@@ -98,9 +104,22 @@ def default_of_server(daemon: Daemon, caller: Caller, words: Sequence[str]) -> D
     for serial, server in daemon.servers.items():
         default = _default(daemon, server.name)
         if default is not None:
-            limits = dict(default.pinned_memory)
-            servers[serial] = evolve(server, thread_percentage=default.thread_percentage, memory_limits=limits)
+            percentages = _percentages(daemon, server.name, default)
+            if len(percentages) > 1 and "percentage" in words[0] and words[1:2] == [str(server.pid)]:
+                return Decision(_several(server.name, words[0]))
+            memory = dict(default.limits.pinned_memory or {})
+            servers[serial] = evolve(server, thread_percentage=min(percentages), memory_limits=memory)
     return REGISTRY[words[0]].run(evolve(daemon, servers=servers), caller, words[1:])
+
+
+def _percentages(daemon: Daemon, server: str, default: Namespace) -> set[ThreadPercentage]:
+    """Return the percentages that a server's devices have in its namespace ``default``: one, unless they differ."""
+    return set(PERCENTAGE.entries(default.limits, daemon.named_servers[server].ordinals(len(daemon.devices))))
+
+
+def _several(server: str, command: str) -> Answer:
+    question = f"namespace get {DEFAULT} {server} {PERCENTAGE.name}"
+    return refusal(diagnostic=f"{command} prints one percentage, and the devices of '{server}' differ: {question}")
 
 
 def _default(daemon: Daemon, server: str) -> Namespace | None:

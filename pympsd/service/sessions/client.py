@@ -20,7 +20,7 @@ from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
-from pympsd.state_machine.instructions import ClientLimits
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin

@@ -9,7 +9,6 @@ from pympsd.state_machine import shares
 from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import (
-    ClientLimits,
     CloseNamespace,
     Instruction,
     Log,
@@ -17,7 +16,8 @@ from pympsd.state_machine.instructions import (
     RefuseClient,
 )
 from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user, socket_problem
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
@@ -88,12 +88,10 @@ def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction
         yield from add(daemon, NamedServer(name, daemon.serving_uid(event.peer.uid), source=Source.AUTO))
 
 
-def add(
-    daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
-) -> Iterator[Instruction]:
+def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
     """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
-    own = NamespaceLimits(daemon.thread_percentage, dict(daemon.memory_limits), daemon.client_priority)
-    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    own = daemon.default_limits
+    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or Limits()))
     named.created = daemon.now
     if session:
         named.creators.append(session)
@@ -133,22 +131,3 @@ def close_sockets(named: NamedServer) -> Iterator[Instruction]:
     for namespace in named.namespaces:
         yield CloseNamespace(named.name, namespace)
     yield CloseNamespace(named.name, "")
-
-
-def client_limits(daemon: Daemon, server: str, namespace: str) -> ClientLimits | None:
-    """Return the limits of a client of a namespace; None in protocol 2, in which they are its server's."""
-    named = daemon.named_servers.get(server)
-    if named is None:
-        return None
-    # It may be gone since this client was admitted: the connections of its further contexts are limited too.
-    found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
-    memory = {ordinal: limit.value for ordinal, limit in found.pinned_memory.items()}
-    return ClientLimits(found.thread_percentage.value, memory, named.allowed_devices, server, found.name)
-
-
-def priority(daemon: Daemon, server: str, namespace: str) -> int:
-    """Return the priority of a client that sets none itself."""
-    named = daemon.named_servers.get(server)
-    if named is None:
-        return daemon.client_priority.level
-    return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level

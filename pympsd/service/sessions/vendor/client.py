@@ -28,7 +28,7 @@ from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server import VendorServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
-from pympsd.state_machine.instructions import ClientLimits
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.variables import Reader, problems
 from pympsd.wire.vendor.handshake import DESCRIPTOR, PACKET_BYTES
 

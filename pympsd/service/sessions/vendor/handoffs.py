@@ -23,8 +23,8 @@ from pympsd.service.processes.status import is_asleep, is_stopped
 from pympsd.service.sessions.vendor.offer import Offer
 from pympsd.service.sessions.vendor.server_link import ServerLink
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import ClientLimits
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire.vendor import server_commands as commands
 
