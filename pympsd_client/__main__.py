@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from pympsd.version import VERSION
+from pympsd.process.version import VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.sm_rounding import rounding
@@ -28,7 +28,7 @@ from pympsd_client._connect.private_executor import PrivateExecutors
 from pympsd_client._objects.process import process
 
 SILENT = 2
-"""The status of pympsd.found_daemon."""
+"""The status of pympsd.cli.found_daemon."""
 PACKAGES = ("cuda-bindings", "numpy", "trio")
 COMPILED = {
     "pympsd_client.native._launches": "repeated launches go through the interpreter, slower",
@@ -72,7 +72,7 @@ def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
     missing = [module for module in COMPILED if find_spec(module) is None]
     wrong += [f"{names[one]} was not compiled: {COMPILED[one]}; install pympsd with a C compiler" for one in missing]
     yield "compiled", ", ".join(sorted(names[one] for one in COMPILED if one not in missing)) or "nothing"
-    daemon, status = _ask_module("pympsd.found_daemon")
+    daemon, status = _ask_module("pympsd.cli.found_daemon")
     yield "daemon", daemon
     answer = json.loads(_ask_module("pympsd.devices", "--daemon")[0])
     yield "backend", answer.get("backend") or f"none: {answer.get('error')}"
@@ -144,7 +144,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
 
 def _sms(number: int) -> Iterator[str]:
     """Yield what percentages give of a device on which pympsd rounds them."""
-    facts = None if process.native is not None else process.device(number).facts
+    facts = None if process.native is not None else process.device(number).properties
     if facts is not None and facts.is_volta_or_newer:
         yield str(rounding(facts))
 
@@ -158,7 +158,7 @@ def _daemons_elsewhere() -> list[str]:
         ELSEWHERE.format(folder)
         for folder in folders
         if os.path.realpath(folder) != current
-        and _ask_module("pympsd.found_daemon", CUDA_MPS_PIPE_DIRECTORY=folder)[1] == 0
+        and _ask_module("pympsd.cli.found_daemon", CUDA_MPS_PIPE_DIRECTORY=folder)[1] == 0
     ]
 
 

@@ -1,4 +1,4 @@
-"""A build command that also puts into a wheel what comes with the packages (pympsd/extras.py)."""
+"""A build command that also puts into a wheel what comes with the packages (pympsd/cli/extras.py)."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ class BuildExtras(build_py):
         super().run()
         if not self.editable_mode:
             sys.path.insert(0, str(ROOT))
-            from pympsd import extras
+            from pympsd.cli import extras
 
             folder = Path(self.build_lib) / "pympsd" / extras.FOLDER.name
             shutil.rmtree(folder, ignore_errors=True)  # of an earlier build

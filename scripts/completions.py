@@ -14,12 +14,11 @@ from typing import Final
 
 from attrs import field, frozen
 
-from pympsd.commands.manual import OPTIONS, TOOLS, USAGE, takes_server
-from pympsd.commands.registry import REGISTRY
-from pympsd.commands.v3.registry import COMMANDS
-from pympsd.commands.v3.registry import Command as NamedCommand
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME
+from pympsd.commands.grammar.registry import COMMANDS, Command
+from pympsd.commands.grammar.syntax import JSON_OPTION
+from pympsd.commands.manual import OPTIONS, TOOLS
 from pympsd.devices.machine import COMPUTE_MODES
-from pympsd.options import DROP_IN_NAME, OWN_NAME
 from pympsd.smi import monitors
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.options import PLAIN, SHORT, VALUED
@@ -72,18 +71,9 @@ def _control() -> Program:
         options.append(option)
         top += options
         program.add_values(OWN_NAME, options, shown)
-    top += sorted({*REGISTRY, *COMMANDS, *(usage.split()[1] for usage, _ in TOOLS)})
-    for name, command in REGISTRY.items():
-        shown = USAGE.get(name, "")
-        words = [SERVERS] if takes_server(name) and not shown.startswith("[-") else []
-        words += _OPTION.findall(shown) + (["--json"] if command.takes is not None else [])
-        words += shown.split("|") if re.fullmatch(r"\d(\|\d)+", shown) else []
-        program.words[f"{OWN_NAME} {name}"] = words
-    program.values[f"{OWN_NAME} ps -p"] = [SERVERS]
-    for module, verbs in COMMANDS.items():
-        program.words[f"{OWN_NAME} {module}"] = sorted(verbs)
-        for verb, named in verbs.items():
-            _add_named(program, f"{OWN_NAME} {module} {verb}", named)
+    top += sorted({*(command.module for command in COMMANDS.values()), *(usage.split()[1] for usage, _ in TOOLS)})
+    for command in COMMANDS.values():
+        _add_command(program, command)
     for usage, _ in TOOLS:
         context = " ".join(usage.split()[:2])
         program.words[context] = _OPTION.findall(usage.partition("[")[2])
@@ -93,17 +83,28 @@ def _control() -> Program:
     return program
 
 
-def _add_named(program: Program, context: str, command: NamedCommand) -> None:
-    """Add a command of protocol 3."""
-    syntax = command.syntax
-    words = [f"--{option}=" for option in syntax.options] + [f"--{flag}" for flag in syntax.flags]
-    if command.module == "server" and command.verb != "create" and "name" in (*syntax.required, *syntax.optional):
+def _add_command(program: Program, command: Command) -> None:
+    syntax, context = command.syntax, f"{OWN_NAME} {command.name}"
+    arguments = (*syntax.required, *syntax.optional)
+    names = [argument.name for argument in arguments]
+    words = [SERVERS] if command.names_server and arguments else []
+    words += [f"{syntax.spelling(name)}{'' if option.spelling else '='}" for name, option in syntax.options.items()]
+    words += [flag.spelling for flag in syntax.flags]
+    words += [JSON_OPTION] if command.usage != syntax.usage else []
+    words += [value for argument in arguments for value in argument.placeholder.split("|") if value.isdecimal()]
+    if command.module == "server" and command.verb != "create" and "name" in names:
         words.append(NAMES)
-    if "file" in syntax.required:
+    if "file" in names:
         words.append(FILES)
     program.words[context] = words
+    if command.verb:
+        verbs = program.words.setdefault(f"{OWN_NAME} {command.module}", [])
+        verbs[:] = sorted([*verbs, command.verb])
     for name, option in syntax.options.items():
-        program.add_values(context, [f"--{name}"], option.shown)
+        if command.names_server and option.placeholder == "PID":
+            program.values[f"{context} {syntax.spelling(name)}"] = [SERVERS]
+        else:
+            program.add_values(context, [syntax.spelling(name)], option.placeholder)
 
 
 def _smi() -> Program:

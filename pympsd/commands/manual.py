@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from inspect import cleandoc
+from collections.abc import Iterable
 from textwrap import indent, wrap
 from typing import Final
 
-import pympsd.commands.v2  # noqa: F401 - registers commands
-from pympsd.commands.registry import REGISTRY, Command
-from pympsd.commands.v3 import help as v3_help
-from pympsd.commands.v3 import line as v3
-from pympsd.commands.v3 import registry as v3_registry
-from pympsd.commands.v3.registry import COMMANDS
-from pympsd.state_machine.daemon_state import MOST_SERVERS
-from pympsd.version import VERSION
+from pympsd.commands.grammar.registry import COMMANDS
+from pympsd.commands.help import all_help, summary
+from pympsd.process.version import VERSION
+from pympsd.state_machine.state.options import MAX_SERVERS
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
-
-USAGE: Final[dict[str, str]] = {
-    "get_server_status": "PID",
-    "start_server": "-uid UID",
-    "get_client_list": "PID",
-    "get_device_client_list": "[PID]",
-    "set_default_active_thread_percentage": "PERCENTAGE",
-    "set_active_thread_percentage": "PID PERCENTAGE",
-    "get_active_thread_percentage": "PID",
-    "set_default_device_pinned_mem_limit": "DEVICE VALUE",
-    "get_default_device_pinned_mem_limit": "DEVICE",
-    "set_device_pinned_mem_limit": "PID DEVICE VALUE",
-    "get_device_pinned_mem_limit": "PID DEVICE",
-    "set_default_client_priority": "0|1",
-    "terminate_client": "SERVER-PID CLIENT-PID",
-    "shutdown_server": "PID [-f]",
-    "device_query": "[PID] [--csv]",
-    "ps": "[-p PID]",
-    "quit": "[-t SECONDS]",
-}
-"""The arguments of each command, as the manual writes them; a command without arguments is not listed."""
 
 _PATIENCE: Final = (
     "with -d or -f: how long newcomers of the active user may overtake a waiting user (default 30, 0: never); "
@@ -47,7 +20,7 @@ _PATIENCE: Final = (
 
 _USERS: Final = (
     "with -d or -f: in-turn (default), where one user has a server at a time, or together, where each of up to "
-    f"{MOST_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
+    f"{MAX_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
 )
 
 _PROTOCOL: Final = (
@@ -170,51 +143,8 @@ _DESCRIPTION: Final = (
 )
 
 
-def synopsis(command: Command) -> str:
-    """Return a command with its arguments."""
-    json = "" if command.takes is None else " [--json]"
-    return f"{command.name} {USAGE.get(command.name, '')}".rstrip() + json
-
-
-def takes_server(command: str) -> bool:
-    """Whether the first argument of a command is the PID of a server."""
-    return USAGE.get(command, "").strip("[]").startswith(("PID", "SERVER-PID", "-p PID"))
-
-
-def summary(command: Command) -> str:
-    """Return a command's docstring."""
-    return cleandoc(command.handler.__doc__ or "")
-
-
-def command_help(name: str) -> str:
-    """Return the help of one command, or of all when the name is empty or unknown."""
-    if name in COMMANDS:
-        return f"{v3_help.module_help(name)}\n"
-    command = REGISTRY.get(name)
-    if command is None:
-        usages = (re.sub("<([^>]*)>", lambda found: found[1].upper(), each.syntax.usage) for each in _of_both())
-        return "".join(f"{each}\n" for each in sorted((*map(synopsis, REGISTRY.values()), *usages)))
-    return f"{synopsis(command)}\n{indent(summary(command), '    ')}\n"
-
-
-def help_of(words: Sequence[str]) -> str:
-    """Return the help of the command that words begin with; an empty text for a word that is none."""
-    if (known := v3.command_of(words)) is not None:
-        return f"{v3_help.command_help(known)}\n"
-    return command_help(words[0]) if words[0] in REGISTRY or words[0] in COMMANDS else ""
-
-
-def _of_both() -> list[v3_registry.Command]:
-    """Return the commands of modules that both protocols have."""
-    return [each for module in sorted(v3.IN_BOTH) for _, each in sorted(COMMANDS[module].items())]
-
-
 def usage(name: str, protocol: int = 2) -> str:
     """Return the text of -h."""
-    if protocol == 3:
-        commands = "\n".join(v3_help.module_help(module) for module in sorted(COMMANDS)) + "\n"
-    else:
-        commands = "".join(command_help(each) for each in (*sorted(REGISTRY), *sorted(v3.IN_BOTH)))
     return f"""
 usage: {name} [-d | -f] [OPTION ...]      start the control daemon
        {name} [OPTION ...]                read commands from standard input
@@ -225,7 +155,7 @@ usage: {name} [-d | -f] [OPTION ...]      start the control daemon
 {_table(OPTIONS)}
 commands:
 
-{indent(commands, "  ")}
+{indent(all_help(protocol), "  ")}
 environment:
 
 {_table(FILES)}
@@ -239,6 +169,7 @@ def _table(rows: tuple[tuple[str, str], ...]) -> str:
 
 def man_page() -> str:
     """Return the manual page in roff."""
+    commands = [command for _, command in sorted(COMMANDS.items())]
     parts = [
         f'.TH PYMPSD 1 "" "pympsd {VERSION}" "CUDA MPS"',
         ".SH NAME",
@@ -248,38 +179,36 @@ def man_page() -> str:
         ".SH DESCRIPTION",
         _DESCRIPTION,
         ".SH OPTIONS",
-        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in OPTIONS),
+        *_entries(OPTIONS),
         ".SH COMMANDS",
-        *(f".TP\n.B {_roff(synopsis(each))}\n{_roff(summary(each))}" for _, each in sorted(REGISTRY.items())),
-        *(f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}" for each in _of_both()),
+        *_entries((each.usage, summary(each)) for each in commands if 2 in each.protocols),
         ".SH TOOLS",
-        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in TOOLS),
+        *_entries(TOOLS),
         ".SH COMMANDS OF PROTOCOL 3",
-        *(
-            f".TP\n.B {_roff(each.syntax.usage)}\n{_roff(v3_help.summary(each))}"
-            for module, verbs in sorted(COMMANDS.items())
-            for _, each in sorted(verbs.items())
-            if module not in v3.IN_BOTH
-        ),
+        *_entries((each.usage, summary(each)) for each in commands if 2 not in each.protocols),
         ".SH ENVIRONMENT",
-        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in FILES),
+        *_entries(FILES),
         ".SH ENVIRONMENT OF PROGRAMS",
-        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in CLIENT_VARIABLES),
+        *_entries(CLIENT_VARIABLES),
         ".SH EXIT STATUS",
         _roff(EXITS),
         ".SH SIGNALS",
-        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in SIGNALS),
+        *_entries(SIGNALS),
         ".SH FILES",
-        *(f".TP\n.I {_roff(left)}\n{_roff(right)}" for left, right in PATHS),
+        *_entries(PATHS, font="I"),
         ".SH EXAMPLES",
-        *(f".TP\n.B {_roff(left)}\n{_roff(right)}" for left, right in _EXAMPLES),
+        *_entries(_EXAMPLES),
         ".SH SEE ALSO",
         ".BR pympsd\\-run (1),\n.BR pympsd\\-smi (1),\n.BR systemd (1),\n.BR logrotate (8)",
     ]
-    return "".join(f"{_wrapped(part)}\n" for part in parts)
+    return "".join(f"{_wrap(part)}\n" for part in parts)
 
 
-def _wrapped(part: str) -> str:
+def _entries(rows: Iterable[tuple[str, str]], font: str = "B") -> list[str]:
+    return [f".TP\n.{font} {_roff(term)}\n{_roff(text)}" for term, text in rows]
+
+
+def _wrap(part: str) -> str:
     return part if part.startswith(".") else "\n".join(wrap(part, 110, break_on_hyphens=False))
 
 

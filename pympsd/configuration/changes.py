@@ -10,7 +10,7 @@ from attrs import evolve, field, frozen
 from pympsd.configuration.cgroups import count as count_cgroups
 from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
-from pympsd.state_machine.v3.named_server import NamedServer, Source
+from pympsd.state_machine.state.named_server import NamedServer, Source
 from pympsd.vocabulary.limit_table import LIMITS, Limits
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from pympsd import control_client
 from pympsd.channel.attached_file import text_of, with_full_path
-from pympsd.vocabulary.escapes import ESCAPED
-from pympsd.vocabulary.queries import is_query
+from pympsd.cli import control_client
+from pympsd.vocabulary.untrusted import ESCAPED, is_query
 from pympsd.wire import frames
 
 

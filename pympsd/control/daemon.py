@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pympsd import pipe_sockets
+from pympsd.cli import control_client
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
 from pympsd.vocabulary import files
@@ -43,7 +43,7 @@ class RunningDaemon:
 
     def __init__(self, pipe_directory: str = "", trust_daemon: bool = False) -> None:
         self._trust_daemon = trust_daemon
-        self.pipe_directory: Final = pipe_directory or os.fsdecode(pipe_sockets.pipe_directory())
+        self.pipe_directory: Final = pipe_directory or os.fsdecode(control_client.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
         """Return the daemon's devices."""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from pympsd.control_client import print_text
+from pympsd.cli.control_client import print_text
 from pympsd.plot.tracks import BadTrace, read_tracks
 from pympsd.vocabulary.mistyped import Parser
 

@@ -17,19 +17,19 @@ from attrs import Factory, define, field
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
-from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.operator_line import answer_line, servers_to_ask
+from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
-from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
-from pympsd.service.keeper_link import Keeper
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.processes.client_memory import ClientMemory
+from pympsd.service.processes.fd_quota import may_queue, may_watch
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -40,25 +40,26 @@ from pympsd.state_machine.events import (
     ServerExited,
     TimerEnded,
 )
-from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.shares import exempt_users
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.timers import Timer
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.limit_table import ClientLimits
+from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.wire.errors import LimitExceeded
-from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
 class RunningServer(Protocol):
-    """A server's session (sessions.server, sessions.vendor.server)."""
+    """A server's session (sessions.server, sessions.driver.server)."""
 
     uid: int
     pid: int
@@ -82,7 +83,7 @@ class RunningServer(Protocol):
 
 
 class WaitingClient(Protocol):
-    """The session of a client that is not admitted yet (sessions.client, sessions.vendor.client)."""
+    """The session of a client that is not admitted yet (sessions.client, sessions.driver.client)."""
 
     @property
     def peer(self) -> Peer: ...
@@ -120,7 +121,7 @@ class Dispatcher:
     """It ends to begin anew with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
-    keeper: Keeper | None = None
+    keeper: KeeperLink | None = None
     """Holds what the next daemon needs if this one is killed."""
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
@@ -135,7 +136,8 @@ class Dispatcher:
     buffers: BufferBudget = field(
         default=Factory(
             lambda self: BufferBudget(
-                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}), self.state.taken[BUFFERS.name]
+                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}),
+                self.state.usage.taken[BUFFERS.name],
             ),
             takes_self=True,
         ),
@@ -145,10 +147,11 @@ class Dispatcher:
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
-        default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
+        default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.options.uid})), takes_self=True),
+        init=False,
     )
     pacing: Pacing = field(
-        default=Factory(lambda self: Pacing(frozenset({0, self.state.uid})), takes_self=True), init=False
+        default=Factory(lambda self: Pacing(frozenset({0, self.state.options.uid})), takes_self=True), init=False
     )
     """Makes users wait whose connections and commands take too much of this process's time."""
 
@@ -249,16 +252,16 @@ class Dispatcher:
             if not await server.refresh():
                 silent.append(server.pid)
 
-        if asked := asked_servers(self.state, line):
+        parsed = parse(line, self.state.options.protocol)
+        if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
-                for server in asked:
+                for server in servers:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        pid = asked_process(line)
-        process = None if pid is None else self.origin_of_pid(pid)
-        passing = self.state.passing_cgroups
-        cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
+        process = None if parsed.process is None else self.origin_of_pid(parsed.process)
+        passing = self.state.process_limits.transient_cgroups
+        cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
+        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, time.time(), *place, process, cgroups))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

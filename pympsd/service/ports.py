@@ -28,7 +28,7 @@ class Admission:
 
 
 class ConnectedOperator(Protocol):
-    """An operator's session (sessions.operator, sessions.vendor.tool)."""
+    """An operator's session (sessions.operator, sessions.driver.tool)."""
 
     def working(self) -> None: ...
     def note(self, text: str) -> None: ...

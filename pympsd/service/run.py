@@ -16,43 +16,45 @@ from attrs import evolve, field, frozen
 from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
+from pympsd.process.spawn import map_buffers
+from pympsd.process.version import CUDA_VERSION
+from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import fd_limit, raise_fd_limit
-from pympsd.service.files.log_fifo import read_fifo
+from pympsd.service.driver_server import NAME, is_vendor_server, spawn_vendor_server
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
-from pympsd.service.files.state_file import StateFile, device_keys, log_folders_left, writer_runs
-from pympsd.service.inheritance import FIFO, Inherited, file_note, listener_name
-from pympsd.service.keeper_link import Keeper
 from pympsd.service.listeners import Listener
-from pympsd.service.malloc_settings import map_buffers
+from pympsd.service.log_fifo import read_fifo
 from pympsd.service.memory_sharing import MemorySharing
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
-from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.client_memory import ClientMemory
-from pympsd.service.processes.vendor_server import NAME, is_vendor_server, spawn_vendor_server
-from pympsd.service.replacement import HAND_OVER
-from pympsd.service.sessions.adoption import AwaitedServer, all_settled, inherit
+from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.sessions.conversation import Conversation
+from pympsd.service.sessions.driver.conversation import VendorConversation
 from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
-from pympsd.service.sessions.vendor.conversation import VendorConversation
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, snapshot
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.shares import shares_text
-from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
-from pympsd.state_machine.v3.gathering import Configuration
-from pympsd.version import CUDA_VERSION
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Daemon, Defaults, ProcessLimits, Usage
+from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, MAX_SERVERS, DaemonOptions
+from pympsd.state_machine.state.turns import TurnPolicy, Turns, guarded, order
+from pympsd.takeover.directory_claim import HAND_OVER
+from pympsd.takeover.keeper.entries import KeptEntries, file_note
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.servers import PendingServer, all_settled, take_over
+from pympsd.takeover.state.entries import FIFO, listener_name
+from pympsd.takeover.state.records import InitialDefaults, snapshot
+from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.shares import Shares
-from pympsd.wire.vendor.handshake import HELLO
+from pympsd.wire.driver.handshake import HELLO
 
 HANDLED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, HAND_OVER)
 FINAL_ANSWER_SECONDS = 1.0
@@ -137,9 +139,9 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two daemons must not accept on the same sockets.
-    found = None if writer_runs(directory.path) else await Keeper.fetch(directory, log)
-    keeper, held = found or (Keeper(directory, log), {})
-    left = Inherited.of(keeper, held)
+    found = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
+    keeper, held = found or (KeeperLink(directory, log), {})
+    left = KeptEntries.of(keeper, held)
     listening = _listening(setup, left)
     fifo = _fifo(directory, left, keeper)
     # Under the vendor's names callers may expect the vendor's modes.
@@ -161,7 +163,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         left.close()
         if setup.metrics is not None:
             nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
-        if dispatcher.state.has_own_servers:
+        if dispatcher.state.options.has_own_servers:
             nursery.start_soon(MemorySharing(dispatcher).run)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(is_vendor_server, dispatcher))
         os.chdir("/")
@@ -189,12 +191,12 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     return dispatcher
 
 
-async def _keep(keeper: Keeper, ended: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
+async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
     await keeper.run(task_status)
     ended.set()
 
 
-def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.SocketType]:
+def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     is_vendor = setup.settings.backend == "vendor"
     # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
@@ -212,7 +214,7 @@ def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.Soc
     return listening
 
 
-def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
+def _fifo(directory: PipeDirectory, left: KeptEntries, keeper: KeeperLink) -> int:
     """Return the log FIFO: the earlier daemon's, which may hold lines, or a new one."""
     fifo = left.take_fifo(directory.name(files.LOG_FIFO))
     if fifo < 0:
@@ -222,7 +224,7 @@ def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
 
 
 def _listeners(
-    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: Inherited
+    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: KeptEntries
 ) -> Iterator[Listener]:
     for file, conversation in _conversations(dispatcher).items():
         yield Listener(
@@ -249,7 +251,7 @@ def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorCon
     }
 
 
-def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Inherited) -> list[AwaitedServer]:
+def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
     file = StateFile(
@@ -264,8 +266,8 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
-    awaited = inherit(dispatcher, directory.path, left)
-    if dispatcher.state.protocol == 3:
+    awaited = take_over(dispatcher, directory.path, left)
+    if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():
             dispatcher.journal.of_server(server.name, server.uid, server.pid)
     dispatcher.save()
@@ -273,32 +275,31 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
 
 
 def _dispatcher(
-    setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: Keeper
+    setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: KeeperLink
 ) -> Dispatcher:
     settings = setup.settings
     state = Daemon(
-        os.geteuid(),
+        DaemonOptions(
+            os.geteuid(),
+            clients_only="--clients-only" in setup.flags,
+            open_queries="--open-queries" in setup.flags,
+            trusts_containers="--trust-containers" in setup.flags,
+            protocol=setup.protocol,
+            pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
+            multiuser=setup.multiuser,
+            max_servers=_max_servers(setup),
+            terminate_by_reset=setup.terminate_by_reset,
+            serves_unmapped=settings.unmapped_users == "nobody",
+            has_other_backend=setup.machine.instead is not None,
+            pipe_directory=setup.directory.path,
+            has_own_servers=settings.backend != "vendor",
+        ),
         setup.machine.devices,
-        settings.thread_percentage,
-        settings.client_priority,
-        limits,
-        clients_only="--clients-only" in setup.flags,
-        open_queries="--open-queries" in setup.flags,
-        trusts_containers="--trust-containers" in setup.flags,
-        protocol=setup.protocol,
-        configuration=Configuration(awaited=setup.configuration is not None),
-        pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
-        multiuser=setup.multiuser,
-        most_servers=_most_servers(setup),
-        terminate_by_reset=setup.terminate_by_reset,
-        turn_patience=settings.turn_patience,
-        serves_unmapped=settings.unmapped_users == "nobody",
-        has_other_backend=setup.machine.instead is not None,
-        pipe_directory=setup.directory.path,
-        has_own_servers=settings.backend != "vendor",
-        rules=setup.rules,
-        turn_policy=guarded(setup.turn_policy, keeper.log.error),
-        shares=Shares(settings.user_shares, fd_limit()),
+        Defaults(settings.thread_percentage, settings.client_priority, limits),
+        turns=Turns(policy=guarded(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.turn_patience),
+        process_limits=ProcessLimits(rules=setup.rules),
+        usage=Usage(Shares(settings.user_shares, fd_limit())),
+        configuration=Configuration(starts=setup.configuration is not None),
     )
     return Dispatcher(
         state=state,
@@ -316,9 +317,9 @@ def _dispatcher(
     )
 
 
-def _most_servers(setup: DaemonSetup) -> int:
-    most = MOST_SERVERS if setup.settings.users == "together" else 1
-    return MOST_NAMED_SERVERS + 1 if setup.protocol == 3 else most  # there none ends to make room
+def _max_servers(setup: DaemonSetup) -> int:
+    allowed = MAX_SERVERS if setup.settings.users == "together" else 1
+    return MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else allowed  # there none ends to make room
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:

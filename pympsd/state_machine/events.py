@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from pympsd.state_machine.handover.other_devices import OtherDevices
-from pympsd.state_machine.handover.persistent_state import PersistentState
 from pympsd.state_machine.timers import Timer
+from pympsd.takeover.state.other_devices import OtherDevices
+from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import CgroupLimits, LimitsInForce, MemoryGroup
+from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
 
 
@@ -19,7 +20,7 @@ class OperatorLine:
 
     session: int
     uid: int
-    line: bytes
+    line: ParsedLine
     silent: tuple[int, ...] = ()
     """The PIDs of servers that were asked for their tables before, and did not answer in time."""
     file: bytes | None = None

@@ -9,11 +9,12 @@ from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import AdmitClient, UpdateServerLimits
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, in_bytes, percentage_on
@@ -71,12 +72,12 @@ def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
 
 def limits_by_rule(daemon: Daemon, event: ClientConnected) -> Limits | None:
     """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown."""
-    if daemon.rules is None:
+    if daemon.process_limits.rules is None:
         return None
     if event.origin is None:  # it came before there were rules
         raise Unknown("the rules have just changed; connect again")
     namespace = f"{routing.server_for(daemon, event)}/{event.mps_namespace or DEFAULT}"
-    rule = first_fitting(daemon.rules, event.origin, namespace)
+    rule = first_fitting(daemon.process_limits.rules, event.origin, namespace)
     return Limits() if rule is None else rule.limits
 
 
@@ -96,7 +97,7 @@ def client_limits(
     bounds = (rule,) if rule is not None else ()
     named = daemon.named_servers.get(server.name)
     if named is None:
-        own = evolve(server.limits, client_priority=daemon.client_priority)
+        own = evolve(server.limits, client_priority=daemon.defaults.client_priority)
         return ClientLimits(own, bounds) if bounds else None
     found = named.namespace(namespace)
     return ClientLimits(
@@ -106,13 +107,15 @@ def client_limits(
         found.name,
         chosen(daemon, server.name, namespace, sm_partition),
         _memory_groups(daemon, named, found, cgroups, kernel_limits or {}),
-        daemon.audits_memory,
+        daemon.process_limits.audits_memory,
     )
 
 
 def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | None) -> AdmitClient:
     """Return the admission of a client with its limits and the priority that it has if it sets none itself."""
-    priority = daemon.client_priority if limits is None else limits.combine().client_priority or ClientPriority()
+    priority = (
+        daemon.defaults.client_priority if limits is None else limits.combine().client_priority or ClientPriority()
+    )
     return AdmitClient(client, server.serial, server.pid, priority.level, limits)
 
 
@@ -139,11 +142,11 @@ def _memory_groups(
         ordinal: (MemoryGroup(name, total),) for ordinal, total in totals.items()
     }
     for path in at_or_above(cgroups):
-        own, kernels = daemon.cgroup_limits.get(path, {}), kernel_limits.get(path, {})
+        own, kernels = daemon.process_limits.cgroups.get(path, {}), kernel_limits.get(path, {})
         for ordinal in {**own, **kernels}:
             limit = least(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
             # While they do not hold, what clients take is counted all the same: they may hold again.
-            holds = limit if daemon.accounts_cgroups else CgroupLimit()
+            holds = limit if daemon.process_limits.accounts_cgroups else CgroupLimit()
             most, soft = holds.hard or _NO_LIMIT, holds.soft
             group = MemoryGroup(cgroup_group(path), most.value, 0 if soft is None else soft.value)
             groups[ordinal] = (*groups.get(ordinal, ()), group)
@@ -152,5 +155,9 @@ def _memory_groups(
 
 def check_cgroups(daemon: Daemon, event: ClientConnected) -> None:
     """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in."""
-    if daemon.cgroup_limits and daemon.accounts_cgroups and (event.origin is None or event.origin.cgroups is None):
+    if (
+        daemon.process_limits.cgroups
+        and daemon.process_limits.accounts_cgroups
+        and (event.origin is None or event.origin.cgroups is None)
+    ):
         raise Unknown("limits of cgroups hold (memacct), and the daemon cannot see its cgroup")

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from pympsd.cli.control_client import NO_OUTPUT, SILENT, print_text
 from pympsd.control import CannotAsk, Control, Silent
-from pympsd.control_client import NO_OUTPUT, SILENT, print_text
 from pympsd.top.table import QUERIES, SORTS, Answers, lines, rows, summary
 from pympsd.vocabulary.mistyped import Parser
 

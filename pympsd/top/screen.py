@@ -9,7 +9,7 @@ import time
 
 from pympsd.control import CannotAsk, Control
 from pympsd.top.table import COLUMNS, QUERIES, SORTS, Answers, Rates, Row, lines, rows, summary
-from pympsd.vocabulary.escapes import printable
+from pympsd.vocabulary.untrusted import printable
 
 ESCAPE = "\x1b"
 KEYS = {

@@ -8,8 +8,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
-from pympsd.wire.messages import message
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions, message
 
 
 @message(32)

@@ -6,11 +6,10 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._arguments.structs import SM_COUNT
-from pympsd_client._objects.context import Context, context_of, contexts, current
+from pympsd_client._arguments.resources import SM_COUNT
+from pympsd_client._arguments.values import number, unsigned
+from pympsd_client._objects.context import Context, context_of, contexts, current, this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 
 _SCHEDULING: Final = (0, 1, 2, 4)
 _SCHEDULING_MASK: Final = 0x07
@@ -108,7 +107,7 @@ def execution_affinity(kind: int) -> int:
     """
     context = current()
     _check_affinity_type(kind)
-    if not (process.require().provisions and context.device.facts.is_volta_or_newer):
+    if not (process.require().provisions and context.device.properties.is_volta_or_newer):
         reason = "there is no execution affinity here: it needs an MPS daemon and a Volta or newer device"
         raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
     return context.usable().multiprocessors

@@ -13,17 +13,23 @@ from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments import bindings, graph_structs, memory_structs, resources, shared_handles, structs
-from pympsd_client._arguments.arrays import array_structs, texture_structs
-from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed
-from pympsd_client._arguments.explanations import failed_call
+from pympsd_client._api.call_trace import traced
+from pympsd_client._arguments import (
+    array_structs,
+    bindings,
+    copy_structs,
+    graph_structs,
+    memory_structs,
+    resources,
+    shared_handles,
+    texture_structs,
+)
+from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed, failed_call
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number, text, unsigned
-from pympsd_client._arguments.values import returned
-from pympsd_client._call_trace import traced
+from pympsd_client._arguments.values import number, returned, text, unsigned
 from pympsd_client._command_stream.launch_cache import with_cache
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.signatures import Calling, Parameter, Signature
 
 EntryPoint = Callable[..., tuple[Any, ...]]
@@ -78,9 +84,9 @@ _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_ARRAY_DESCRIPTOR *": array_structs.array_2d,
     "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
-    "CUDA_MEMCPY2D *": structs.copy_2d,
-    "CUDA_MEMCPY3D *": structs.copy_3d,
-    "CUDA_MEMCPY3D_PEER *": structs.copy_3d_peer,
+    "CUDA_MEMCPY2D *": copy_structs.copy_2d,
+    "CUDA_MEMCPY3D *": copy_structs.copy_3d,
+    "CUDA_MEMCPY3D_PEER *": copy_structs.copy_3d_peer,
     **texture_structs.READERS,
     "CUmemAllocationProp *": memory_structs.allocation_properties,
     "CUmemLocation *": memory_structs.location,
@@ -90,7 +96,6 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUcontext": bindings.CUcontext,
     "CUdevice": bindings.CUdevice,
     "CUdeviceptr": bindings.CUdeviceptr,
-    "CUdevprop": structs.device_properties,
     "CUevent": bindings.CUevent,
     "CUfunction": bindings.CUfunction,
     "CUfunction *": lambda handles: [bindings.CUfunction(handle) for handle in handles],
@@ -100,7 +105,7 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUlibrary": bindings.CUlibrary,
     "CUlinkState": bindings.CUlinkState,
     "CUmemAccess_flags": bindings.CUmemAccess_flags,
-    "CUmemAllocationProp": memory_structs.made_allocation_properties,
+    "CUmemAllocationProp": memory_structs.make_allocation_properties,
     "CUmemGenericAllocationHandle": bindings.CUmemGenericAllocationHandle,
     "CUmemoryPool": bindings.CUmemoryPool,
     "CUmodule": bindings.CUmodule,
@@ -108,16 +113,13 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUfunc_cache": bindings.bindings.CUfunc_cache,
     "CUsharedconfig": bindings.bindings.CUsharedconfig,
     "CUstream": bindings.CUstream,
-    "CUstreamAttrValue": structs.stream_attribute,
-    "CUuuid": structs.uuid,
-    "CUexecAffinityParam": structs.sm_affinity,
+    **bindings.makers("CUdevprop", "CUdevResource", "CUstreamAttrValue", "CUtensorMap", "CUuuid"),
+    "CUexecAffinityParam": resources.sm_affinity,
     **array_structs.WRAPPERS,
-    "CUtensorMap": array_structs.wrapper("CUtensorMap"),
     **texture_structs.WRAPPERS,
     **graph_structs.WRAPPERS,
     **shared_handles.WRAPPERS,
-    "CUdevResource": resources.made,
-    "CUdevResource *": lambda parts: [resources.made(part) for part in parts],
+    "CUdevResource *": lambda parts: [bindings.from_bytes("CUdevResource", part) for part in parts],
     "CUdevResourceDesc": bindings.bindings.CUdevResourceDesc,
     "CUgreenCtx": bindings.bindings.CUgreenCtx,
     "void": returned,

@@ -15,10 +15,10 @@ from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.resources import SmResource, check_type, groups, put_counts, sm_resource, sm_resources
 from pympsd_client._connect.connection import Device
+from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, context_of
 from pympsd_client._objects.process import process
-from pympsd_client._objects.resources import green_context as green
 from pympsd_client._objects.stream import resolve
 
 _DEFAULT_STREAM: Final = 1
@@ -31,12 +31,12 @@ _STEP: Final = 2
 
 
 def _resource(device: Device, count: int) -> SmResource:
-    if not device.facts.is_volta_or_newer:
+    if not device.properties.is_volta_or_newer:
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
             "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on",
         )
-    row = rounding(device.facts)
+    row = rounding(device.properties)
     return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))
 
 

@@ -1,7 +1,8 @@
-"""Libraries and their kernels (CUDA driver API, Library Management)."""
+"""Libraries, and linking (CUDA driver API, Library Management and Module Management)."""
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
@@ -11,11 +12,11 @@ from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code.library import kernel_of, library_of, new_library
-from pympsd_client._objects.code.ptx_text import limited
-from pympsd_client._objects.context import current
-from pympsd_client._objects.module import image_at, image_of
+from pympsd_client._objects.code.link import Link, link_of, links
+from pympsd_client._objects.code.module import image_at, image_of
+from pympsd_client._objects.code.ptx_text import limit_registers
+from pympsd_client._objects.context import current, this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 
 _OPTIONS: Final = {value: name for name, value in members("CUlibraryOption", "CU_LIBRARY_").items()}
 
@@ -49,7 +50,7 @@ def load_from_file(
 def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[int, Any]) -> int:
     _check_library_options(*library_options)
     read = jit_options.read(*options)
-    made = new_library(limited(image, read.max_registers))
+    made = new_library(limit_registers(image, read.max_registers))
     if read.logs and this_thread.stack:  # as late as in CUDA the log might be gone
         with read.logging():
             made.module_in(current())
@@ -162,3 +163,45 @@ def parameter_count(kernel: int) -> int:
     """Return the number of parameters of a kernel; a context must be current."""
     current().usable()
     return len(kernel_of(kernel).parameters)
+
+
+def create(count: int, options: Any, values: Any) -> int:
+    """Begin a link in the current context; options are its logs, and MAX_REGISTERS of inputs without their own."""
+    context = current()
+    context.usable()
+    made = Link(context, jit_options.read(count, options, values))
+    links[made.handle] = made
+    return made.handle
+
+
+def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int, options: Any, values: Any) -> None:
+    """Add PTX of ``size`` bytes; as another type than CU_JIT_INPUT_PTX also a fatbin that holds some.
+
+    INVALID_PTX, INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol that is defined twice;
+    NOT_SUPPORTED for other inputs, NO_BINARY_FOR_GPU for fatbins without PTX for the device, JIT_COMPILER_NOT_FOUND
+    for NVVM IR.
+    """
+    found = link_of(link)
+    data.check(size, to_be_written=False)
+    found.add(
+        kind, ctypes.string_at(data.address, size), name, jit_options.read(count, options, values).max_registers
+    )
+
+
+def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:
+    """Add a file (its name as bytes); FILE_NOT_FOUND, else as cuLinkAddData."""
+    found, registers = link_of(link), jit_options.read(count, options, values).max_registers
+    found.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
+
+
+def complete(link: int) -> tuple[int, int]:
+    """Return the address and the size in bytes of the linked image, for cuModuleLoadData: PTX, until cuLinkDestroy.
+
+    UNKNOWN for a symbol that no input defines, with its name in the error log.
+    """
+    return link_of(link).complete()
+
+
+def destroy(link: int) -> None:
+    """End a link and free its image."""
+    links.pop(link_of(link).handle, None)

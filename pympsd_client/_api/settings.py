@@ -12,7 +12,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.module import check_bank_size, check_cache_preference
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context, context_of, current
 
@@ -30,8 +30,8 @@ def limit(wanted: int) -> int:
     """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
     context = current()
     context.usable()
-    name = _limit_name(wanted, context.device.facts)
-    return context.settings.get(name, _default(name, context.device.facts))
+    name = _limit_name(wanted, context.device.properties)
+    return context.settings.get(name, _default(name, context.device.properties))
 
 
 def set_limit(wanted: int, value: int) -> None:
@@ -41,38 +41,38 @@ def set_limit(wanted: int, value: int) -> None:
     """
     context = current()
     context.usable()
-    facts = context.device.facts
-    name = _limit_name(wanted, facts)
+    properties = context.device.properties
+    name = _limit_name(wanted, properties)
     if name in ("SHMEM_SIZE", "CIG_ENABLED"):
         raise CudaError(Result.ERROR_NOT_PERMITTED, f"CU_LIMIT_{name} is a constant of the device")
     bounds = {
         "STACK_SIZE": _STACK_LIMIT,
         "MAX_L2_FETCH_GRANULARITY": _FETCH_LIMIT,
-        "PERSISTING_L2_CACHE_SIZE": facts.attributes.get(_PERSISTING, 0),
+        "PERSISTING_L2_CACHE_SIZE": properties.attributes.get(_PERSISTING, 0),
     }
     if value > bounds.get(name, value):
         raise invalid_value(f"CU_LIMIT_{name} is 0 to {bounds[name]}, not {value}")
     if name in _KNOWN_BY_THE_EXECUTOR:
-        value = min(value, facts.memory_bytes // 8)
+        value = min(value, properties.memory_bytes // 8)
         context.call(operations.SET_LIMIT, wanted, value)
     context.settings[name] = value
 
 
-def _limit_name(wanted: int, facts: DeviceFacts) -> str:
+def _limit_name(wanted: int, properties: DeviceFacts) -> str:
     name = _LIMITS.get(wanted)
     if name is None or name == "PER_BLOCK_MEMORY_SIZE":
         raise invalid_value(f"there is no limit {wanted}")
     lacks = {
-        "DEV_RUNTIME_SYNC_DEPTH": facts.compute_capability >= (9, 0),
+        "DEV_RUNTIME_SYNC_DEPTH": properties.compute_capability >= (9, 0),
         "CIG_SHMEM_FALLBACK_ENABLED": True,
-        "PERSISTING_L2_CACHE_SIZE": not facts.attributes.get(_PERSISTING),
+        "PERSISTING_L2_CACHE_SIZE": not properties.attributes.get(_PERSISTING),
     }
     if lacks.get(name):
-        raise CudaError(Result.ERROR_UNSUPPORTED_LIMIT, f"{facts.name} has no CU_LIMIT_{name}")
+        raise CudaError(Result.ERROR_UNSUPPORTED_LIMIT, f"{properties.name} has no CU_LIMIT_{name}")
     return name
 
 
-def _default(name: str, facts: DeviceFacts) -> int:
+def _default(name: str, properties: DeviceFacts) -> int:
     """Return a limit that no program has set: as recorded with an H200, and its sizes of the documentation."""
     return {
         "STACK_SIZE": 1024,
@@ -81,8 +81,8 @@ def _default(name: str, facts: DeviceFacts) -> int:
         "DEV_RUNTIME_SYNC_DEPTH": 2,
         "DEV_RUNTIME_PENDING_LAUNCH_COUNT": 2048,
         "MAX_L2_FETCH_GRANULARITY": 64,
-        "PERSISTING_L2_CACHE_SIZE": facts.attributes.get(_PERSISTING, 0) * 3 // 10,
-        "SHMEM_SIZE": facts.attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0),
+        "PERSISTING_L2_CACHE_SIZE": properties.attributes.get(_PERSISTING, 0) * 3 // 10,
+        "SHMEM_SIZE": properties.attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0),
     }.get(name, 0)
 
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from cuda.bindings import driver as _driver  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
@@ -38,3 +41,15 @@ def members(enum: str, prefix: str) -> dict[str, int]:
     """Return the values of an enum of cuda-bindings by name without prefix, aliases included."""
     names = vars(getattr(_driver, enum))
     return {name.removeprefix(prefix): int(names[name]) for name in names if name.startswith(prefix)}
+
+
+def from_bytes(name: str, data: bytes) -> Any:
+    """Return a structure of cuda.bindings, by its name, that begins with these bytes."""
+    structure = getattr(_driver, name)()
+    ctypes.memmove(structure.getPtr(), data, len(data))
+    return structure
+
+
+def makers(*names: str) -> dict[str, Callable[[bytes], Any]]:
+    """Return for each structure of cuda.bindings, by its name, the function that makes one from its bytes."""
+    return {name: partial(from_bytes, name) for name in names}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
 from pympsd_client._arguments.error_strings import ERROR_STRINGS
+from pympsd_client._arguments.explanations import explain, is_on
 
 SUCCESS: Final[Any] = CUresult.CUDA_SUCCESS
 DONE: Final[tuple[Any]] = (SUCCESS,)
@@ -76,22 +78,43 @@ def last_error() -> str:
     return _last.message
 
 
-def name_of(code: int) -> bytes | None:
-    """Return a result's name as cuGetErrorName does, or None for an unknown number."""
-    member = _MEMBERS.get(code)
-    return None if member is None else str(member.name).encode()
+def failed_call(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
+    """Return `failed` for the calls of a function, which explains each if all failed calls are explained."""
+    if not is_on():
+        return failed
+
+    def explain_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
+        explain(name, result_name(error.code), error.reason)
+        return failed(error, outputs)
+
+    return explain_and_fail
 
 
-def description_of(code: int) -> bytes | None:
-    """Return what the driver says of a result, or None for an unknown number.
+def result_name(code: int) -> str:
+    """Return the name of a result, its number as text if this cuda-bindings does not have it."""
+    return str(_MEMBERS[code].name) if code in _MEMBERS else str(code)
 
-    Of a result that the recorded driver does not know: the first sentence of its documentation, or its name.
+
+def error_name(code: int) -> bytes:
+    """Return a result's name as bytes; INVALID_VALUE for an unknown number. The core of cuGetErrorName."""
+    return str(_member(code).name).encode()
+
+
+def error_description(code: int) -> bytes:
+    """Return the driver's description of a result as bytes; INVALID_VALUE for an unknown number.
+
+    For a result that the recorded driver does not have: the first sentence of its documentation, or its name. The
+    core of cuGetErrorString.
     """
-    member = _MEMBERS.get(code)
-    if member is None:
-        return None
+    member = _member(code)
     if code in ERROR_STRINGS:
         return ERROR_STRINGS[code]
     text = " ".join(_ROLE.sub(r"\1", member.__doc__ or "").split())
     sentence = text.split(". ", 1)[0].rstrip(".")
     return (sentence or str(member.name)).encode()
+
+
+def _member(code: int) -> Any:
+    if code not in _MEMBERS:
+        raise invalid_value(f"{code} is not a CUresult")
+    return _MEMBERS[code]

@@ -1,44 +1,51 @@
-"""PYMPSD_EXPLAIN: lines on standard error about calls that failed; `setting_reports` has those about settings.
+"""PYMPSD_EXPLAIN: lines on standard error about calls that failed and settings that are wrong.
 
-With 1 every failed call is explained, whether the program imports `pympsd_client` or runs under pympsd-run. With 0
-none is. Without the variable, `pympsd_client.routing` alone writes a line for each function that pympsd does not
-support, once.
+With 1 every failed call and every wrong setting is explained, whether the program imports `pympsd_client` or runs
+under pympsd-run. With 0 none is. Without the variable, `pympsd_client.routing` alone writes a line for each function
+that pympsd does not support, once.
+
+This module imports nothing of cuda.bindings, because `routing.hook` uses it while that is being imported.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, Final
+import sys
+from collections.abc import Mapping
+from typing import Final
 
-from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.variables import EXPLAIN
-from pympsd_client._arguments.errors import CudaError, failed, name_of
-from pympsd_client._arguments.setting_reports import is_on, write
+from pympsd.vocabulary.variables import EXPLAIN, Reader, problems
 
-_QUIET: Final = frozenset({Result.ERROR_NOT_READY})
-"""Answers to a question, no failures."""
+_NOT_READY: Final = "CUDA_ERROR_NOT_READY"
+"""The answer to a question, not a failure."""
 _explained: Final[set[str]] = set()
 """The functions that a line was written about."""
+_reported: Final[set[str]] = set()
+"""The lines about settings that were written."""
 
 
-def explain(name: str, code: int, reason: str, *, is_lacking: bool = False, result: str = "") -> None:
-    """Write a line about a failed call; ``is_lacking``: by default too, once; ``result``: the name of ``code``."""
-    by_default = is_lacking and os.environ.get(EXPLAIN) != "0" and name not in _explained
-    if code in _QUIET or not (is_on() or by_default):
+def is_on() -> bool:
+    """Return whether all failed calls and wrong settings are explained."""
+    return os.environ.get(EXPLAIN, "") not in ("", "0")
+
+
+def explain(function: str, result: str, reason: str, *, is_lacking: bool = False) -> None:
+    """Write a line about a failed call. ``is_lacking``: pympsd lacks the function, explained by default too, once."""
+    by_default = is_lacking and os.environ.get(EXPLAIN) != "0" and function not in _explained
+    if result == _NOT_READY or not (is_on() or by_default):
         return
-    _explained.add(name)
-    result = result or (name_of(code) or b"").decode() or str(code)
-    write(f"{name}: {result}: {reason}")
+    _explained.add(function)
+    _write(f"{function}: {result}: {reason}")
 
 
-def failed_call(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
-    """Return `failed` for the calls of a function, which explains each if all failed calls are explained."""
-    if not is_on():
-        return failed
+def report_settings(environment: Mapping[str, str]) -> None:
+    """Write a line for each wrong setting of a client, once, if all is explained."""
+    if is_on():
+        for problem in problems(environment, Reader.CLIENT).values():
+            if problem not in _reported:
+                _reported.add(problem)
+                _write(problem)
 
-    def explained(error: CudaError, outputs: int) -> tuple[Any, ...]:
-        explain(name, error.code, error.reason)
-        return failed(error, outputs)
 
-    return explained
+def _write(sentence: str) -> None:
+    print(f"pympsd: {sentence}", file=sys.stderr, flush=True)

@@ -6,11 +6,11 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments import values
+from pympsd_client._arguments.bindings import bindings, from_bytes, makers
+from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.numbers import number
-from pympsd_client._arguments.structs import Copy3D, CopySide, Memcpy3D, copy_at
-from pympsd_client._arguments.values import InMemory, check_count
+from pympsd_client._arguments.values import InMemory, check_count, number
 
 
 def _layout(name: str, fields: str) -> type[ctypes.Structure]:
@@ -81,14 +81,7 @@ def address_of(given: Any, name: str) -> int:
     """
     if given is None or given == 0:
         raise invalid_value(f"the {name} is NULL")
-    if isinstance(given, InMemory):
-        return int(given)
-    kinds = tuple(
-        getattr(bindings, one) for one in (name, f"{name}_st", f"{name}_v1", f"{name}_v2") if hasattr(bindings, one)
-    )
-    if not isinstance(given, kinds):
-        raise TypeError(f"a {name} is required, not {type(given).__name__}")
-    return int(given.getPtr())
+    return values.address_of(given, name)
 
 
 def handles(given: Any, count: int, name: str) -> list[int]:
@@ -100,10 +93,10 @@ def handles(given: Any, count: int, name: str) -> list[int]:
     if isinstance(given, InMemory):
         check_count(count, name)
         return list((ctypes.c_uint64 * count).from_address(given))
-    values = [number(one) for one in given]
-    if len(values) < count:
-        raise RuntimeError(f"List is too small: {len(values)} < {count}")
-    return values[:count]
+    numbers = [number(value) for value in given]
+    if len(numbers) < count:
+        raise RuntimeError(f"List is too small: {len(numbers)} < {count}")
+    return numbers[:count]
 
 
 def edge_data(given: Any, count: int) -> list[tuple[int, int, int]]:
@@ -137,55 +130,15 @@ def edge_number(from_port: int, to_port: int, kind: int) -> int:
     return from_port | to_port << 8 | kind << 16
 
 
-def copy_bytes(copy: Copy3D) -> bytes:
-    """Return the bytes of a CUDA_MEMCPY3D."""
-    raw: Any = Memcpy3D()
-    for name, side in (("dst", copy.destination), ("src", copy.source)):
-        for field, value in _side_fields(side):
-            setattr(raw, name + field, value)
-    raw.WidthInBytes, raw.Height, raw.Depth = copy.width, copy.height, copy.depth
-    return bytes(raw)
-
-
-def _side_fields(side: CopySide) -> tuple[tuple[str, int], ...]:
-    return (
-        ("MemoryType", side.memory_type),
-        ("Host", side.host),
-        ("Device", side.device),
-        ("Pitch", side.pitch),
-        ("Height", side.rows),
-        ("XInBytes", side.x),
-        ("Y", side.y),
-        ("Z", side.z),
-        ("LOD", side.level),
-        ("Array", side.array),
-    )
-
-
-def copy_3d_at(address: int) -> Copy3D:
-    """Return the values of a CUDA_MEMCPY3D in memory."""
-    return copy_at(address, Memcpy3D)
-
-
 # --- what C functions put in memory, as objects of cuda.bindings
-
-
-def _struct(name: str) -> Callable[[bytes], Any]:
-    def make(data: bytes) -> Any:
-        made = getattr(bindings, name)()
-        ctypes.memmove(made.getPtr(), data, len(data))
-        return made
-
-    return make
 
 
 def _each(name: str) -> Callable[[Sequence[int]], list[Any]]:
     return lambda values: [getattr(bindings, name)(value) for value in values]
 
 
-def _edges(values: Sequence[int]) -> list[Any]:
-    make = _struct("CUgraphEdgeData")
-    return [make(value.to_bytes(EDGE_BYTES, "little")) for value in values]
+def _edges(numbers: Sequence[int]) -> list[Any]:
+    return [from_bytes("CUgraphEdgeData", value.to_bytes(EDGE_BYTES, "little")) for value in numbers]
 
 
 def _named(name: str) -> Callable[[int], Any]:
@@ -207,20 +160,17 @@ WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
             "cuuint64_t",
         )
     },
-    **{
-        name: _struct(name)
-        for name in (
-            "CUDA_BATCH_MEM_OP_NODE_PARAMS",
-            "CUDA_HOST_NODE_PARAMS",
-            "CUDA_KERNEL_NODE_PARAMS",
-            "CUDA_MEM_ALLOC_NODE_PARAMS",
-            "CUDA_MEMCPY3D",
-            "CUDA_MEMSET_NODE_PARAMS",
-            "CUgraphExecUpdateResultInfo",
-            "CUgraphNodeParams",
-            "CUkernelNodeAttrValue",
-        )
-    },
+    **makers(
+        "CUDA_BATCH_MEM_OP_NODE_PARAMS",
+        "CUDA_HOST_NODE_PARAMS",
+        "CUDA_KERNEL_NODE_PARAMS",
+        "CUDA_MEM_ALLOC_NODE_PARAMS",
+        "CUDA_MEMCPY3D",
+        "CUDA_MEMSET_NODE_PARAMS",
+        "CUgraphExecUpdateResultInfo",
+        "CUgraphNodeParams",
+        "CUkernelNodeAttrValue",
+    ),
     "CUgraphNode *": _each("CUgraphNode"),
     "CUgraphNode **": _each("CUgraphNode"),
     "CUgraphEdgeData *": _edges,

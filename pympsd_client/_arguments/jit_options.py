@@ -18,7 +18,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.numbers import number
+from pympsd_client._arguments.values import number
 
 _OPTIONS: Final = {value: name for name, value in members("CUjit_option", "CU_JIT_").items()}
 _REFUSED: Final = frozenset(

@@ -1,13 +1,17 @@
-"""The attributes of launches, kernel nodes and streams (CUlaunchAttributeID): which are hints, and their defaults."""
+"""Configurations of launches, and the attributes of launches, kernel nodes and streams (CUlaunchAttributeID)."""
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from typing import Final
+from typing import Any, Final
+
+from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.values import address_of
 
 _NUMBERS: Final = members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_")
 _NAMES: Final = {number: name for name, number in _NUMBERS.items()}
@@ -44,3 +48,39 @@ def not_there(name: str, those: str) -> CudaError:
     return CudaError(
         Result.ERROR_NOT_SUPPORTED, f"pympsd does not have the launch attribute {name} yet; it has {those}"
     )
+
+
+@frozen
+class LaunchConfig:
+    """A CUlaunchConfig; ``cluster`` are its dimensions in blocks, 1 where no attribute gives them."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    cluster: tuple[int, int, int]
+
+
+class _LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        ("sizes", ctypes.c_uint32 * 7),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint32),
+    )
+
+
+class _LaunchAttribute(ctypes.Structure):
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("values", ctypes.c_uint32 * 16))
+
+
+def launch_config(given: Any) -> LaunchConfig | None:
+    """Return the values of a CUlaunchConfig, None for None; TypeError for anything else."""
+    if given is None:
+        return None
+    raw: Any = _LaunchConfig.from_address(address_of(given, "CUlaunchConfig"))
+    sizes, cluster = tuple(raw.sizes), (1, 1, 1)
+    for attribute in (_LaunchAttribute * raw.count).from_address(raw.attributes) if raw.attributes else ():
+        if attribute.id == CLUSTER_DIMENSION:
+            x, y, z = attribute.values[:3]
+            cluster = x, y, z
+    return LaunchConfig(sizes[:3], sizes[3:6], sizes[6], cluster)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 from attrs import frozen
 
-from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.structs import address_of
-from pympsd_client._arguments.values import InMemory, check_count
+from pympsd_client._arguments.bindings import from_bytes
+from pympsd_client._arguments.values import address_of, addresses_of
 
 
 @frozen
@@ -112,35 +109,21 @@ def allocation_properties(given: Any) -> AllocationProperties | None:
     )
 
 
-def made_allocation_properties(values: AllocationProperties) -> Any:
+def make_allocation_properties(values: AllocationProperties) -> Any:
     """Return a CUmemAllocationProp with these values."""
-    made = bindings.CUmemAllocationProp()
-    raw: Any = _AllocationProperties.from_address(int(made.getPtr()))
-    raw.type, raw.handle_types = values.type, values.handle_types
-    raw.location = _Location(values.location.type, values.location.id)
+    location = _Location(values.location.type, values.location.id)
+    raw = _AllocationProperties(values.type, values.handle_types, location)
     raw.compression, raw.is_rdma_capable, raw.usage = values.compression, values.is_rdma_capable, values.usage
-    return made
-
-
-def _each(given: Any, count: int, kind: type[ctypes.Structure], name: str) -> list[Any]:
-    """Return ``count`` structures of a list or a C array; INVALID_VALUE if there are fewer."""
-    if isinstance(given, InMemory):
-        check_count(count, "an array")
-        places = [int(given) + index * ctypes.sizeof(kind) for index in range(count)]
-    else:
-        if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
-            raise TypeError(f"a list or tuple of {name} is required, not {type(given).__name__}")
-        places = [address_of(one, name) for one in given or ()]
-        if count > len(places):
-            raise invalid_value(f"count is {count}; there are {len(places)} {name}")
-    return [kind.from_address(place) for place in places[:count]]
+    return from_bytes("CUmemAllocationProp", bytes(raw))
 
 
 def accesses(given: Any, count: int) -> list[Access]:
     """Return the values of ``count`` CUmemAccessDesc, a list or a C array; INVALID_VALUE if there are fewer."""
-    return [Access(_plain(raw.location), raw.flags) for raw in _each(given, count, _Access, "CUmemAccessDesc")]
+    addresses = addresses_of(given, count, "CUmemAccessDesc", ctypes.sizeof(_Access))
+    return [Access(_plain(raw.location), raw.flags) for raw in map(_Access.from_address, addresses)]
 
 
 def locations(given: Any, count: int) -> list[Location]:
     """Return the values of ``count`` CUmemLocation, a list or a C array; INVALID_VALUE if there are fewer."""
-    return [_plain(raw) for raw in _each(given, count, _Location, "CUmemLocation")]
+    addresses = addresses_of(given, count, "CUmemLocation", ctypes.sizeof(_Location))
+    return [_plain(_Location.from_address(address)) for address in addresses]

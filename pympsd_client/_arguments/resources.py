@@ -1,4 +1,4 @@
-"""Structures of green contexts: resources of a device, and groups into which they are split."""
+"""Structures of green contexts and execution affinity: a device's resources, and groups into which they are split."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.bindings import bindings, members
+from pympsd_client._arguments.bindings import CUexecAffinityParam, CUexecAffinityType, members
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.structs import address_of
-from pympsd_client._arguments.values import InMemory, check_count
+from pympsd_client._arguments.values import address_of, addresses_of
 
+SM_COUNT: Final = int(CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT)
 RESOURCE_BYTES: Final = 144
 GROUP_BYTES: Final = 64
 _LAYOUT: Final = struct.Struct("=i8sI80x4I32x")
@@ -60,15 +60,11 @@ def check_type(kind: int) -> None:
         raise CudaError(Result.ERROR_INVALID_RESOURCE_TYPE, "contexts here have a part of the SMs, of nothing else")
 
 
-def _place(given: Any, name: str, size: int, index: int = 0) -> int:
-    return int(given) + index * size if isinstance(given, InMemory) else address_of(given, name)
-
-
 def sm_resource(given: Any) -> SmResource:
     """Return the SMs of a CUdevResource; INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for another; TypeError."""
     if given is None:
         raise invalid_value("the resource is NULL")
-    return _resource(_place(given, "CUdevResource", RESOURCE_BYTES))
+    return _resource(address_of(given, "CUdevResource"))
 
 
 def _resource(place: int) -> SmResource:
@@ -80,36 +76,27 @@ def _resource(place: int) -> SmResource:
     return SmResource(device, count, minimum, alignment, flags)
 
 
-def _places(given: Any, count: int, name: str, size: int) -> list[int]:
-    if isinstance(given, InMemory):
-        check_count(count, name)
-        return [_place(given, name, size, index) for index in range(count)]
-    listed = list(given or ())
-    if count > len(listed):
-        raise invalid_value(f"there are {len(listed)} of {name} and their number is said to be {count}")
-    return [address_of(one, name) for one in listed[:count]]
-
-
 def sm_resources(given: Any, count: int) -> list[SmResource]:
     """Return the SMs of ``count`` CUdevResource, a list or a C array."""
-    return [_resource(place) for place in _places(given, count, "CUdevResource", RESOURCE_BYTES)]
+    return [_resource(place) for place in addresses_of(given, count, "CUdevResource", RESOURCE_BYTES)]
 
 
 def groups(given: Any, count: int) -> list[Group]:
     """Return ``count`` CU_DEV_SM_RESOURCE_GROUP_PARAMS, a list or a C array."""
-    places = _places(given, count, "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
+    places = addresses_of(given, count, "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
     return [Group(*_GROUP.unpack(ctypes.string_at(place, GROUP_BYTES))) for place in places]
 
 
 def put_counts(given: Any, counts: list[int]) -> None:
     """Write the numbers of SMs that groups have got into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
-    places = _places(given, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
+    places = addresses_of(given, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
     for place, count in zip(places, counts, strict=True):
         ctypes.c_uint32.from_address(place).value = count
 
 
-def made(data: bytes) -> Any:
-    """Return a CUdevResource of its bytes."""
-    resource = bindings.CUdevResource()
-    ctypes.memmove(resource.getPtr(), data, RESOURCE_BYTES)
-    return resource
+def sm_affinity(count: int) -> Any:
+    """Return a CUexecAffinityParam of type SM_COUNT."""
+    affinity = CUexecAffinityParam()
+    affinity.type = CUexecAffinityType.CU_EXEC_AFFINITY_TYPE_SM_COUNT
+    affinity.param.smCount.val = count
+    return affinity

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 from attrs import astuple, frozen
 
-from pympsd_client._arguments.bindings import bindings
+from pympsd_client._arguments.bindings import makers
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._arguments.structs import address_of
-from pympsd_client._arguments.values import InMemory
+from pympsd_client._arguments.values import address_of
 
 HANDLE_BYTES: Final = 64
 _LAYOUT: Final = struct.Struct("=8s16s16sQQQ")
@@ -55,8 +54,6 @@ def unpacked(name: str, given: Any, refusal: Callable[[str], CudaError]) -> Shar
     """
     if isinstance(given, bytes):
         data = given[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")
-    elif isinstance(given, InMemory):
-        data = ctypes.string_at(int(given), HANDLE_BYTES)
     else:
         data = ctypes.string_at(address_of(given, name), HANDLE_BYTES)
     mark, secret, pool, ordinal, offset, size = _LAYOUT.unpack(data)
@@ -65,14 +62,5 @@ def unpacked(name: str, given: Any, refusal: Callable[[str], CudaError]) -> Shar
     return SharedHandle(int.from_bytes(secret, "little"), ordinal, offset, size, int.from_bytes(pool, "little"))
 
 
-def _maker(name: str) -> Callable[[bytes], Any]:
-    def make(data: bytes) -> Any:
-        made = getattr(bindings, name)()
-        ctypes.memmove(made.getPtr(), data, HANDLE_BYTES)
-        return made
-
-    return make
-
-
-WRAPPERS: Final = {name: _maker(name) for name in _MARKS}
+WRAPPERS: Final = makers(*_MARKS)
 """What makes the structures of cuda.bindings, by their names."""

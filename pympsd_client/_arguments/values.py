@@ -1,19 +1,44 @@
-"""Values that C passes through ``void *``: as cuda.bindings takes and returns them, and as they lie in memory."""
+"""Plain values of arguments: numbers, names, and what C passes through ``void *``."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.numbers import number
 
 COUNT_LIMIT: Final = 1 << 20
 """Elements of an array at an address: a larger count can only be an error."""
+
+
+def number(value: Any) -> int:
+    """Return the number of an int, a handle, an enum member or None (0); TypeError for anything else."""
+    if value is None:
+        return 0
+    if isinstance(value, str | bytes | bytearray) or not hasattr(value, "__int__"):
+        raise TypeError(f"an integer is required, not {type(value).__name__}")
+    return int(value)
+
+
+def unsigned(value: Any, bits: int = 64) -> int:
+    """Return a number that fits an unsigned C integer; OverflowError otherwise."""
+    result = number(value)
+    if not 0 <= result < 1 << bits:
+        raise OverflowError(f"{result} is not between 0 and {(1 << bits) - 1}")
+    return result
+
+
+def text(value: Any) -> str:
+    """Return a name passed as bytes, as cuda.bindings takes ``char *``; TypeError for anything else."""
+    if not isinstance(value, bytes | bytearray):
+        raise TypeError(f"expected bytes, {type(value).__name__} found")
+    return bytes(value).split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
 class InMemory(int):
@@ -75,3 +100,34 @@ def given_numbers(given: Any, count: int, code: str) -> list[int]:
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise TypeError(f"a list or tuple is required, not {type(given).__name__}")
     return [number(one) for one in given]
+
+
+@cache
+def _classes(name: str) -> tuple[Any, ...]:
+    """Return the classes that cuda.bindings has for a structure or a union."""
+    names = (name, *(f"{name}_{suffix}" for suffix in ("st", "v1", "v2", "union")))
+    return tuple(getattr(bindings, each) for each in names if hasattr(bindings, each))
+
+
+def address_of(given: Any, name: str) -> int:
+    """Return the address of a structure that is given as cuda.bindings has it, or by its address; TypeError."""
+    if isinstance(given, InMemory):
+        return int(given)
+    if not isinstance(given, _classes(name)):
+        raise TypeError(f"a {name} is required, not {type(given).__name__}")
+    return int(given.getPtr())
+
+
+def addresses_of(given: Any, count: int, name: str, size: int) -> list[int]:
+    """Return the addresses of ``count`` structures of ``size`` bytes in a list or a C array.
+
+    INVALID_VALUE if a list has fewer, TypeError if it has others.
+    """
+    if isinstance(given, InMemory):
+        check_count(count, name)
+        return [int(given) + index * size for index in range(count)]
+    if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
+        raise TypeError(f"a list or tuple of {name} is required, not {type(given).__name__}")
+    if count > len(given or ()):
+        raise invalid_value(f"count is {count}; there are {len(given or ())} {name}")
+    return [address_of(structure, name) for structure in (given or ())[:count]]

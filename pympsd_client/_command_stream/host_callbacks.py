@@ -1,13 +1,32 @@
-"""Host functions in flight on one command stream: posted, announced by the executor, run, reported as done.
+"""Host functions: posted to a stream, announced by the executor, run in this process, reported as done.
 
-The executor answers HOST_FUNCTION when its stream has come to it, so answers must be read while functions are
-pending: a listener thread waits for them. It sleeps, and then ends, when there are none.
+A host function has four steps. `HostCallbacks.launch` posts HOST_FUNCTION. The executor answers it when its stream
+has come to that point; the stream then waits. A callback thread runs the function. HOST_FUNCTION_DONE lets the
+stream go on.
+
+    program       post HOST_FUNCTION ...
+    executor      ... earlier work ... answer | waits ................. | later work
+    listener      waits for answers .......... | submit
+    callback thread                              run the function, post HOST_FUNCTION_DONE
+
+- **The listener.** Answers must be read even if no thread of the program waits for one. While functions are pending
+  a listener thread waits as any other thread does (see `transport`). It sleeps when there are none, and ends after
+  IDLE_S.
+- **Order.** Functions of one stream run one after another; streams do not wait for each other (`CallbackThreads`).
+  An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
+  one in another.
+- **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
+  is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request for room.
+  HOST_FUNCTION_DONE and the work of a running function are exempt: they are what makes room.
+- Callback threads are daemon threads: they never keep a process from exiting.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -20,12 +39,81 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET, HEADER
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.answers import Poisonable, poison_if_flagged
-from pympsd_client._command_stream.callback_threads import IDLE_S, callback_threads
+from pympsd_client._command_stream.answers import Faultable, report_fault
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.answers import Answer
     from pympsd_client._command_stream.transport import Transport
+
+Job = Callable[[], None]
+IDLE_S: Final = 5.0
+"""A thread with nothing to do ends after this time."""
+
+
+class CallbackThreads:
+    """One thread for each stream with functions to run. They never keep a process from ending."""
+
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        """Start empty, as a forked child does: only the forking thread lives on in it."""
+        self._changed = Condition()
+        self._jobs: dict[Hashable, deque[Job]] = {}
+        """The jobs of each stream that has a thread, or is about to."""
+        self._ready: deque[Hashable] = deque()
+        """Streams waiting for a thread."""
+        self._idle = 0
+
+    def submit(self, stream: Hashable, job: Job) -> None:
+        """Run a job after the others of its stream. The job raises nothing."""
+        with self._changed:
+            jobs = self._jobs.get(stream)
+            if jobs is not None:
+                jobs.append(job)
+                return
+            self._jobs[stream] = deque((job,))
+            self._ready.append(stream)
+            if self._idle >= len(self._ready):
+                self._changed.notify()
+                return
+        try:
+            Thread(target=self._run, name="host functions", daemon=True).start()
+        except RuntimeError:  # the system has no more threads: run it in this one
+            self._serve_next(0)
+
+    def _run(self) -> None:
+        while self._serve_next(IDLE_S):
+            pass
+
+    def _serve_next(self, seconds: float) -> bool:
+        """Run the jobs of a stream; return False when there was none within ``seconds`` seconds."""
+        jobs = self._jobs
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._ready, seconds)
+            self._idle -= 1
+            if not self._ready:
+                return False
+            stream = self._ready.popleft()
+        while (job := self._job_of(stream)) is not None:
+            job()
+            if self._jobs is not jobs:  # the job has forked: this is the child's only thread, with nothing more to do
+                return False
+        return True
+
+    def _job_of(self, stream: Hashable) -> Job | None:
+        with self._changed:
+            jobs = self._jobs[stream]
+            if jobs:
+                return jobs.popleft()
+            del self._jobs[stream]
+            return None
+
+
+callback_threads: Final = CallbackThreads()
+
 
 ROOM_CHECK_INTERVAL: Final = 1024
 """The number of records that may be posted while functions are pending before the executor is asked for room.
@@ -46,8 +134,8 @@ _running: Final = _Running()
 class PendingCallback:
     """A function queued in a stream. ``run`` gets a CUresult number and raises nothing."""
 
-    context: Poisonable
-    serial: int
+    context: Faultable
+    context_id: int
     stream: int
     """Functions of one stream run one after another; those of an executable graph have numbers of their own."""
     run: Callable[[int], None]
@@ -68,7 +156,7 @@ class HostCallbacks:
         self._unfinished = 0
         self._listening = False
         # Objects that are collected while room is asked for may make calls.
-        self._asking: Final = RLock()
+        self._requesting: Final = RLock()
         self._posted = count().__next__
 
     def launch(self, callback: PendingCallback, record: Callable[[int], bytes] | None = None) -> None:
@@ -80,7 +168,7 @@ class HostCallbacks:
         except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
             self._transport.discard(sequence)
             if self._pending.pop(sequence, None) is not None:
-                self._finished()
+                self._finish()
             raise
 
     def _enter(self, callback: PendingCallback) -> int:
@@ -110,8 +198,8 @@ class HostCallbacks:
             except CudaError as error:
                 self._end(error)
                 return
-            for sequence in self._transport.answered():
-                self._announced(sequence)
+            for sequence in self._transport.list_answered():
+                self._handle_announcement(sequence)
 
     def _any_pending(self) -> bool:
         with self._changed:
@@ -119,15 +207,15 @@ class HostCallbacks:
             return self._listening
 
     def _any_announced(self) -> bool:
-        return any(map(self._pending.__contains__, self._transport.answered()))
+        return any(map(self._pending.__contains__, self._transport.list_answered()))
 
-    def _announced(self, sequence: int) -> None:
+    def _handle_announcement(self, sequence: int) -> None:
         callback = self._pending.pop(sequence, None)
         if callback is None:  # Ctrl-C while a listener began may have left two
             return
         answer = self._transport.answer(sequence)
         self._transport.discard(sequence)
-        poison_if_flagged(callback.context, callback.serial, answer)
+        report_fault(callback.context, callback.context_id, answer)
         self._submit(sequence, callback, answer)
 
     def _end(self, error: CudaError) -> None:
@@ -158,12 +246,12 @@ class HostCallbacks:
         if self._transport.closed:
             return
         if result == Result.SUCCESS:
-            done = operations.HOST_FUNCTION_DONE.record(callback.serial, self._transport.sequence(), token)
+            done = operations.HOST_FUNCTION_DONE.record(callback.context_id, self._transport.sequence(), token)
             with suppress(CudaError):  # the executor is gone, and the stream with it
                 self._transport.post(done, urgent=True)
-        self._finished()
+        self._finish()
 
-    def _finished(self) -> None:
+    def _finish(self) -> None:
         with self._changed:
             self._unfinished -= 1
             if not self._unfinished:
@@ -175,7 +263,7 @@ class HostCallbacks:
         """Before a record is posted: wait for room in the executor, once in ROOM_CHECK_INTERVAL records."""
         if _running.in_function or self._posted() < ROOM_CHECK_INTERVAL:
             return  # a function's own work is what makes room
-        with self._asking:
+        with self._requesting:
             if self._posted() < ROOM_CHECK_INTERVAL:
                 return  # another thread has asked meanwhile
             context = HEADER.unpack_from(record)[3]
@@ -191,4 +279,4 @@ class HostCallbacks:
 
 
 def _host_function(callback: PendingCallback, token: int) -> bytes:
-    return operations.HOST_FUNCTION.record(callback.serial, token, callback.stream, token, flags=FLAG_QUIET)
+    return operations.HOST_FUNCTION.record(callback.context_id, token, callback.stream, token, flags=FLAG_QUIET)

@@ -14,7 +14,7 @@ from typing import Final
 
 PARALLEL_BYTES: Final = 32 << 20
 """Smaller copies are over before other threads would help."""
-THREADS_LIMIT: Final = 4
+MAX_THREADS: Final = 4
 _ALIGNMENT: Final = 4096
 
 CopySlice = Callable[[int, int, Event], None]
@@ -25,7 +25,7 @@ def thread_count(count: int) -> int:
     """Return the number of threads for ``count`` bytes: at most half the cores this process may use."""
     if count < PARALLEL_BYTES:
         return 1
-    return max(1, min(THREADS_LIMIT, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 
 class _Slice:
@@ -74,12 +74,12 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
     slices = [_Slice(partial(run, *piece)) for piece in pieces[1:]]
     try:
         try:
-            for each in slices:
+            for part in slices:
                 with suppress(RuntimeError):  # the system has no thread for it
-                    Thread(target=each.help, name="copy", daemon=True).start()
+                    Thread(target=part.help, name="copy", daemon=True).start()
             copy(*pieces[0], stop)
-            for each, piece in zip(slices, pieces[1:], strict=True):
-                if not stop.is_set() and each.take("caller"):
+            for part, piece in zip(slices, pieces[1:], strict=True):
+                if not stop.is_set() and part.take("caller"):
                     copy(*piece, stop)
         except BaseException as error:
             errors.insert(0, error)
@@ -97,8 +97,8 @@ def _wait(slices: list[_Slice], errors: list[BaseException], stop: Event) -> Non
         try:
             if errors:
                 stop.set()
-            for each in slices:
-                each.wait()
+            for part in slices:
+                part.wait()
         except BaseException as error:
             errors.insert(0, error)
         else:

@@ -1,11 +1,34 @@
 """The command stream of one executor: records out, answers in, for all threads, without a thread of its own.
 
-A thread that waits for an answer becomes the leader: it reads, and passes the others their answers. When it has its
-own it wakes another waiter, which becomes the leader in turn. Sending never waits without reading, so that two full
-buffers cannot block each other.
+**The problem.** Every thread of the program sends records to the same executor, and any of them may wait for an
+answer. A reader thread would cost each call two switches between threads, and the interpreter's lock each time.
 
-Ctrl-C may come between any two steps of Python. Where a received or sent byte could be lost then, the steps are one
-chain of C calls (``any(map(...))``), between which no signal handler runs; and an answer may be handled twice.
+**The idea: leader and followers.** Each expected answer has a *gate*, a closed lock. A thread that waits tries to
+become the leader. The leader reads the socket and opens the gates of the answers that it receives, those of other
+threads included. When the leader has its own answer it opens the gate of one follower, which becomes the leader in
+turn. Only the leader reads, so answers stay in order; followers sleep on their own gates.
+
+    thread 1    expect(7)  post(7)  lead: recv ......... 9, 7 -> opens gate 9; done, wakes a follower
+    thread 2    expect(8)  post(8)  sleeps on gate 8 .................. woken, leads: recv ... 8
+    thread 3    expect(9)  post(9)  sleeps on gate 9 ..... open, returns
+
+**Records** go into the ring (`ring`) if the executor has one, otherwise through the socket. After a record is put
+into the ring, the sender reads whether the executor sleeps and if so sends one byte, the bell. The release of
+``_sending`` is the fence between the two steps: the executor announces that it sleeps before it looks at the ring a
+last time, so either it sees the record or the sender sees it asleep.
+
+**Invariants**
+
+- `expect` comes before `post`, so that no answer is lost; `discard` follows in every case.
+- A sender never waits without reading: while the ring or the socket is full it reads answers, unless another thread
+  is the leader. Otherwise two full buffers would block each other.
+- Once ``_error`` is set it never changes, and every later call raises it. `_end` wakes all followers.
+- ``sequence`` numbers are used once. Negative ones stand for waits that no record answers (`take_slot`).
+
+**What must never happen.** Ctrl-C may come between any two steps of Python. Where a received or sent byte could be
+lost in that moment, the steps are one chain of C calls (``any(map(...))``), between which no signal handler runs. A
+wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most _RECHECK_S,
+because waits are bounded. Handling an answer twice is harmless.
 """
 
 from __future__ import annotations
@@ -20,13 +43,18 @@ from typing import TYPE_CHECKING, Final
 
 from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, OUTPUT, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
-from pympsd_client._command_stream.answers import Answer, poison_if_flagged
-from pympsd_client._command_stream.device_output import DeviceOutput
+from pympsd_client._command_stream.answers import (
+    BRINGS_FD,
+    Answer,
+    DeviceOutput,
+    Faultable,
+    ReceivedFds,
+    report_fault,
+)
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._command_stream.received_fds import BRINGS_FD, ReceivedFds
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 
 if TYPE_CHECKING:
     from pympsd_client.native._launches import Writer
@@ -39,7 +67,9 @@ _SEND_BUFFER_BYTES: Final = 4 << 20
 """Requested, so that a burst of launches does not wait for the executor; the kernel may allow less."""
 _BELL: Final = b"\0"
 _ROOM_RECHECK_MS: Final = 1
-"""The executor does not announce room in a full ring; it takes many records in this time."""
+"""Room that no answer announces: in a full ring, of which the executor takes many records in this time, and a slot
+that another thread has copied out, while the waiting thread may be reading answers.
+"""
 _FULL_RECHECK_MS: Final = 50
 """While the executor takes no records another thread may stop reading answers; then this one reads them."""
 
@@ -157,11 +187,11 @@ class Transport:
         if self._error is not None:
             raise self._error.again()
 
-    def _read_until(self, wanted: int, limit_ms: int) -> None:
+    def _read_until(self, events_mask: int, limit_ms: int) -> None:
         leads = self._leading.acquire(blocking=False)
         try:
             poll = select.poll()
-            poll.register(self._socket, wanted | (select.POLLIN if leads else 0))
+            poll.register(self._socket, events_mask | (select.POLLIN if leads else 0))
             for _, events in poll.poll(limit_ms):
                 if leads and events & select.POLLIN:
                     self._receive(socket.MSG_DONTWAIT)
@@ -195,7 +225,7 @@ class Transport:
         self.wait(self._gates[sequence], lambda: sequence in self._answers)
         return self._answers[sequence]
 
-    def answered(self) -> tuple[int, ...]:
+    def list_answered(self) -> tuple[int, ...]:
         """Return the sequence numbers of the expected answers that have come and are not discarded."""
         return tuple(self._answers)
 
@@ -216,6 +246,36 @@ class Transport:
             for waiting, gate in tuple(self._gates.items()):
                 if waiting < 0:
                     _open(gate)
+
+    def take_slot(self, sequence: int, count: int, context: Faultable, kept: bool = False) -> int:
+        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait for room.
+
+        A thread that has kept slots must not wait: it calls ``staging.take`` instead.
+        """
+        offsets: list[int] = []
+
+        def has_room() -> bool:
+            if not offsets:  # called more than once during a wait; a slot is taken once
+                offset = self.staging.take(sequence, count, context, kept)
+                offsets.extend(() if offset is None else (offset,))
+            return bool(offsets)
+
+        if not has_room():
+            waiting = -sequence  # no record has a negative number: woken for every slot that is freed
+            gate = Lock()
+            gate.acquire()
+            self.expect(waiting, gate)
+            try:
+                self.wait(gate, has_room, _ROOM_RECHECK_MS)
+            finally:
+                self.discard(waiting)
+        return offsets[0]
+
+    def release_slot(self, sequence: int) -> None:
+        """Free a kept slot: now if its answer has come, else as soon as it does."""
+        self.staging.release_on_answer(sequence)
+        if sequence in self._answers:
+            self.free_slot(sequence)
 
     def wait(self, gate: Lock, ready: Callable[[], bool], recheck_ms: int | None = None) -> None:
         """Return when ``ready()``: as the leader, or woken through ``gate`` by the leader.
@@ -242,7 +302,7 @@ class Transport:
 
     def _lead(self, ready: Callable[[], bool], recheck_ms: int | None) -> None:
         while not ready() and self._error is None:
-            if not self._settle_received():
+            if not self._handle_received():
                 if recheck_ms is not None and not self._readable(recheck_ms):
                     continue
                 if self._ring is not None:
@@ -268,9 +328,9 @@ class Transport:
             return
         if len(self._received) == before:
             self._end("the executor has ended, server.log may say why")
-        self._settle_received()
+        self._handle_received()
 
-    def _settle_received(self) -> bool:
+    def _handle_received(self) -> bool:
         """Handle complete answers; return whether there was one."""
         received = self._received
         handled = False
@@ -287,17 +347,17 @@ class Transport:
             if opcode == OUTPUT | ANSWER:
                 self._output.keep(sequence, result, body, sequence in self._gates)
             else:
-                self._settle(sequence, (flags, result, body))
+                self._deliver(sequence, (flags, result, body))
             del received[:length]
             handled = True
         return handled
 
-    def _settle(self, sequence: int, answer: Answer) -> None:
+    def _deliver(self, sequence: int, answer: Answer) -> None:
         if (gate := self._gates.get(sequence)) is not None:
             self._answers[sequence] = answer
             _open(gate)
         if (slot := self.staging.slot_of(sequence)) is not None:
-            poison_if_flagged(slot.context, slot.serial, answer)
+            report_fault(slot.context, slot.context_id, answer)
             if not slot.kept:
                 self.free_slot(sequence)
 

@@ -11,7 +11,7 @@ from attrs import frozen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.ring import ring_of
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 from pympsd_client._command_stream.transport import Transport
 
 
@@ -21,14 +21,14 @@ class Device:
 
     number: int
     ordinal: int
-    facts: DeviceFacts
+    properties: DeviceFacts
 
 
 @frozen
 class Opened:
     """The properties of an opened context: sizes in bytes; priorities least and greatest."""
 
-    serial: int
+    context_id: int
     generation: int
     transport: Transport
     multiprocessors: int
@@ -51,7 +51,7 @@ class Connection(Protocol):
     ) -> Opened:
         """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
 
-    def close_context(self, device: Device, serial: int) -> None:
+    def close_context(self, device: Device, context_id: int) -> None:
         """Close it and free what it held; raise CudaError."""
 
     def check(self) -> None:

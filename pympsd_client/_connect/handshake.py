@@ -1,4 +1,26 @@
-"""The handshake with a daemon and the server that it grants: hello, grant, welcome."""
+"""The handshake with a daemon and the server that it grants: hello, grant, welcome.
+
+    this process                    daemon                          server
+    connect ----------------------> accept
+    check the owner's uid <-------- SO_PEERCRED, or a proof
+    ClientHello ------------------> queued until it is this user's turn
+                <------------------ SessionGranted with a socket --- the socket's other end
+    SessionWelcome <------------------------------------------------ devices, driver version
+
+The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an error of cuInit).
+
+**Invariants**
+
+- Nothing is sent before the daemon's owner is known. A daemon of an untrusted user would see and run this program's
+  work. Only root's and the process's own uid are trusted, or, in a user namespace that cannot show the uid, a
+  proof.
+- cuInit waits without limit: another user's turn may last for hours. After SILENT_WAIT_S a single warning names
+  what cuInit waits for.
+- A server may end between the grant and its welcome. That is `NotWelcomed`; the caller asks the daemon again,
+  MAX_GRANTS times at most.
+- A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
+  marks the reason as ``limited`` if the directory is, or may be, one of a server or namespace (`discovery`).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +33,14 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from pympsd.build import build_id
 from pympsd.channel import daemon_owner
 from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.channel.descriptors import close_all
+from pympsd.process.version import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import REQUIRE_MPS
-from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome, Versions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.conversation import Conversation, Ended
 from pympsd_client._connect.discovery import (
@@ -27,9 +48,10 @@ from pympsd_client._connect.discovery import (
     command_line,
     control_socket,
     hello_environment,
+    is_below_a_daemon,
     is_traced,
+    misspelt,
 )
-from pympsd_client._connect.pipe_directories import is_below_a_daemon, misspelt
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
@@ -37,12 +59,12 @@ SILENT_WAIT_S: Final = 10.0
 _WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
 """What a path says without a socket, or through a file."""
-GRANTS_LIMIT: Final = 6
+MAX_GRANTS: Final = 6
 """The number of servers that may end before their welcome; the daemon gives up after four and says why."""
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before the next of them: the daemon has to see the end of the last."""
 _FRAMES: Final = 7
-"""_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
+"""_receive_or_warn, request_session, _connect, initialize, cuInit (two), the program."""
 HIDDEN: Final = (errno.EACCES, errno.EPERM)
 """Errors of a socket that may be a namespace's for all this process can see."""
 
@@ -85,7 +107,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
             # The daemon would answer the same after a wait.
             return NoDaemon("this process runs under a debugger, for which there is no MPS server")
         daemon.send(hello)
-        answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
+        answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
         reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
         raise _no_connection(reason) from None
@@ -107,7 +129,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     """Wait for the welcome of a server; close the conversation and raise CudaError if it does not come."""
     try:
         what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
-        message, fds = _awaited(server, what, _FRAMES + 1)
+        message, fds = _receive_or_warn(server, what, _FRAMES + 1)
         close_all(fds)
         if isinstance(message, Refused):
             server.close()
@@ -121,7 +143,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     raise NotWelcomed(Result.ERROR_MPS_CONNECTION_FAILED, f"the MPS server: {reason}")
 
 
-def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
+def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
     """Receive what cuInit waits for; warn if it takes long.
 
     ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
@@ -178,11 +200,11 @@ def _hello(environment: Mapping[str, str]) -> ClientHello:
         command=command,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         environment=hello_environment(environment),
-        traced=_traced(),
+        traced=_is_being_traced(),
     )
 
 
-def _traced() -> bool:
+def _is_being_traced() -> bool:
     with open("/proc/self/status", "rb") as file:
         return is_traced(file.read())
 

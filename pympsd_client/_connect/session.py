@@ -1,8 +1,22 @@
-"""A session with an MPS server: contexts opened and closed, one command stream for each device."""
+"""A session with an MPS server: contexts opened and closed, one command stream for each device.
+
+A request names a number and is answered by a message with the same number. Requests go one at a time. An answer to
+a request that Ctrl-C interrupted may come before the one that is due: its command stream is kept (`Session._adopt`)
+and its context closed again (`Session._decline`).
+
+A server that ends may send the reason as a last message without a number. That reason is every later call's error.
+An executor that ends while its server stays means a fatal fault of its device.
+
+CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS (MPS
+documents, 2.3.2). C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
+minor: 3020. As in C, a leading number counts and the rest is ignored; a value without one is ignored.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from itertools import count
 from threading import RLock
 from typing import Any, Final
@@ -20,11 +34,32 @@ from pympsd.wire.messages import (
     SessionWelcome,
 )
 from pympsd_client._arguments.errors import CudaError, lost
-from pympsd_client._arguments.setting_reports import report_settings
+from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.api_version import check_api_version
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
+
+VARIABLE: Final = "CUDA_FORCE_API_VERSION"
+OLDEST: Final = 4000
+_NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
+
+
+def read_forced_version(text: str | None) -> int | None:
+    """Return the version that the variable's value asks for; None if it names none."""
+    match = _NUMBER.match(text or "")
+    return int(match[1]) if match is not None else None
+
+
+def check_api_version(environment: Mapping[str, str]) -> None:
+    """Raise NOT_SUPPORTED if the environment asks for an API from before CUDA 4.0."""
+    version = read_forced_version(environment.get(VARIABLE))
+    if version is not None and version < OLDEST:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"{VARIABLE}={version}: under MPS a context is made through the API of CUDA 4.0 ({OLDEST}) or later; "
+            "unset it",
+        )
+
 
 SERVER_END_S: Final = 0.5
 """Seconds within which an ending server closes its sessions and its executors' links, in any order."""
@@ -44,15 +79,15 @@ class Session:
         """
         self.per_context = per_context
         self._conversation: Final = conversation
-        self._asking: Final = RLock()
+        self._requesting: Final = RLock()
         self._number: Final = count(1).__next__
-        self._asked: Final[dict[int, Device]] = {}
+        self._requested: Final[dict[int, Device]] = {}
         self._transports: Final[dict[int, Transport]] = {}
         self._lost: CudaError | None = None
         self.driver_version: int = welcome.driver_version
         self.devices: tuple[Device, ...] = tuple(
-            Device(number, ordinal, facts)
-            for number, (ordinal, facts) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
+            Device(number, ordinal, properties)
+            for number, (ordinal, properties) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
         )
 
     def open_context(
@@ -64,9 +99,9 @@ class Session:
             # Without room in this process the descriptors would be lost in transit.
             require_room(_STREAM_FDS)
         percentage = _percentage_now() if self.per_context else None
-        with self._asking:
+        with self._requesting:
             number = self._number()
-            self._asked[number] = device
+            self._requested[number] = device
             answer = self._ask(OpenContext(number, device.number, flags, percentage, affinity, partition), number)
             if not isinstance(answer, ContextOpened):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
@@ -77,7 +112,7 @@ class Session:
                 # The executor has ended meanwhile, but not the server.
                 raise transport.error.again()
         return Opened(
-            serial=answer.context,
+            context_id=answer.context,
             generation=answer.generation,
             transport=transport,
             multiprocessors=answer.multiprocessors,
@@ -85,11 +120,11 @@ class Session:
             stream_priorities=answer.stream_priorities,
         )
 
-    def close_context(self, device: Device, serial: int) -> None:
+    def close_context(self, device: Device, context_id: int) -> None:
         """Ask the server to close a context; return when its resources are free."""
-        with self._asking:
+        with self._requesting:
             number = self._number()
-            answer = self._ask(CloseContext(request=number, context=serial), number)
+            answer = self._ask(CloseContext(request=number, context=context_id), number)
             if not isinstance(answer, ContextClosed):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextClosed was due")
 
@@ -115,7 +150,7 @@ class Session:
 
     def _adopt(self, answer: object, fds: tuple[int, ...]) -> None:
         """Keep the command stream that came with an answer, even one to a request that Ctrl-C ended."""
-        device = self._asked.pop(getattr(answer, "request", 0), None)
+        device = self._requested.pop(getattr(answer, "request", 0), None)
         if not fds:
             return
         if not isinstance(answer, ContextOpened) or device is None or len(fds) != 2:
@@ -137,8 +172,8 @@ class Session:
 
     def _gone(self, reason: str) -> CudaError:
         if self._lost is None:
-            said = self._last_message()
-            self._lost = said or lost(f"the MPS server: {reason}; end this process and start it again")
+            message = self._last_message()
+            self._lost = message or lost(f"the MPS server: {reason}; end this process and start it again")
             if self._conversation.over:
                 # Its contexts are gone with it, though executors may live on for a moment.
                 for transport in tuple(self._transports.values()):
@@ -147,7 +182,7 @@ class Session:
 
     def _last_message(self) -> CudaError | None:
         """Return what the server has said before it ended, if it did; a thread that asks reads it itself."""
-        if self._asking.acquire(blocking=False):
+        if self._requesting.acquire(blocking=False):
             try:
                 while True:
                     answer, fds = self._conversation.receive(timeout=0)
@@ -157,7 +192,7 @@ class Session:
             except (Ended, OSError):  # TimeoutError among them
                 pass
             finally:
-                self._asking.release()
+                self._requesting.release()
         return None
 
     def check(self) -> None:

@@ -1,8 +1,15 @@
-"""Parameters of nodes: read from the driver API's structures into work, and written back."""
+"""Parameters of nodes: read from the driver API's structures into work, and written back.
+
+For each type of node there is a reader (``..._at``: from a structure in memory) and a writer (``..._bytes``). The
+readers make the same checks as the functions that do the work immediately. What a written structure points to
+(arrays of parameters, of operations, of graphs) is kept by the work, and is valid until the node is changed or
+destroyed.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -10,17 +17,18 @@ from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd.wire.launch_flags import MOST
+from pympsd.wire.ring_layout import MOST
 from pympsd_client._api import stream_memory
+from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
+from pympsd_client._arguments.copy_structs import Copy3D, copy_at, copy_bytes
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.kernel_parameters import flat
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION, COOPERATIVE, HINTS, name_of, not_there
-from pympsd_client._arguments.structs import Copy3D
+from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._arguments.values import InMemory
+from pympsd_client._command_stream.kernel_parameters import flat
 from pympsd_client._graphs import graph as graphs
-from pympsd_client._graphs import memory
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph
 from pympsd_client._graphs.work import (
@@ -40,13 +48,74 @@ from pympsd_client._graphs.work import (
     WaitWork,
 )
 from pympsd_client._objects import host_function
+from pympsd_client._objects.code.launch import check_shape
 from pympsd_client._objects.code.library import function_of
-from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
+from pympsd_client._objects.context import Context, context_of, context_on, current
 from pympsd_client._objects.event import events
-from pympsd_client._objects.launch import checked_shape
-from pympsd_client._objects.memory import check_fill, owner
-from pympsd_client._objects.occupancy import check_cluster, check_cooperative
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.memory.allocations import check_fill, owner
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.pools import graph_memory
+from pympsd_client._objects.pools.pool import PoolKind
+from pympsd_client._objects.process import process
+
+_DEVICE: Final = 1
+"""A CUmemLocationType."""
+_MAX_ACCESSES: Final = 1 << 10
+
+
+def allocation_at(address: int) -> AllocateWork:
+    """Return the work of a CUDA_MEM_ALLOC_NODE_PARAMS in memory, and write the address of the new memory there.
+
+    As of a pool, it is memory of a device, managed, or of the host; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
+    """
+    raw = structs.AllocationParameters.from_address(address)
+    location = Location(raw.locationType, raw.locationId)
+    kind, _ = kind_of(location, raw.allocType)
+    if raw.handleTypes:
+        reason = "the memory of a graph cannot be exported: handleTypes is CU_MEM_HANDLE_TYPE_NONE"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    context = context_on(process.device(location.id).ordinal) if location.type == _DEVICE else current()
+    if raw.accessDescCount > _MAX_ACCESSES:
+        raise invalid_value(f"{raw.accessDescCount} access descriptions")
+    size = structs.ACCESS_BYTES * raw.accessDescCount
+    accesses = ctypes.string_at(raw.accessDescs, size) if raw.accessDescs else b""
+    for at in range(0, len(accesses), structs.ACCESS_BYTES):
+        access_kind, number, _ = struct.unpack_from("=iii", accesses, at)
+        if (access_kind, number) != (_DEVICE, context.device.number):
+            raise CudaError(Result.ERROR_NOT_SUPPORTED, "no other device can reach the memory of a graph")
+    properties = ctypes.string_at(address, structs.AllocationParameters.accessDescs.offset)
+    work = AllocateWork(graph_memory.allocate(raw.bytesize, context, kind), properties, accesses)
+    raw.dptr = work.allocation.handle
+    return work
+
+
+def allocation_work(size: int, context: Context, kind: PoolKind) -> AllocateWork:
+    """Return the work of an allocation as from a pool, as a capturing stream makes it."""
+    head = struct.pack("=iiii", kind.allocation_type, 0, kind.location.type, kind.location.id)
+    properties = head.ljust(structs.AllocationParameters.accessDescs.offset, b"\0")
+    return AllocateWork(graph_memory.allocate(size, context, kind), properties, b"")
+
+
+def allocation_bytes(work: AllocateWork) -> bytes:
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
+    count = len(work.accesses) // structs.ACCESS_BYTES
+    return work.properties + struct.pack("=QQQQ", work.array, count, work.allocation.size, work.allocation.handle)
+
+
+def free_work(graph: Graph, address: int) -> FreeWork:
+    """Return the work of freeing memory of a graph; INVALID_VALUE for any other, or if the graph frees it already."""
+    nodes = works.all_nodes(graph).values()
+    if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
+        raise invalid_value(f"the graph frees {address:#x} already")
+    owned = any(isinstance(node.work, AllocateWork) and node.work.allocation.handle == address for node in nodes)
+    if not owned and not any(
+        isinstance(node.work, AllocateWork) and node.work.allocation.handle == address
+        for node in tuple(graphs.nodes.values())
+    ):
+        raise invalid_value(f"{address:#x} is not memory of an allocation node")
+    return FreeWork(address)
+
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
 """CUgraphChildGraphNodeOwnership."""
@@ -79,7 +148,7 @@ def kernel_at(address: int) -> KernelWork:
     function.context.usable()
     values = flat(function.layout, InMemory(raw.kernelParams), raw.extra)
     kernel = 0 if function.handle == (raw.func or raw.kern) else raw.func or raw.kern
-    return KernelWork(function, checked_shape(function, shape), values, kernel=kernel)
+    return KernelWork(function, check_shape(function, shape), values, kernel=kernel)
 
 
 def kernel_bytes(work: KernelWork) -> bytes:
@@ -96,11 +165,13 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
     if number == CLUSTER_DIMENSION and any(value):
-        made = evolve(work, attributes={**work.attributes, number: value})
-        if not all(1 <= size <= MOST for size in made.cluster):
-            raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {made.cluster}")
-        check_cluster(made.function, made.shape, made.cluster)
-        return made
+        clustered = evolve(work, attributes={**work.attributes, number: value})
+        if not all(1 <= size <= MOST for size in clustered.cluster):
+            raise CudaError(
+                Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {clustered.cluster}"
+            )
+        check_cluster(clustered.function, clustered.shape, clustered.cluster)
+        return clustered
     if name_of(number) not in HINTS and any(value):
         those = f"COOPERATIVE and CLUSTER_DIMENSION, and takes the hints {', '.join(sorted(HINTS))}"
         raise not_there(name_of(number), those)
@@ -110,13 +181,13 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
 # --- copies and fills
 
 
-def checked_copy(copy: Copy3D, context: int) -> CopyWork:
+def check_copy(copy: Copy3D, context: int) -> CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
     its_context = _context(context)
-    found = regions(copy, its_context)
-    if found is None:
+    checked = regions(copy, its_context)
+    if checked is None:
         raise invalid_value("the copy has no bytes; width, height and depth are at least 1")
-    for region in found[:2]:
+    for region in checked[:2]:
         if not region.is_host:
             owner(region.address)
     return CopyWork(copy, its_context)
@@ -155,15 +226,15 @@ def batch_at(address: int) -> BatchWork:
         raise invalid_value(f"paramArray is NULL, and {raw.count} operations are said to be there")
     context = _context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
-    parts = [part for one in operations for part in _parts(stream_memory.read(one), context)]
+    parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
     return BatchWork(tuple(operations), tuple(parts), context)
 
 
 def _parts(of: stream_memory.Operation, context: Context) -> list[KernelWork | FillWork]:
-    given = (of.address, of.value, of.size, of.flags)
+    fields = (of.address, of.value, of.size, of.flags)
     if not of.waits:
-        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*given)]
-    kernel, values = stream_memory.waiting(*given)
+        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
+    kernel, values = stream_memory.waiting(*fields)
     function = kernel.function_in(context)
     return [KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
 
@@ -190,7 +261,7 @@ def host_bytes(work: HostWork) -> bytes:
     return bytes(structs.HostParameters(work.address, work.data))
 
 
-def known_event(handle: int) -> int:
+def require_event(handle: int) -> int:
     """Return the handle of an event; raise INVALID_HANDLE for any other."""
     return events.find(handle).handle
 
@@ -228,11 +299,11 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    if condition is None or not any(condition.graph is each for each in _with_outer(graph)):
+    if condition is None or not any(condition.graph is outer for outer in _with_outer(graph)):
         raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph, nor of one that it is in")
-    most = _BODIES.get(raw.type, 0)
-    if not 1 <= raw.size <= most:
-        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {most} bodies, not {raw.size}")
+    max_bodies = _BODIES.get(raw.type, 0)
+    if not 1 <= raw.size <= max_bodies:
+        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {max_bodies} bodies, not {raw.size}")
     work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
     raw.phGraph_out = work.array
     return work
@@ -250,17 +321,17 @@ def conditional_bytes(work: ConditionalWork) -> bytes:
 
 def _copy_any(address: int) -> CopyWork:
     raw = structs.CopyParameters.from_address(address)
-    return checked_copy(structs.copy_3d_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
+    return check_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
 
 
 def _event_at(address: int) -> int:
-    return known_event(structs.EventParameters.from_address(address).event)
+    return require_event(structs.EventParameters.from_address(address).event)
 
 
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
     NodeType.KERNEL: kernel_at,
     NodeType.MEMCPY: _copy_any,
-    NodeType.MEM_ALLOC: memory.node_at,
+    NodeType.MEM_ALLOC: allocation_at,
     NodeType.MEMSET: lambda address: fill_at(address, structs.FillParametersWithContext.from_address(address).ctx),
     NodeType.BATCH_MEM_OP: batch_at,
     NodeType.HOST: host_at,
@@ -280,13 +351,12 @@ def any_at(graph: Graph, address: int) -> Any:
     if kind == NodeType.CONDITIONAL:
         return conditional_at(graph, at)
     if kind == NodeType.MEM_FREE:
-        return memory.free_of(graph, ctypes.c_uint64.from_address(at).value)
+        return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have graph nodes of type {kind} yet; it has {', '.join(one.name for one in NodeType)}",
-        )
+        known = ", ".join(node_type.name for node_type in NodeType)
+        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {known}"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     return read(at)
 
 
@@ -302,7 +372,7 @@ def _any_bytes(work: Any) -> bytes:
             return kernel_bytes(work)
         case CopyWork():
             head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")
-            return head + structs.copy_bytes(work.copy)
+            return head + copy_bytes(work.copy)
         case FillWork():
             return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
         case BatchWork():
@@ -316,7 +386,7 @@ def _any_bytes(work: Any) -> bytes:
         case ConditionalWork():
             return conditional_bytes(work)
         case AllocateWork():
-            return memory.node_bytes(work)
+            return allocation_bytes(work)
         case FreeWork():
             return work.address.to_bytes(8, "little")
     return b""

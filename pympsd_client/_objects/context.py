@@ -1,7 +1,30 @@
-"""Contexts: one client context of an executor, its sticky error, and the objects that belong to it."""
+"""Contexts, their sticky errors, and what each thread has for itself: its context stack and its per-thread streams.
+
+A `Context` is the client's side of one context of an executor. It may be closed and opened again under the same
+handle, as primary contexts are; ``id`` is the executor's id of the context that is open now. Objects belong to a
+context and are dropped with it: modules that keep such objects append a function to `when_closed`.
+
+**Sticky errors.** After a fault every call in the context returns the same error. The fault arrives in one of three
+ways: an answer carries FLAG_POISONED; an answer to another thread's record does; or a *pulse* detects it. A program
+that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
+than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
+
+**Invariants**
+
+- `Context.usable` is the first step of every call: it raises the sticky error, or returns the open context's
+  properties.
+- A fault is reported with the id under which it happened, and ignored if the context was closed or reopened since.
+- Every change of the sticky error also drops the plans of the launch cache (`launch_cache.invalidate`).
+- `Context.close` may be called again by what it drops (a finalizer), so its lock is reentrant.
+
+**Waiting.** Memory pools reuse memory once a stream is known to have reached a point. So a call that waits for a
+stream encloses the wait in `waiting`, which calls the functions in `before_waiting` and, after the wait, what they
+returned.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +41,37 @@ from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._connect.connection import Connection, Device, Opened
-from pympsd_client._objects.thread_local import this_thread
+
+
+class ThreadStreams:
+    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts' serials.
+
+    When the thread ends they are handed to their contexts, which destroy them with their next stream: a
+    destructor is no place for a send that might block.
+    """
+
+    def __init__(self) -> None:
+        self.handles: dict[tuple[Context, int], int] = {}
+
+    def __del__(self) -> None:
+        for (context, context_id), handle in self.handles.items():
+            if context.id == context_id:
+                context.ended_threads_streams.append(handle)
+
+
+class _ThreadState(threading.local):
+    """One instance's attributes are this thread's own."""
+
+    def __init__(self) -> None:
+        self.stack: list[Context] = []
+        """Contexts current to this thread, the last one on top (CUDA driver API, Context Management)."""
+        self.streams = ThreadStreams()
+        self.in_host_function = False
+        """Whether this thread runs a host function just now, in which CUDA calls are not permitted."""
+
+
+this_thread: Final = _ThreadState()
+
 
 _count = count(FIRST_HANDLE).__next__
 _PULSE_RECORDS: Final = 64
@@ -46,7 +99,7 @@ What it returns is called after the wait, with whether it was successful.
 @contextmanager
 def waiting(context: Context, stream: int | None) -> Iterator[None]:
     """Enclose a call that waits for a stream of a context, or for all of them."""
-    afterwards = [after for each in before_waiting if (after := each(context, stream)) is not None]
+    afterwards = [after for prepare in before_waiting if (after := prepare(context, stream)) is not None]
     done = False
     try:
         yield
@@ -71,7 +124,7 @@ class Context:
         self.partition: Final = partition
         self.primary: Final = primary
         self.handle: Final = new_handle()
-        self.serial = 0
+        self.id = 0
         self.opened: Opened | None = None
         self.ended_threads_streams: deque[int] = deque()
         """Per-thread streams of threads that have ended."""
@@ -80,7 +133,7 @@ class Context:
         self._unwatched = 0
         """Records without an answer since the last pulse."""
         self._pulse_due = 0.0
-        self._asked: tuple[int, int] | None = None
+        self._watched_record: tuple[int, int] | None = None
         """The serial and sequence number of a record whose answer is looked for."""
         self.settings: Final[dict[str, int]] = {}
         """Limits and preferences that were set."""
@@ -95,7 +148,7 @@ class Context:
         with self._changing:
             if self.opened is None:
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
-                self.serial = self.opened.serial
+                self.id = self.opened.context_id
                 self._sticky_error = None
                 for call in when_opened:
                     call(self)
@@ -122,7 +175,7 @@ class Context:
                     for drop in when_closed:
                         drop(self)
                 finally:
-                    connection.close_context(self.device, opened.serial)
+                    connection.close_context(self.device, opened.context_id)
 
     @property
     def active(self) -> bool:
@@ -141,12 +194,12 @@ class Context:
             raise (error or _not_open()).again()
         return opened
 
-    def poison(self, serial: int, code: int, reason: str) -> None:
+    def fault(self, context_id: int, code: int, reason: str) -> None:
         """Poison the context after a fault: from now on every call in it fails at once with this error.
 
-        ``serial`` identifies the context at the time of the fault; no effect if it was closed or reopened since.
+        ``context_id`` identifies the context at the time of the fault; no effect if it was closed or reopened since.
         """
-        if self._sticky_error is None and serial == self.serial:
+        if self._sticky_error is None and context_id == self.id:
             try:
                 self._sticky_error = CudaError(code, reason or "an earlier fault poisoned this context")
             finally:
@@ -156,7 +209,7 @@ class Context:
         """Fail every use of it with this error: in a forked child, and at the end of the process."""
         self._sticky_error = error
 
-    def mint(self) -> int:
+    def allocate_handle(self) -> int:
         """Return a handle that no other object of this process has, of this executor's generation."""
         return (self.usable().generation << GENERATION_SHIFT) | _count()
 
@@ -166,7 +219,7 @@ class Context:
         """Send a record without an answer."""
         opened = self.usable()
         self.pulse(opened)
-        opened.transport.post(operation.record(opened.serial, opened.transport.sequence(), *operands))
+        opened.transport.post(operation.record(opened.context_id, opened.transport.sequence(), *operands))
 
     def pulse(self, opened: Opened, now: bool = False) -> None:
         """See whether a fault has ended the context, without waiting; raise its error.
@@ -182,18 +235,18 @@ class Context:
             return
         self._unwatched, self._pulse_due = 0, moment + _PULSE_S
         transport = opened.transport
-        asked = self._asked
-        if asked is None or asked[0] != opened.serial:
-            self._asked = opened.serial, transport.sequence()
-            sequence = self._asked[1]
+        watched = self._watched_record
+        if watched is None or watched[0] != opened.context_id:
+            self._watched_record = opened.context_id, transport.sequence()
+            sequence = self._watched_record[1]
             transport.expect(sequence)
-            record = operations.MEMORY_INFO.record(opened.serial, sequence, flags=FLAG_QUIET)
+            record = operations.MEMORY_INFO.record(opened.context_id, sequence, flags=FLAG_QUIET)
             transport.post(record, urgent=True)
             return
-        answer = transport.poll(asked[1])
+        answer = transport.poll(watched[1])
         if answer is not None:
-            self._asked = None
-            transport.discard(asked[1])
+            self._watched_record = None
+            transport.discard(watched[1])
             if answer[0] & FLAG_POISONED:
                 self.judge(opened, answer)
 
@@ -201,7 +254,7 @@ class Context:
         """Send a record, wait for its answer, return the operands and tail; raise CudaError."""
         opened = self.usable()
         sequence = opened.transport.sequence()
-        record = operation.record(opened.serial, sequence, *operands)
+        record = operation.record(opened.context_id, sequence, *operands)
         return self.judge(opened, opened.transport.call(sequence, record))
 
     def judge(self, opened: Opened, answer: Answer) -> bytes:
@@ -211,7 +264,7 @@ class Context:
             return body
         reason = body.decode("utf-8", "replace")
         if flags & FLAG_POISONED:
-            self.poison(opened.serial, result, reason)
+            self.fault(opened.context_id, result, reason)
         raise CudaError(result, reason)
 
     def synchronize(self) -> None:
@@ -229,10 +282,10 @@ def _not_open() -> CudaError:
 
 def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
-    found = contexts.get(handle)
-    if found is None:
+    context = contexts.get(handle)
+    if context is None:
         raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no context of this process")
-    return found
+    return context
 
 
 def current() -> Context:
@@ -243,15 +296,14 @@ def current() -> Context:
             Result.ERROR_INVALID_CONTEXT,
             "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
         )
-    context: Context = stack[-1]
-    return context
+    return stack[-1]
 
 
 def current_on_device_with(attribute: str, problem: str) -> Context:
     """Return the current context, which is usable; NOT_SUPPORTED, for ``problem``, if this device attribute is 0."""
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get(attribute):
+    if not context.device.properties.attributes.get(attribute):
         raise CudaError(Result.ERROR_NOT_SUPPORTED, problem)
     return context
 
@@ -263,8 +315,8 @@ def context_on(ordinal: int) -> Context:
     """
     if this_thread.stack and current().device.ordinal == ordinal:
         return current()
-    if (found := usable_on(ordinal)) is not None:
-        return found
+    if (context := usable_on(ordinal)) is not None:
+        return context
     raise CudaError(
         Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"
     )

@@ -13,12 +13,11 @@ from threading import Event
 from attrs import frozen
 
 from pympsd.wire.records import FLAG_QUIET
-from pympsd_client._arguments.structs import linear_copy
+from pympsd_client._arguments.copy_structs import linear_copy
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
-from pympsd_client._command_stream.staging_slots import release_slot, take_slot
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
@@ -37,8 +36,8 @@ class Piece:
 
 
 def _linear(operation: Operation, size: int, *operands: int) -> Recorder:
-    def record(serial: int, sequence: int, offset: int, flags: int) -> bytes:
-        return operation.record(serial, sequence, *operands, offset, size, flags=flags)
+    def record(context_id: int, sequence: int, offset: int, flags: int) -> bytes:
+        return operation.record(context_id, sequence, *operands, offset, size, flags=flags)
 
     return record
 
@@ -63,7 +62,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     ):
         return
     threads = thread_count(count)
-    limit = opened.transport.staging.limit_for(threads)
+    limit = opened.transport.staging.max_slot_bytes_for(threads)
 
     def send(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
@@ -86,11 +85,11 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
     try:
         for piece in pieces:
             sequence = transport.sequence()
-            offset = _filled_slot(transport, context, sequence, piece)
+            offset = _fill_slot(transport, context, sequence, piece)
             if wait:
                 transport.expect(sequence)
                 sent.append(sequence)
-            transport.post(piece.record(opened.serial, sequence, offset, flags))
+            transport.post(piece.record(opened.context_id, sequence, offset, flags))
         for sequence in sent:
             context.judge(opened, transport.answer(sequence))
     finally:
@@ -98,9 +97,9 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
             transport.discard(sequence)
 
 
-def _filled_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
+def _fill_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
     """Return the offset of a slot that holds a piece's bytes."""
-    offset = take_slot(transport, sequence, piece.size, context)
+    offset = transport.take_slot(sequence, piece.size, context)
     try:
         piece.move(transport.staging.address + offset)
     except BaseException:  # Ctrl-C: no record will be sent for it
@@ -110,7 +109,7 @@ def _filled_slot(transport: Transport, context: Context, sequence: int, piece: P
 
 
 @frozen
-class _Asked:
+class _PendingPiece:
     """A piece on its way from the device: the offset in the staging memory at which it will lie."""
 
     sequence: int
@@ -129,7 +128,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     ):
         return
     threads = thread_count(count)
-    limit = opened.transport.staging.limit_for(threads)
+    limit = opened.transport.staging.max_slot_bytes_for(threads)
 
     def fetch(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
@@ -144,43 +143,43 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
         copy_in_parallel(count, threads, fetch)
 
 
-def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most: int) -> None:
-    """Copy pieces to the host, at most ``most`` under way at once, so that every thread has some."""
+def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_pending: int) -> None:
+    """Copy pieces to the host, at most ``max_pending`` under way at once, so that every thread has some."""
     transport = opened.transport
-    asked: deque[_Asked] = deque()
+    pending: deque[_PendingPiece] = deque()
     try:
         for piece in pieces:
-            if len(asked) == most:
-                _copy_out(context, opened, asked)
+            if len(pending) == max_pending:
+                _copy_out(context, opened, pending)
             sequence = transport.sequence()
             offset = transport.staging.take(sequence, piece.size, context, kept=True)
-            while offset is None and asked:  # our own slots first: a thread never waits while it keeps some
-                _copy_out(context, opened, asked)
+            while offset is None and pending:  # our own slots first: a thread never waits while it keeps some
+                _copy_out(context, opened, pending)
                 offset = transport.staging.take(sequence, piece.size, context, kept=True)
             if offset is None:
-                offset = take_slot(transport, sequence, piece.size, context, kept=True)
-            asked.append(_Asked(sequence, offset, piece))
+                offset = transport.take_slot(sequence, piece.size, context, kept=True)
+            pending.append(_PendingPiece(sequence, offset, piece))
             transport.expect(sequence)
-            transport.post(piece.record(opened.serial, sequence, offset, 0))
-        while asked:
-            _copy_out(context, opened, asked)
+            transport.post(piece.record(opened.context_id, sequence, offset, 0))
+        while pending:
+            _copy_out(context, opened, pending)
     finally:
         # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
-        for slot in asked:
+        for slot in pending:
             _release(transport, slot.sequence)
 
 
-def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
+def _copy_out(context: Context, opened: Opened, pending: deque[_PendingPiece]) -> None:
     """Wait for the first piece that was asked for, and copy it to where it belongs."""
-    slot, transport = asked[0], opened.transport
+    slot, transport = pending[0], opened.transport
     context.judge(opened, transport.answer(slot.sequence))
     slot.piece.move(transport.staging.address + slot.offset)
     _release(transport, slot.sequence)
-    asked.popleft()
+    pending.popleft()
 
 
 def _release(transport: Transport, sequence: int) -> None:
-    release_slot(transport, sequence)
+    transport.release_slot(sequence)
     transport.discard(sequence)
 
 
@@ -198,12 +197,12 @@ def upload(context: Context, operation: Operation, handle: int, data: bytes) -> 
     """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
     opened = context.usable()
     transport = opened.transport
-    held = ctypes.create_string_buffer(data, len(data))
-    for start, size in _chunks(0, len(data), transport.staging.slot_limit):
+    buffer = ctypes.create_string_buffer(data, len(data))
+    for start, size in _chunks(0, len(data), transport.staging.max_slot_bytes):
         sequence = transport.sequence()
-        piece = _from_host(ctypes.addressof(held) + start, size, _linear(operation, size, handle))
-        offset = _filled_slot(transport, context, sequence, piece)
-        record = piece.record(opened.serial, sequence, offset, 0)
+        piece = _from_host(ctypes.addressof(buffer) + start, size, _linear(operation, size, handle))
+        offset = _fill_slot(transport, context, sequence, piece)
+        record = piece.record(opened.context_id, sequence, offset, 0)
         context.judge(opened, transport.call(sequence, record))
 
 
@@ -211,7 +210,7 @@ def between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
     """Copy device memory to another device, staged here; returns when the bytes have been copied."""
-    limit = source[0].usable().transport.staging.slot_limit
+    limit = source[0].usable().transport.staging.max_slot_bytes
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
     for offset, size in _chunks(0, count, limit):

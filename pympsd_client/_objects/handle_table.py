@@ -1,4 +1,4 @@
-"""The objects of this process by handle: a table for each kind, which loses what a closed context owned."""
+"""Tables of the program's objects by handle, one for each kind; a table loses what a closed context owned."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class HandleTable(Generic[T]):
 
     def find(self, handle: int) -> T:
         """Return the object of a handle; raise INVALID_HANDLE."""
-        found = self._objects.get(handle)
-        if found is None:
+        owned = self._objects.get(handle)
+        if owned is None:
             current().usable()
             raise invalid_handle(f"{handle:#x} is no {self._noun} of this process ({self._why_missing})")
-        return found
+        return owned
 
     def remove(self, handle: int) -> T | None:
         """Take an object out; return it, or None where there was none."""

@@ -12,9 +12,8 @@ from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, current, waiting
+from pympsd_client._objects.context import Context, current, this_thread, waiting
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.thread_local import this_thread
 
 NON_BLOCKING: Final = 1
 LEGACY: Final = (0, 1)
@@ -41,14 +40,14 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     """Make a stream; raise CudaError."""
     if flags & ~NON_BLOCKING:
         raise invalid_value(f"stream flags are CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
-    least, greatest = context.usable().stream_priorities
-    clamped = max(min(priority, least), greatest)
+    lowest, greatest = context.usable().stream_priorities
+    clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:
-        ended = context.ended_threads_streams.popleft()
+        ended_stream = context.ended_threads_streams.popleft()
         for act in before_destroying:
-            act(context, ended)
-        context.post(operations.DESTROY_STREAM, ended)
-    handle = context.mint()
+            act(context, ended_stream)
+        context.post(operations.DESTROY_STREAM, ended_stream)
+    handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
 
@@ -75,11 +74,11 @@ def resolve(handle: int) -> tuple[Context, int]:
 
 
 def _per_thread(context: Context) -> tuple[Context, int]:
-    key = (context, context.serial)
-    own = this_thread.streams.handles.get(key)
-    if own is None:
-        own = this_thread.streams.handles[key] = create(context, 0, 0).handle
-    return context, own
+    key = (context, context.id)
+    handle = this_thread.streams.handles.get(key)
+    if handle is None:
+        handle = this_thread.streams.handles[key] = create(context, 0, 0).handle
+    return context, handle
 
 
 def query(handle: int) -> None:

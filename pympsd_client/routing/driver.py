@@ -14,14 +14,14 @@ from pympsd_client._api.entry_point import is_as_given, not_permitted, output_wr
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import at
 from pympsd_client._command_stream.launch_cache import when_invalidated
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.native import _entry_points
-from pympsd_client.routing import c_types
+from pympsd_client.routing import c_types, special
 from pympsd_client.routing.explain import refusing, result_of
-from pympsd_client.routing.special import SPECIAL
+from pympsd_client.routing.pointers import signatures
 from pympsd_client.routing.structures import interned, packed, read, read_later, write
-from pympsd_client.routing.versions import adapted, arranged, row_of
+from pympsd_client.routing.versions import adapted, arranged, newest, row_of
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 Resolved = tuple[Any, ...]
@@ -50,12 +50,12 @@ def resolve(name: str, signature: str) -> Resolved:
     """Return the function behind an entry point, and the format of its parameters."""
     types = c_types.parameters(signature)
     row = row_of(name, types, SIGNATURES)
-    special = SPECIAL.get(name if row is None else row.name)
+    by_hand = special.resolve(name if row is None else row.name)
     if row is None:
-        return (refusing(name), "") if special is None else special()
+        return by_hand or (refusing(name), "")
     parameters = _variants(row, types) if row.calling is Calling.VARIANTS else arranged(row, types)
-    if special is not None:
-        function, format = special()
+    if by_hand is not None:
+        function, format = by_hand
         if len(types) < len(row.parameters):
             codes = dict(zip(row.parameters, format, strict=True))
             return adapted(function, row.parameters, parameters), "".join(codes[one] for one in parameters)
@@ -192,3 +192,16 @@ def _shown(value: str, parameter: Parameter, type: str) -> str:
     if pointee in c_types.STRUCTURES:
         return f"_write({pointee!r}, {value})"
     return value
+
+
+class _Calls:
+    """The driver's functions by name, for the runtime: with C's inputs, returning the outputs, raising CudaError."""
+
+    def __getattr__(self, name: str) -> Any:
+        installed = newest(name, SIGNATURES[name], signatures)
+        function, *_ = resolve(installed, signatures[installed])
+        setattr(self, name, function)
+        return function
+
+
+api: Final = _Calls()

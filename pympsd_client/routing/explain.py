@@ -8,9 +8,8 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.entry_point import exhausted
-from pympsd_client._arguments.errors import CudaError, failed
-from pympsd_client._arguments.explanations import explain
-from pympsd_client._arguments.setting_reports import is_on
+from pympsd_client._arguments.errors import CudaError, failed, result_name
+from pympsd_client._arguments.explanations import explain, is_on
 
 _BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
 """Results of programs that run on a GPU."""
@@ -36,7 +35,7 @@ def result_of(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
     known = _as_cuda_error(error)
     failed(known, 0)
-    explain(name, known.code, known.reason, is_lacking=known.code in _BY_PYMPSD)
+    explain(name, result_name(known.code), known.reason, is_lacking=known.code in _BY_PYMPSD)
     if is_on() and error is not None and known.code == Result.ERROR_UNKNOWN:
         traceback.print_exception(error)
     return known.code

@@ -89,7 +89,7 @@ class _Loader(Loader):
         if _leads_the_drivers_server():
             import os
 
-            from pympsd_client._arguments.setting_reports import report_settings
+            from pympsd_client._arguments.explanations import report_settings
 
             report_settings(os.environ)
         else:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_client._call_trace import traced
+from pympsd_client._api.call_trace import traced
 from pympsd_client.native import _entry_points
 
 
@@ -35,15 +35,15 @@ LIBRARIES: Final = {
         unless=frozenset({"cudaRuntimeGetVersion", "getLocalRuntimeVersion"}),
     ),
     "cuda.bindings.cynvrtc": Library(
-        "pympsd_client.routing.nvrtc",
+        "pympsd_client.routing.compilers",
         "nvrtcResult",
         frozenset({"nvrtcCompileProgram", "nvrtcDestroyProgram", "nvrtcGetCUBIN", "nvrtcGetCUBINSize"}),
     ),
     "cuda.bindings.cynvfatbin": Library(
-        "pympsd_client.routing.nvfatbin", "nvFatbinResult", frozenset({"nvFatbinAddCubin"})
+        "pympsd_client.routing.compilers", "nvFatbinResult", frozenset({"nvFatbinAddCubin"})
     ),
     "cuda.bindings.cynvjitlink": Library(
-        "pympsd_client.routing.nvjitlink",
+        "pympsd_client.routing.compilers",
         "nvJitLinkResult",
         frozenset(
             {

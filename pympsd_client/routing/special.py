@@ -1,4 +1,7 @@
-"""Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions."""
+"""Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions.
+
+Those that get or give values at addresses are in `by_address`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,12 @@ from pympsd_client import driver
 from pympsd_client._api import stream as streams
 from pympsd_client._api.entry_point import not_permitted
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value, last_error
-from pympsd_client._arguments.explanations import explain
-from pympsd_client._arguments.setting_reports import is_on
+from pympsd_client._arguments.errors import CudaError, invalid_value, last_error, result_name
+from pympsd_client._arguments.explanations import explain, is_on
 from pympsd_client._arguments.values import check_count
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
-from pympsd_client.routing import coredumps, graphs, memory, resources
+from pympsd_client.routing import by_address
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES
 
@@ -30,17 +32,12 @@ _ATTRIBUTE_BYTES: Final = 72
 _NO_SYMBOL: Final = 1
 """CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND"""
 
-
-def _launch() -> tuple[Callable[..., Any], str]:
-    return _public("cuLaunchKernel"), "QIIIIIIIQQQ"
-
-
-def _cooperative_launch() -> tuple[Callable[..., Any], str]:
-    return _public("cuLaunchCooperativeKernel"), "QIIIIIIIQQ"
+Resolved = tuple[Callable[..., Any], str]
+"""A function and the format of its parameters."""
 
 
-def _launch_by_config() -> tuple[Callable[..., Any], str]:
-    """Launches with attributes; those without are cuLaunchKernel's to the C part."""
+def _launch_by_config() -> Resolved:
+    """Return the launch with attributes; a launch without any is cuLaunchKernel's to the C part."""
     public = _public("cuLaunchKernelEx")
 
     def launch(config: int, function: int, parameters: int, extra: int) -> Any:
@@ -67,7 +64,7 @@ def _public(name: str) -> Callable[..., Any]:
     def explained(*arguments: Any) -> Any:
         answer = function(*arguments)
         if code := int(answer[0]):
-            explain(name, code, last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
+            explain(name, result_name(code), last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
     return explained
@@ -84,50 +81,51 @@ class _Symbol(ctypes.Structure):
     )
 
 
-def _add_callback() -> tuple[Callable[..., Any], str]:
-    """cuda.bindings passes a function of its own, and that of the program in the data."""
-
-    def add(stream: int, callback: int, data: int, flags: int) -> None:
-        if this_thread.in_host_function:
-            raise not_permitted()
-        process.require()
-        if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
-            raise invalid_value("the callback is NULL; pass the address of a C function")
-        streams.add_callback(stream, callback, data, flags)
-
-    return add, "QQQI"
+def _add_callback(stream: int, callback: int, data: int, flags: int) -> None:
+    if this_thread.in_host_function:
+        raise not_permitted()
+    process.require()
+    # cuda.bindings passes a function of its own, and that of the program in the data.
+    if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
+        raise invalid_value("the callback is NULL; pass the address of a C function")
+    streams.add_callback(stream, callback, data, flags)
 
 
 def _is_of_bindings(function: int) -> bool:
-    found = _Symbol()
-    is_found = ctypes.CDLL(None).dladdr(ctypes.c_void_p(function), ctypes.byref(found))
-    return bool(is_found) and b"/cuda/bindings/" in (found.file or b"")
+    symbol = _Symbol()
+    is_known = ctypes.CDLL(None).dladdr(ctypes.c_void_p(function), ctypes.byref(symbol))
+    return bool(is_known) and b"/cuda/bindings/" in (symbol.file or b"")
 
 
-def _address_of_function() -> tuple[Callable[..., Any], str]:
-    def find(symbol: str | None, place: int, version: int, flags: int, status: int) -> None:
-        if not symbol or not place:
-            raise invalid_value("cuGetProcAddress takes a name and a place for the address; one is NULL")
-        # What has no row is not supported, and a program that asks must learn that.
-        found = replaced.get(symbol, 0) if symbol in SIGNATURES or symbol in SPECIAL else 0
-        c_uint64.from_address(place).value = found
-        if status:
-            c_int.from_address(status).value = 0 if found else _NO_SYMBOL
-        if not found:
-            raise CudaError(Result.ERROR_NOT_FOUND, f"there is no driver function {symbol}")
-
-    return find, "sQiQQ"
+def _find_function(symbol: str | None, place: int, version: int, flags: int, status: int) -> None:
+    if not symbol or not place:
+        raise invalid_value("cuGetProcAddress takes a name and a place for the address; one is NULL")
+    # A function without a row is not supported, and a program that asks for it must learn that.
+    address = replaced.get(symbol, 0) if symbol in SIGNATURES or has(symbol) else 0
+    c_uint64.from_address(place).value = address
+    if status:
+        c_int.from_address(status).value = 0 if address else _NO_SYMBOL
+    if not address:
+        raise CudaError(Result.ERROR_NOT_FOUND, f"there is no driver function {symbol}")
 
 
-SPECIAL: Final[dict[str, Callable[[], tuple[Callable[..., Any], str]]]] = {
-    **coredumps.SPECIAL,
-    **memory.SPECIAL,
-    "cuGetProcAddress": _address_of_function,
-    "cuLaunchCooperativeKernel": _cooperative_launch,
-    "cuLaunchKernel": _launch,
-    "cuLaunchKernelEx": _launch_by_config,
-    "cuStreamAddCallback": _add_callback,
-    **graphs.SPECIAL,
-    **resources.SPECIAL,
+_FUNCTIONS: Final[dict[str, Resolved]] = {
+    **by_address.FUNCTIONS,
+    "cuGetProcAddress": (_find_function, "sQiQQ"),
+    "cuStreamAddCallback": (_add_callback, "QQQI"),
 }
-"""What resolves them."""
+_LAUNCHES: Final[dict[str, Callable[[], Resolved]]] = {
+    "cuLaunchCooperativeKernel": lambda: (_public("cuLaunchCooperativeKernel"), "QIIIIIIIQQ"),
+    "cuLaunchKernel": lambda: (_public("cuLaunchKernel"), "QIIIIIIIQQQ"),
+    "cuLaunchKernelEx": _launch_by_config,
+}
+
+
+def has(name: str) -> bool:
+    """Return whether a function is one of these."""
+    return name in _FUNCTIONS or name in _LAUNCHES
+
+
+def resolve(name: str) -> Resolved | None:
+    """Return the function behind an entry point, and the format of its parameters; None if its row is enough."""
+    return _LAUNCHES[name]() if name in _LAUNCHES else _FUNCTIONS.get(name)

@@ -11,41 +11,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd_client.signatures import (
-    arrays,
-    capture,
-    devices,
-    execution,
-    graphs,
-    ipc,
-    libraries,
-    managed,
-    memory,
-    pools,
-    settings,
-    streams,
-    tensor_maps,
-    virtual_memory,
-)
+from pympsd_client.signatures import arrays, devices, execution, graphs, memory, streams
 from pympsd_client.signatures.rows import Calling, Parameter, Signature
 
-_CHAPTERS: Final = (
-    devices,
-    memory,
-    managed,
-    pools,
-    virtual_memory,
-    ipc,
-    arrays,
-    tensor_maps,
-    execution,
-    libraries,
-    settings,
-    streams,
-    graphs,
-    capture,
-)
-SIGNATURES: Final = {row.name: row for module in _CHAPTERS for row in module.ROWS}
+_CHAPTERS: Final = (devices, memory, arrays, execution, streams, graphs)
+SIGNATURES: Final = {row.name: row for chapter in _CHAPTERS for row in chapter.ROWS}
 """The rows by name."""
 
 __all__ = ["SIGNATURES", "Calling", "Parameter", "Signature"]

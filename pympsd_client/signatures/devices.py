@@ -1,4 +1,4 @@
-"""Errors, initialization, devices and contexts."""
+"""Errors, initialization, devices, and contexts with their settings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 from pympsd_client.signatures.rows import Calling, chapter
 
 _ERRORS: Final = """
-cuGetErrorName(CUresult error, out char *pStr) = name
-cuGetErrorString(CUresult error, out char *pStr) = description
+cuGetErrorName(CUresult error, out char *pStr) = error_name
+cuGetErrorString(CUresult error, out char *pStr) = error_description
 """
 
 _INITIALIZATION: Final = """
@@ -100,8 +100,25 @@ cuCtxWaitEvent(CUcontext hCtx, CUevent hEvent) = wait_event_in_context
 cuGreenCtxGetId(CUgreenCtx greenCtx, out unsigned long long greenCtxId) = number
 """
 
+_CONTEXT_SETTINGS: Final = """
+cuCtxGetLimit(out size_t pvalue, CUlimit limit) = limit
+cuCtxSetLimit(CUlimit limit, size_t value) = set_limit
+cuCtxGetCacheConfig(out CUfunc_cache pconfig) = cache_preference
+cuCtxSetCacheConfig(CUfunc_cache config) = set_cache_preference
+cuCtxGetSharedMemConfig(out CUsharedconfig pConfig) = bank_size
+cuCtxSetSharedMemConfig(CUsharedconfig config) = set_bank_size
+cuCtxGetId(CUcontext ctx, out unsigned long long ctxId) = context_id
+cuCtxResetPersistingL2Cache() = reset_persisting_cache
+cuProfilerStart() = start_profiler
+cuProfilerStop() = stop_profiler
+cuCoredumpGetAttribute(CUcoredumpSettings attrib, out void value) = dump_setting
+cuCoredumpGetAttributeGlobal(CUcoredumpSettings attrib, out void value) = global_dump_setting
+cuCoredumpSetAttribute(CUcoredumpSettings attrib, const void *value) = set_dump_setting
+cuCoredumpSetAttributeGlobal(CUcoredumpSettings attrib, const void *value) = set_global_dump_setting
+"""
+
 ROWS: Final = (
-    *chapter("_api.errors", _ERRORS, Calling.ANYWHERE),
+    *chapter("_arguments.errors", _ERRORS, Calling.ANYWHERE),
     *chapter("_api.device", _INITIALIZATION, Calling.BEFORE_INIT),
     *chapter("_api.device", _DEVICES),
     *chapter("_api.peer_access", _PEERS),
@@ -109,4 +126,5 @@ ROWS: Final = (
     *chapter("_api.context", _CONTEXTS),
     *chapter("_api.context", _CONTEXT_VARIANTS, Calling.VARIANTS),
     *chapter("_api.green_context", _GREEN_CONTEXTS),
+    *chapter("_api.settings", _CONTEXT_SETTINGS),
 )

@@ -1,4 +1,4 @@
-"""Graphs: made by hand, instantiated, launched, updated; user objects."""
+"""Graphs, user objects, and stream capture."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)
 """
 
 _ADD: Final = "out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies, size_t numDependencies"
+
 _NODES: Final = f"""
 cuGraphAddKernelNode({_ADD}, CUDA_KERNEL_NODE_PARAMS *nodeParams) = add_kernel
 cuGraphAddMemcpyNode({_ADD}, CUDA_MEMCPY3D *copyParams, CUcontext ctx) = add_copy
@@ -53,7 +54,7 @@ cuGraphAddEventWaitNode({_ADD}, CUevent event) = add_wait
 cuGraphAddMemAllocNode({_ADD}, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) = add_allocation
 cuGraphAddMemFreeNode({_ADD}, CUdeviceptr dptr) = add_free
 cuGraphMemAllocNodeGetParams(CUgraphNode hNode, out CUDA_MEM_ALLOC_NODE_PARAMS params_out) = allocation_parameters
-cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = freed_address
+cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = free_parameters
 cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, out void value) = memory_attribute
 cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, const void *value) = set_memory_attribute
 cuDeviceGraphMemTrim(CUdevice device) = trim_memory
@@ -76,10 +77,10 @@ cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, out CUDA_BATCH_MEM_OP_NODE_PAR
 cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
 cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams) = host_parameters
 cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
-cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = recorded_event
-cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_recorded_event
-cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = awaited_event
-cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = record_event
+cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_record_event
+cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = wait_event
+cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_wait_event
 cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = any_parameters
 cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 """
@@ -104,15 +105,32 @@ cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
     CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
 cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
 cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) = set_child
-cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_recorded_event
-cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_record_event
+cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_wait_event
 cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, out unsigned int isEnabled) = is_enabled
 cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) = set_enabled
+"""
+
+_CAPTURE: Final = """
+cuStreamBeginCapture(CUstream hStream, CUstreamCaptureMode mode) = begin
+cuStreamBeginCaptureToGraph(CUstream hStream, CUgraph hGraph, CUgraphNode *dependencies,
+    CUgraphEdgeData *dependencyData, size_t numDependencies, CUstreamCaptureMode mode) = begin_to_graph
+cuStreamEndCapture(CUstream hStream, out CUgraph phGraph) = end
+cuStreamIsCapturing(CUstream hStream, out CUstreamCaptureStatus captureStatus) = is_capturing
+cuStreamGetCaptureInfo(CUstream hStream, out CUstreamCaptureStatus captureStatus_out, out cuuint64_t id_out,
+    out CUgraph graph_out, out CUgraphNode **dependencies_out, out CUgraphEdgeData **edgeData_out,
+    out size_t numDependencies_out) = info
+cuStreamGetCaptureInfo_v2(CUstream hStream, out CUstreamCaptureStatus captureStatus_out, out cuuint64_t id_out,
+    out CUgraph graph_out, out CUgraphNode **dependencies_out, out size_t numDependencies_out) = info_without_edges
+cuStreamUpdateCaptureDependencies(CUstream hStream, CUgraphNode *dependencies, CUgraphEdgeData *dependencyData,
+    size_t numDependencies, unsigned int flags) = change_dependencies
+cuThreadExchangeStreamCaptureMode(inout CUstreamCaptureMode mode) = exchange_mode
 """
 
 ROWS: Final = (
     *chapter("_graphs.structure", _STRUCTURE),
     *chapter("_graphs.node_functions", _NODES),
     *chapter("_graphs.executable_functions", _EXECUTABLE),
+    *chapter("_graphs.capture_functions", _CAPTURE),
 )

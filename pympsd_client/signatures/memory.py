@@ -1,10 +1,10 @@
-"""Device memory, copies, fills, and page-locked host memory."""
+"""Memory: allocations, copies, fills, host and managed memory, pools, virtual memory, IPC."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from pympsd_client.signatures.rows import chapter
+from pympsd_client.signatures.rows import Calling, chapter
 
 _MEMORY: Final = """
 cuMemAlloc(out CUdeviceptr dptr, size_t bytesize) = allocate
@@ -86,8 +86,106 @@ cuPointerSetAttribute(const void *value, CUpointer_attribute attribute, CUdevice
 cuMemGetAddressRange(out CUdeviceptr pbase, out size_t psize, CUdeviceptr dptr) = address_range
 """
 
+_MANAGED: Final = """
+cuMemAllocManaged(out CUdeviceptr dptr, size_t bytesize, unsigned int flags) = allocate
+cuMemRangeGetAttribute(out void data, size_t dataSize, CUmem_range_attribute attribute, CUdeviceptr devPtr,
+    size_t count) = attribute
+cuMemRangeGetAttributes(out void *data, size_t *dataSizes, CUmem_range_attribute *attributes, size_t numAttributes,
+    CUdeviceptr devPtr, size_t count) = attributes
+cuStreamAttachMemAsync(CUstream hStream, CUdeviceptr dptr, size_t length, unsigned int flags) = attach
+"""
+
+# Before CUDA 13 a device's number stood in the place of the location.
+_LOCATED: Final = """
+cuMemAdvise(CUdeviceptr devPtr, size_t count, CUmem_advise advice, CUmemLocation location)
+    = advise(*arguments, **keywords)
+cuMemPrefetchAsync(CUdeviceptr devPtr, size_t count, CUmemLocation location, unsigned int flags, CUstream hStream)
+    = prefetch(*arguments, **keywords)
+"""
+
+_BATCHES: Final = """
+cuMemPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, const CUmemLocation *prefetchLocs,
+    size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+    = prefetch('cuMemPrefetchBatchAsync', dptrs, sizes, count, prefetchLocs, prefetchLocIdxs, numPrefetchLocs, flags,
+    hStream)
+cuMemDiscardBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, unsigned long long flags, CUstream hStream)
+    = discard
+cuMemDiscardAndPrefetchBatchAsync(CUdeviceptr *dptrs, size_t *sizes, size_t count, const CUmemLocation *prefetchLocs,
+    size_t *prefetchLocIdxs, size_t numPrefetchLocs, unsigned long long flags, CUstream hStream)
+    = prefetch('cuMemDiscardAndPrefetchBatchAsync', dptrs, sizes, count, prefetchLocs, prefetchLocIdxs,
+    numPrefetchLocs, flags, hStream)
+"""
+
+_POOLS: Final = """
+cuMemAllocAsync(out CUdeviceptr dptr, size_t bytesize, CUstream hStream) = allocate
+cuMemAllocFromPoolAsync(out CUdeviceptr dptr, size_t bytesize, CUmemoryPool pool, CUstream hStream) = allocate_from
+cuMemFreeAsync(CUdeviceptr dptr, CUstream hStream) = free
+cuDeviceGetDefaultMemPool(out CUmemoryPool pool_out, CUdevice dev) = default_of
+cuDeviceGetMemPool(out CUmemoryPool pool, CUdevice dev) = current_of
+cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool) = set_current
+cuMemPoolCreate(out CUmemoryPool pool, CUmemPoolProps *poolProps) = create
+cuMemPoolDestroy(CUmemoryPool pool) = destroy
+cuMemPoolTrimTo(CUmemoryPool pool, size_t minBytesToKeep) = trim
+cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, out void value) = attribute
+cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attr, const void *value) = set_attribute
+cuMemPoolSetAccess(CUmemoryPool pool, CUmemAccessDesc *map, size_t count) = set_access
+cuMemPoolGetAccess(out CUmemAccess_flags flags, CUmemoryPool memPool, CUmemLocation *location) = access
+cuMemGetDefaultMemPool(out CUmemoryPool pool_out, CUmemLocation *location, CUmemAllocationType typename) = default_at
+cuMemGetMemPool(out CUmemoryPool pool, CUmemLocation *location, CUmemAllocationType typename) = current_at
+cuMemSetMemPool(CUmemLocation *location, CUmemAllocationType typename, CUmemoryPool pool) = set_current_at
+"""
+
+_SHARING: Final = """
+cuMemPoolExportToShareableHandle(out void handle_out, CUmemoryPool pool, CUmemAllocationHandleType handleType,
+    unsigned long long flags) = export
+cuMemPoolImportFromShareableHandle(out CUmemoryPool pool_out, void *handle, CUmemAllocationHandleType handleType,
+    unsigned long long flags) = import_pool(handle.address, handleType, flags)
+cuMemPoolExportPointer(out CUmemPoolPtrExportData shareData_out, CUdeviceptr ptr)
+    = export_pointer
+cuMemPoolImportPointer(out CUdeviceptr ptr_out, CUmemoryPool pool, CUmemPoolPtrExportData *shareData)
+    = import_pointer
+"""
+
+_VIRTUAL_MEMORY: Final = """
+cuMemAddressReserve(out CUdeviceptr ptr, size_t size, size_t alignment, CUdeviceptr addr, unsigned long long flags)
+    = reserve
+cuMemAddressFree(CUdeviceptr ptr, size_t size) = free_addresses
+cuMemCreate(out CUmemGenericAllocationHandle handle, size_t size, CUmemAllocationProp *prop, unsigned long long flags)
+    = create
+cuMemRelease(CUmemGenericAllocationHandle handle) = release
+cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags)
+    = map_memory
+cuMemUnmap(CUdeviceptr ptr, size_t size) = unmap
+cuMemSetAccess(CUdeviceptr ptr, size_t size, CUmemAccessDesc *desc, size_t count) = set_access
+cuMemGetAccess(out unsigned long long flags, CUmemLocation *location, CUdeviceptr ptr) = access
+cuMemGetAllocationGranularity(out size_t granularity, CUmemAllocationProp *prop,
+    CUmemAllocationGranularity_flags option) = granularity
+cuMemRetainAllocationHandle(out CUmemGenericAllocationHandle handle, void *addr) = retain(addr.address)
+cuMemGetAllocationPropertiesFromHandle(out CUmemAllocationProp prop, CUmemGenericAllocationHandle handle)
+    = properties_of
+cuMemExportToShareableHandle(out void shareableHandle, CUmemGenericAllocationHandle handle,
+    CUmemAllocationHandleType handleType, unsigned long long flags) = export
+cuMemImportFromShareableHandle(out CUmemGenericAllocationHandle handle, void *osHandle,
+    CUmemAllocationHandleType shHandleType) = import_descriptor(osHandle.address, shHandleType)
+"""
+
+_IPC: Final = """
+cuIpcGetMemHandle(out CUipcMemHandle pHandle, CUdeviceptr dptr) = memory_handle
+cuIpcOpenMemHandle(out CUdeviceptr pdptr, CUipcMemHandle handle, unsigned int Flags) = open_memory
+cuIpcCloseMemHandle(CUdeviceptr dptr) = close_memory
+cuIpcGetEventHandle(out CUipcEventHandle pHandle, CUevent event) = event_handle
+cuIpcOpenEventHandle(out CUevent phEvent, CUipcEventHandle handle) = open_event
+"""
+
 ROWS: Final = (
-    *chapter("_objects.memory", _MEMORY),
+    *chapter("_objects.memory.allocations", _MEMORY),
     *chapter("_api.memory.host", _HOST_MEMORY),
     *chapter("_api.memory.pointer", _POINTERS),
+    *chapter("_api.memory.managed", _MANAGED),
+    *chapter("_api.memory.managed", _LOCATED, Calling.VARIANTS),
+    *chapter("_api.memory.batch", _BATCHES),
+    *chapter("_api.memory.pools", _POOLS),
+    *chapter("_api.memory.pools", _SHARING),
+    *chapter("_api.memory.virtual", _VIRTUAL_MEMORY),
+    *chapter("_api.memory.ipc", _IPC),
 )

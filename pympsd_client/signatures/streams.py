@@ -1,4 +1,4 @@
-"""Streams, host functions and events."""
+"""Streams with their attributes, host functions, events, and stream memory operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,26 @@ cuEventDestroy(CUevent hEvent) = destroy
 cuEventElapsedTime(out float pMilliseconds, CUevent hStart, CUevent hEnd) = elapsed_milliseconds
 """
 
+_STREAM_ATTRIBUTES: Final = """
+cuStreamGetId(CUstream hStream, out unsigned long long streamId) = stream_id
+cuStreamGetDevice(CUstream hStream, out CUdevice device) = device
+cuStreamGetAttribute(CUstream hStream, CUstreamAttrID attr, out CUstreamAttrValue value_out) = attribute
+cuStreamSetAttribute(CUstream hStream, CUstreamAttrID attr, CUstreamAttrValue *value) = set_attribute
+cuStreamCopyAttributes(CUstream dst, CUstream src) = copy_attributes
+"""
+
+_STREAM_MEMORY: Final = """
+cuStreamWriteValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) = write_value32
+cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) = write_value64
+cuStreamWaitValue32(CUstream stream, CUdeviceptr addr, cuuint32_t value, unsigned int flags) = wait_value32
+cuStreamWaitValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags) = wait_value64
+cuStreamBatchMemOp(CUstream stream, unsigned int count, CUstreamBatchMemOpParams *paramArray, unsigned int flags)
+    = batch
+"""
+
 ROWS: Final = (
     *chapter("_objects.stream", _STREAMS),
     *chapter("_objects.event", _EVENTS),
+    *chapter("_api.stream", _STREAM_ATTRIBUTES),
+    *chapter("_api.stream_memory", _STREAM_MEMORY),
 )

@@ -15,11 +15,11 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain, require_room
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
-from pympsd.version import API_VERSION
+from pympsd.errors import RemoteError
+from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
@@ -36,10 +36,10 @@ from pympsd_server.state_machine.client_limits import (
     multiprocessors,
     partition_on,
 )
+from pympsd_server.state_machine.client_table import Client, Context, NoSuchContext
 from pympsd_server.state_machine.connections import PoolExhausted, connection_slots
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
 from pympsd_server.state_machine.quotas import AffinityRefused
-from pympsd_server.state_machine.roster import Client, Context, NoSuchContext
 
 ROOM: Final = 8
 """Descriptors that must be free for a new client: an executor may have to be started for it."""

@@ -14,9 +14,9 @@ from attrs import define, evolve, field, frozen
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
 from pympsd.vocabulary.limits import LimitsInForce
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""

@@ -15,19 +15,19 @@ from typing import Any, Final
 import trio
 from attrs import define, field
 
-from pympsd.build import build_id
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.channel.processes import open_process
+from pympsd.errors import RemoteError
+from pympsd.process.spawn import open_process
+from pympsd.process.version import build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
-from pympsd.wire.errors import RemoteError
 from pympsd_server.service.cgroup_memory import CgroupMemory
 from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.service.memory_accounts import MemoryAccounts
+from pympsd_server.state_machine.client_table import Context
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
-from pympsd_server.state_machine.roster import Context
 
 START_SECONDS: Final = 60.0
 """The limit for an executor to become ready."""

@@ -12,14 +12,14 @@ from attrs import evolve
 from pympsd.channel.descriptors import ADVICE
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.registrations import GONE
+from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
-from pympsd.process_title import show_as
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
+from pympsd.process.title import show_as
+from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink

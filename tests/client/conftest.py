@@ -13,7 +13,8 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError, failed
-from pympsd_client._command_stream import callback_threads, host_callbacks
+from pympsd_client._command_stream import host_callbacks
+from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
@@ -21,13 +22,12 @@ from pympsd_client._objects.arrays.array import arrays, mipmapped_arrays
 from pympsd_client._objects.arrays.texture import surfaces, textures
 from pympsd_client._objects.code.library import kernels, libraries
 from pympsd_client._objects.code.link import links
-from pympsd_client._objects.context import contexts
+from pympsd_client._objects.code.module import functions, modules
+from pympsd_client._objects.context import contexts, this_thread
 from pympsd_client._objects.event import events
-from pympsd_client._objects.memory import allocations
-from pympsd_client._objects.module import functions, modules
+from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import streams
-from pympsd_client._objects.thread_local import this_thread
 from tests.client.fake_executor import FakeExecutor
 
 WITH_NATIVE_WORKERS: Final = frozenset(
@@ -114,7 +114,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     this_thread.stack.clear()
     process.connection, process.primaries = None, {}
     process.calls_back = False
-    yield process._connected
+    yield process._set_connection
     process.connection, process.primaries = before
     process.native, process.forked = None, False
     for table, was in zip(tables, kept, strict=True):
@@ -162,7 +162,7 @@ def started(devices: str, workers: str) -> PrivateExecutors:
     connection = PrivateExecutors(chosen)
     for device in connection.devices:
         opened = connection.open_context(device, 0)
-        connection.close_context(device, opened.serial)
+        connection.close_context(device, opened.context_id)
         assert (opened.transport.writer is not None) == (workers == "native" and is_native())
     return connection
 

@@ -109,9 +109,9 @@ def test_arrays_need_a_context_and_a_device_that_has_them(devices: None) -> None
     handle = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuArrayCreate(None) == (*INVALID, None)
     context = contexts[int(handle)]
-    without = {**context.device.facts.attributes, "MAXIMUM_TEXTURE2D_WIDTH": 0}
+    without = {**context.device.properties.attributes, "MAXIMUM_TEXTURE2D_WIDTH": 0}
     object.__setattr__(
-        context, "device", evolve(context.device, facts=evolve(context.device.facts, attributes=without))
+        context, "device", evolve(context.device, properties=evolve(context.device.properties, attributes=without))
     )
     assert cuda.cuArray3DCreate(described(4, 4, 0)) == (Result.CUDA_ERROR_NOT_SUPPORTED, None)
     assert "linear memory" in last_error()

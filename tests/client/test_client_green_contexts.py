@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._api.green_context import split_by_count
-from pympsd_client._arguments.resources import SmResource, made, sm_resource
+from pympsd_client._arguments.bindings import from_bytes
+from pympsd_client._arguments.resources import SmResource, sm_resource
 from tests.client.conftest import ok
 from tests.client.test_client_mapped import kernel, launch
 from tests.client.test_client_pools import Held
@@ -205,11 +206,11 @@ def test_mistakes(context: Any) -> None:
 
 @given(st.integers(1, 160), st.integers(0, 20), st.integers(0, 200), st.sampled_from([0, 1]))
 def test_parts_are_no_more_than_the_whole(count: int, wanted: int, least: int, flags: int) -> None:
-    resource = made(SmResource(0, count, min(8, count), min(8, count)).packed)
+    resource = from_bytes("CUdevResource", SmResource(0, count, min(8, count), min(8, count)).packed)
     step = min(2 if flags else 8, count)
     least = min(least, count // step * step)  # a part is of whole alignments
     parts, number, rest = split_by_count(wanted, resource, flags, least)
-    taken = [sm_resource(made(one)).count for one in parts]
+    taken = [sm_resource(from_bytes("CUdevResource", one)).count for one in parts]
     assert len(taken) == (number if wanted else 0)
     assert all(one >= least and one > 0 for one in taken)
-    assert sum(taken) + made(rest).sm.smCount == count
+    assert sum(taken) + from_bytes("CUdevResource", rest).sm.smCount == count

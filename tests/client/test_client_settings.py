@@ -427,7 +427,7 @@ def test_attributes_of_kernels(function: Any) -> None:
 
 def test_addresses_of_c(function: Any) -> None:
     """Structures as routed programs give them: by their addresses."""
-    from pympsd_client._api import stream_memory, stream_settings
+    from pympsd_client._api import stream, stream_memory
     from pympsd_client._arguments.values import InMemory
 
     address = int(ok(cuda.cuMemAlloc(8)))
@@ -436,8 +436,8 @@ def test_addresses_of_c(function: Any) -> None:
     assert _word(address) == 77
     value = (ctypes.c_int * 16)(2)
     policy = int(Id.CU_LAUNCH_ATTRIBUTE_SYNCHRONIZATION_POLICY)
-    stream_settings.set_attribute(0, policy, InMemory(ctypes.addressof(value)))
-    assert stream_settings.attribute(0, policy)[:4] == b"\2\0\0\0"
+    stream.set_attribute(0, policy, InMemory(ctypes.addressof(value)))
+    assert stream.attribute(0, policy)[:4] == b"\2\0\0\0"
 
 
 def test_settings_of_core_dumps_are_kept(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:

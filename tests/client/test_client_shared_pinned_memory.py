@@ -25,11 +25,12 @@ from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._command_stream import callback_threads, host_callbacks, operations
-from pympsd_client._objects import shared_pinned_memory
+from pympsd_client._command_stream import host_callbacks, operations
+from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._objects.context import Context, contexts
-from pympsd_client._objects.pinned_memory import pinned
-from pympsd_client._objects.shared_pinned_memory import free_address, share
+from pympsd_client._objects.memory import shared_pages
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.memory.shared_pages import free_address, share
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, FakeExecutor
 
@@ -260,10 +261,11 @@ def test_kernels_are_given_the_same_address_where_the_device_maps_it(
 ) -> None:
     Giver(executor)
     fresh_process(executor)
-    facts = evolve(
-        executor.devices[0].facts, attributes={**executor.devices[0].facts.attributes, "CAN_MAP_HOST_MEMORY": 1}
+    properties = evolve(
+        executor.devices[0].properties,
+        attributes={**executor.devices[0].properties.attributes, "CAN_MAP_HOST_MEMORY": 1},
     )
-    mapping = Context(evolve(executor.devices[0], facts=facts), 0, primary=False)
+    mapping = Context(evolve(executor.devices[0], properties=properties), 0, primary=False)
     mapping.open(executor)
     ok((*cuda.cuCtxSetCurrent(cuda.CUcontext(mapping.handle)), None))
     address = ok(cuda.cuMemHostAlloc(COUNT, 2))
@@ -401,7 +403,7 @@ def test_more_than_a_clients_limit_is_refused_with_the_limit(context: Any) -> No
 def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
     current = contexts[int(context)]
-    current.poison(current.serial, 700, "a fault")
+    current.fault(current.id, 700, "a fault")
     at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700
     assert cuda.cuMemFreeHost(address) == DONE
@@ -410,4 +412,4 @@ def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
 
 
 def test_without_descriptors_there_is_nothing_to_decline() -> None:
-    assert shared_pinned_memory.ReceivedFds().decline() == []
+    assert shared_pages.ReceivedFds().decline() == []

@@ -13,9 +13,8 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.context import contexts
+from pympsd_client._objects.context import contexts, this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok
 
 PTX = Path(__file__).with_name("kernels.ptx").read_bytes()
@@ -353,11 +352,11 @@ def test_what_is_known_of_a_device(devices: None) -> None:
     assert cuda.cuDeviceGetPCIBusId(12, device) == (R.CUDA_ERROR_INVALID_VALUE, None)
     assert int(ok(cuda.cuDeviceGetByPCIBusId(b"0000:00:07.0"))) == int(device)
     assert cuda.cuDeviceGetByPCIBusId(b"0000:00:1F.0") == (R.CUDA_ERROR_INVALID_DEVICE, None)
-    facts = process.device(1).facts
-    assert "GPU-" + bytes(ok(cuda.cuDeviceGetUuid(device)).bytes).hex() == facts.uuid.replace("-", "", 5).replace(
-        "GPU", "GPU-"
-    )
-    assert ok(cuda.cuDeviceTotalMem(device)) == facts.memory_bytes
+    properties = process.device(1).properties
+    assert "GPU-" + bytes(ok(cuda.cuDeviceGetUuid(device)).bytes).hex() == properties.uuid.replace(
+        "-", "", 5
+    ).replace("GPU", "GPU-")
+    assert ok(cuda.cuDeviceTotalMem(device)) == properties.memory_bytes
     assert cuda.cuDeviceGet(2) == (R.CUDA_ERROR_INVALID_DEVICE, None)
     assert "2 are visible" in last_error()
 

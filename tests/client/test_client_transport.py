@@ -15,7 +15,7 @@ from pympsd.wire.records import FLAG_POISONED, HEADER, Record
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.staging_memory import GRAIN
+from pympsd_client._command_stream.staging import GRAIN
 from pympsd_client._objects import copies
 from pympsd_client._objects.context import Context
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
@@ -222,7 +222,7 @@ def test_two_full_sides_do_not_block_each_other(make_executor: MakeExecutor) -> 
     context, transport = executor.context(), executor.transport
     for number in range(3000):
         sequence = transport.sequence()
-        transport.post(operations.QUERY_EVENT.record(context.serial, sequence, number, flags=1))
+        transport.post(operations.QUERY_EVENT.record(context.id, sequence, number, flags=1))
     context.synchronize()
     assert len(executor.seen) == 3001
 
@@ -281,7 +281,7 @@ def test_ctrl_c_in_a_wait_leaves_the_stream_usable(
         context.synchronize()
     executor.send(executor.answer(interrupted[0]))  # no caller waits for this answer any more
     assert context.call(operations.ALLOCATE, 1)
-    assert executor.transport.answered() == ()
+    assert executor.transport.list_answered() == ()
 
 
 def test_after_ctrl_c_in_the_leader_another_thread_leads(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.virtual.reservations import Reservations
+from pympsd_client._objects.memory.virtual import Reservations
 from pympsd_server.backends.emulated.memory.mapped_memory import MEMORY_LIMIT
 from tests.client.conftest import ok
 from tests.client.test_client_managed import located
@@ -290,8 +290,10 @@ def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytes
     from pympsd_client._objects.context import contexts
 
     found = contexts[int(context)]
-    without = {**found.device.facts.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
-    monkeypatch.setattr(found, "device", evolve(found.device, facts=evolve(found.device.facts, attributes=without)))
+    without = {**found.device.properties.attributes, "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED": 0}
+    monkeypatch.setattr(
+        found, "device", evolve(found.device, properties=evolve(found.device.properties, attributes=without))
+    )
     assert cuda.cuMemAddressReserve(GRANULE, 0, 0, 0) == (NOT_SUPPORTED, None)
     assert last_error().startswith("cuMemAddressReserve: virtual memory management is not supported")
 

@@ -12,7 +12,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
-from pympsd_client._graphs.capture.sequence import Capture
+from pympsd_client._graphs.capture import Capture
 from pympsd_client._graphs.dot import text_of
 from pympsd_client._graphs.graph import Edge, Graph, Node
 from pympsd_client._graphs.update import Refusal, Verdict, pairs
@@ -193,11 +193,11 @@ def test_work_of_another_stream_must_be_joined() -> None:
     capture, origin, other = sequence()
     capture.add(origin, EmptyWork())
     capture.next[other] = dict(capture.next[origin])
-    assert not capture.unjoined(), "a stream that did nothing"
+    assert not capture.has_unjoined_work(), "a stream that did nothing"
     node = capture.add(other, EmptyWork())
-    assert capture.unjoined()
+    assert capture.has_unjoined_work()
     capture.next[origin][node] = Edge()
-    assert not capture.unjoined()
+    assert not capture.has_unjoined_work()
 
 
 def test_nodes_that_a_program_added_or_removed_itself_need_no_joining() -> None:
@@ -206,4 +206,4 @@ def test_nodes_that_a_program_added_or_removed_itself_need_no_joining() -> None:
     capture.graph.add(EmptyWork(), {})
     capture.add(origin, EmptyWork())
     capture.graph.remove(node)
-    assert not capture.unjoined()
+    assert not capture.has_unjoined_work()

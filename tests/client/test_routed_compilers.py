@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pympsd_client.native._entry_points")
-from pympsd_client.routing import nvfatbin, nvjitlink, nvrtc, pointers
+from pympsd_client.routing import compilers, pointers
 
 PTX = b".version 7.0\n.target sm_60\n.address_size 64\n.visible .entry k()\n{\nret;\n}\n\0"
 OTHER = PTX.replace(b" k()", b" other()")
@@ -93,9 +93,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     return fake
 
 
-def call(module: Any, name: str, *arguments: Any) -> int:
+def call(name: str, *arguments: Any) -> int:
     """Call a routed function as its entry point does; bytes and ctypes objects are passed by address."""
-    function, _ = module.resolve(name, "")
+    function, _ = compilers.resolve(name, "")
     return int(function(*(ctypes.addressof(one) if isinstance(one, ctypes._SimpleCData | ctypes.Array) else one
                           for one in arguments)))  # fmt: skip
 
@@ -114,40 +114,40 @@ def strings(*options: bytes) -> Any:
     ],
 )
 def test_options_of_a_compilation(library: Library, given: tuple[bytes, ...], reached: list[bytes]) -> None:
-    assert call(nvrtc, "nvrtcCompileProgram", PROGRAM, len(given), strings(*given)) == 0
+    assert call("nvrtcCompileProgram", PROGRAM, len(given), strings(*given)) == 0
     assert library.options == reached
 
 
 def test_machine_code_of_a_compilation_is_ptx(library: Library) -> None:
     size = ctypes.c_size_t()
-    call(nvrtc, "nvrtcCompileProgram", PROGRAM, 2, strings(b"-arch=sm_90", b"--maxrregcount=40"))
-    assert call(nvrtc, "nvrtcGetCUBINSize", PROGRAM, size) == 0
+    call("nvrtcCompileProgram", PROGRAM, 2, strings(b"-arch=sm_90", b"--maxrregcount=40"))
+    assert call("nvrtcGetCUBINSize", PROGRAM, size) == 0
     code = ctypes.create_string_buffer(size.value)
-    assert call(nvrtc, "nvrtcGetCUBIN", PROGRAM, code) == 0
+    assert call("nvrtcGetCUBIN", PROGRAM, code) == 0
     assert code.raw.endswith(b"\0")
     assert b".maxnreg 40" in code.raw
     assert code.raw.replace(b"\n.maxnreg 40\n", b"") == PTX.replace(b"k()\n", b"k()\n")
 
 
 def test_without_a_real_architecture_there_is_no_machine_code(library: Library) -> None:
-    call(nvrtc, "nvrtcCompileProgram", PROGRAM, 1, strings(b"-arch=compute_90"))
-    assert call(nvrtc, "nvrtcGetCUBINSize", PROGRAM, ctypes.c_size_t()) == 7
+    call("nvrtcCompileProgram", PROGRAM, 1, strings(b"-arch=compute_90"))
+    assert call("nvrtcGetCUBINSize", PROGRAM, ctypes.c_size_t()) == 7
 
 
 def linked(library: Library, *inputs: tuple[int, bytes], options: tuple[bytes, ...] = ()) -> bytes | int:
     """Return the code of a link, or the result of asking for its size."""
     handle, size = ctypes.c_void_p(), ctypes.c_size_t()
-    assert call(nvjitlink, "nvJitLinkCreate", handle, len(options), strings(*options)) == 0
+    assert call("nvJitLinkCreate", handle, len(options), strings(*options)) == 0
     for kind, data in inputs:
         buffer = ctypes.create_string_buffer(data, len(data))
-        assert call(nvjitlink, "nvJitLinkAddData", LINK, kind, buffer, len(data), 0) == 0
-    assert call(nvjitlink, "nvJitLinkComplete", LINK) == 0
-    result = call(nvjitlink, "nvJitLinkGetLinkedCubinSize", LINK, size)
+        assert call("nvJitLinkAddData", LINK, kind, buffer, len(data), 0) == 0
+    assert call("nvJitLinkComplete", LINK) == 0
+    result = call("nvJitLinkGetLinkedCubinSize", LINK, size)
     if result:
         return result
     code = ctypes.create_string_buffer(size.value)
-    assert call(nvjitlink, "nvJitLinkGetLinkedCubin", LINK, code) == 0
-    assert call(nvjitlink, "nvJitLinkDestroy", handle) == 0
+    assert call("nvJitLinkGetLinkedCubin", LINK, code) == 0
+    assert call("nvJitLinkDestroy", handle) == 0
     return code.raw
 
 
@@ -163,9 +163,9 @@ def test_ptx_in_the_place_of_machine_code_is_added_as_ptx(library: Library, kind
     assert linked(library, (kind, PTX)) == PTX
     assert library.added == [(2, PTX)]
     (tmp_path / "k.bin").write_bytes(PTX)
-    assert call(nvjitlink, "nvJitLinkCreate", ctypes.c_void_p(), 0, strings()) == 0
+    assert call("nvJitLinkCreate", ctypes.c_void_p(), 0, strings()) == 0
     path = ctypes.create_string_buffer(bytes(tmp_path / "k.bin"))
-    assert call(nvjitlink, "nvJitLinkAddFile", LINK, kind, path) == 0
+    assert call("nvJitLinkAddFile", LINK, kind, path) == 0
     assert library.added[1:] == [(2, path.value)]
 
 
@@ -189,7 +189,7 @@ def test_code_for_a_newer_architecture_is_refused(library: Library, architecture
         added.append(ctypes.string_at(code, length))
         return 0
 
-    call, _ = nvfatbin.resolve("nvFatbinAddCubin", "")
+    call, _ = compilers.resolve("nvFatbinAddCubin", "")
     code, arch = (ctypes.create_string_buffer(text) for text in (PTX, architecture))
     result = call(1, ctypes.addressof(code), len(PTX), ctypes.addressof(arch), 0)
     mismatch = int(pytest.importorskip("cuda.bindings.nvfatbin").Result.ERROR_ELF_ARCH_MISMATCH)

@@ -19,7 +19,7 @@ import pytest
 from attrs import frozen
 from processes import wait_until
 
-from pympsd import extras
+from pympsd.cli import extras
 from pympsd.devices.machine import describe
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "scancel", "munged")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from processes import SECONDS
 
-from pympsd import extras
+from pympsd.cli import extras
 from pympsd.devices.machine import describe
 
 BIN = Path(sys.executable).parent

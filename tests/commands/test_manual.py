@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd import control_client, options
+from pympsd.cli import control_client, options
 from pympsd.commands.manual import man_page, usage
 from pympsd.vocabulary.variables import EXPLAIN, VARIABLES, Reader, readme_table
 

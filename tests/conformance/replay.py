@@ -16,7 +16,7 @@ from typing import Any, Final
 from attrs import define, field
 from processes import BIN, POLL_SECONDS, SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
-from pympsd.options import DROP_IN_NAME
+from pympsd.cli.options import DROP_IN_NAME
 from tests.conformance.comparison import Comparison
 from tests.conformance.correspondence import Correspondence
 from tests.conformance.this_machine import CLIENT, LEADS, as_here, clients_settings

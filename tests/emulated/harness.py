@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.bounds import STRICT
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.program import Program, load_program
-from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
+from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
 from tests.gpu.devices import DEVICES
 
 BASE = 0x6000_0000_0000
@@ -86,7 +85,7 @@ def batches(
     shared: int = 0,
 ) -> list[Batch]:
     parameters = pack(module.program, name, arguments)
-    total, each = grid[0] * grid[1] * grid[2], preferred_blocks(block[0] * block[1] * block[2])
+    total, each = grid[0] * grid[1] * grid[2], blocks_per_batch(block[0] * block[1] * block[2])
     cluster = int(np.prod(module.program.kernels[name].cluster))
     each = max(1, each // cluster) * cluster
     return [

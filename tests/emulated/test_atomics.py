@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.faults import MisalignedAddress
+from pympsd_server.backends.emulated.ptx.isa.faults import MisalignedAddress
 from tests.emulated.fragments import Array, run_fragment
 from tests.emulated.harness import HEADER, Device
 

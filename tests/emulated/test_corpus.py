@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from recorded_corpus import CORPUS, KERNELS, failures, is_recorded, maps_of, module_of, objects_of, recorded
 
-from pympsd_server.backends.emulated.ptx.faults import IllegalInstruction
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.program import load_program
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import load_program
 from tests.emulated.harness import Device, Never, batches
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.ptx.math import rounding
+from pympsd_server.backends.emulated.ptx.math import floats as ptx_floats
 from tests.emulated.fragments import Array, run_fragment
 
 NEAREST = st.floats(allow_nan=False, allow_infinity=False)
@@ -114,7 +114,7 @@ def exactly(value: Fraction, mode: str) -> np.float32:
 def test_single_precision_fma_is_rounded_once(cases: list[tuple[float, float, float]]) -> None:
     a, b, c = (np.array(column, "f4") for column in zip(*cases, strict=True))
     with np.errstate(all="ignore"):
-        got = rounding.fma32(a, b, c)
+        got = ptx_floats.fma32(a, b, c)
     for x, y, z, found in zip(a.tolist(), b.tolist(), c.tolist(), got, strict=True):
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         assert found == exactly(exact, "rn"), (x, y, z)
@@ -150,7 +150,7 @@ def test_directed_rounding(name: str, mode: str) -> None:
 def test_double_precision_fma_is_fused(cases: list[tuple[float, float, float]]) -> None:
     a, b, c = (np.array(column) for column in zip(*cases, strict=True))
     with np.errstate(all="ignore"):
-        got = rounding.fma64(a, b, c)
+        got = ptx_floats.fma64(a, b, c)
     for (x, y, z), found in zip(cases, got.tolist(), strict=True):
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         try:

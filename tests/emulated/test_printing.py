@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from pympsd_server.backends.emulated.ptx.faults import DeviceAssertion, IllegalAddress, LaunchFailed
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.program import load_program
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceAssertion, IllegalAddress, LaunchFailed
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import load_program
 from pympsd_server.backends.emulated.ptx.runtime.facilities import PrintBuffer
 from tests.emulated.harness import HEADER, Device
 

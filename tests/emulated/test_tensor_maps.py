@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pympsd.wire.tensor_map import BYTES, GREATEST_RANK, DataType, Im2col, TensorMap, pack
-from pympsd_server.backends.emulated.ptx.faults import (
+from pympsd_server.backends.emulated.ptx.isa.faults import (
     DeviceFault,
     IllegalAddress,
     IllegalInstruction,

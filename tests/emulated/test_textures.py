@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pympsd.wire.texture_object import BYTES, PACKED, Flag, Kind, Level, Sampling, TextureObject, pack, unpack
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, LaunchFailed, MisalignedAddress
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed, MisalignedAddress
 from tests.emulated.harness import HEADER, Device
 
 U8, U16, U32, S8, S16, S32, F16, F32 = 0x01, 0x02, 0x03, 0x08, 0x09, 0x0A, 0x10, 0x20

@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import define, field
 
-from pympsd.build import build_id
 from pympsd.devices.machine import describe
+from pympsd.process.version import build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import (

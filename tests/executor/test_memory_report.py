@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pympsd.build import build_id
 from pympsd.devices.machine import describe
+from pympsd.process.version import build_id
 from pympsd.wire.executor_messages import (
     Attach,
     Attached,

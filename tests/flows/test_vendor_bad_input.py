@@ -30,9 +30,9 @@ PROMPT = 5.0
 SILENT = 3
 MANY_SILENT = 40
 FIRST_ANSWER_SECONDS = 1.0
-"""How long a client that does not answer its server holds up later ones (service/sessions/vendor/handoffs.py)."""
+"""How long a client that does not answer its server holds up later ones (service/sessions/driver/handoffs.py)."""
 HELLO_SECONDS = 10.0
-"""When a connection that does not speak is closed (pympsd/service/sessions/vendor/conversation.py)."""
+"""When a connection that does not speak is closed (pympsd/service/sessions/driver/conversation.py)."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.cli.options import DIALECTS as OPTION_DIALECTS
 from pympsd.journal.catalogue import CONTROL_LINES, SERVER_LINES
 from pympsd.journal.dialects import Dialect, Line
 from pympsd.journal.files import LogFile
 from pympsd.journal.line_format import LogEntry, line, render
 from pympsd.journal.setup import Journal
-from pympsd.options import DIALECTS as OPTION_DIALECTS
 from pympsd.vocabulary.variables import DIALECTS as SETTING_DIALECTS
 
 CATALOGUES = (CONTROL_LINES, SERVER_LINES)

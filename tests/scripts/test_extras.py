@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from processes import BIN, SECONDS
 
-from pympsd.commands.manual import takes_server
-from pympsd.commands.registry import REGISTRY
-from pympsd.extras import LINKS
+from pympsd.cli.extras import LINKS
+from pympsd.commands.grammar.registry import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 COMPLETED = ("pympsd", "nvidia-cuda-mps-control", "pympsd-smi", "pympsd-run")
@@ -73,7 +72,9 @@ def test_a_build_has_what_an_installation_has(tmp_path: Path, prefix: Path) -> N
     assert files(prefix).issuperset(EXPECTED)
     # pip compiles what it installs.
     assert compileall.compile_dir(tmp_path / "built", quiet=2)
-    install = "import pathlib, pympsd.extras; pympsd.extras.install(pathlib.Path('below'), pathlib.Path('/opt/bin'))"
+    install = (
+        "from pathlib import Path as P; from pympsd.cli import extras; extras.install(P('below'), P('/opt/bin'))"
+    )
     subprocess.run([sys.executable, "-P", "-c", install], cwd=tmp_path, env={"PYTHONPATH": "built"}, check=True)
     assert files(tmp_path / "below") == files(prefix)
     assert "ExecStart=/opt/bin/pympsd -f" in (tmp_path / "below/lib/systemd/system/pympsd.service").read_text()
@@ -157,7 +158,7 @@ def test_what_differs_is_put_aside_and_links_are_not_followed(prefix: Path, tmp_
 
 
 def test_the_commands_that_take_a_server() -> None:
-    assert {name for name in REGISTRY if takes_server(name)} == {
+    assert {name for name, command in COMMANDS.items() if command.names_server} == {
         "device_query", "get_active_thread_percentage", "get_client_list", "get_device_client_list",
         "get_device_pinned_mem_limit", "get_server_status", "ps", "set_active_thread_percentage",
         "set_device_pinned_mem_limit", "shutdown_server", "terminate_client",

@@ -11,7 +11,7 @@ import trio
 from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd_server.service import daemon_link
 from pympsd_server.service.daemon_link import DaemonLink

@@ -13,10 +13,10 @@ import pytest
 import trio
 import trio.testing
 
-from pympsd.service.sessions.vendor.handoffs import Handoffs
-from pympsd.service.sessions.vendor.offer import Offer
-from pympsd.service.sessions.vendor.server import VendorServerSession
-from pympsd.wire.vendor.server_commands import NEW_CLIENT
+from pympsd.service.sessions.driver.handoffs import Handoffs
+from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.wire.driver.server_commands import NEW_CLIENT
 
 
 class Newcomer:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pympsd import daemonize
+from pympsd.cli import daemonize
+from pympsd.cli.options import Options
 from pympsd.devices.discovery import Probed
 from pympsd.devices.machine import describe
-from pympsd.options import Options
 from pympsd.vocabulary.variables import CONNECTIONS, WORKER
 
 

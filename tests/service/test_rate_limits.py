@@ -13,15 +13,15 @@ from time_limit import bounded
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
-from pympsd.service.processes.known_process import KnownProcess
+from pympsd.service.processes.peers import credentials
 from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
-from pympsd.service.sessions.peers import credentials
-from pympsd.state_machine.handover.persistent_state import PersistentServer
+from pympsd.takeover.processes import KnownProcess
+from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
@@ -79,7 +79,7 @@ async def test_clients_in_a_loop_cannot_fill_the_log(
     hello, beginning = CASES[case]
     set_dialect(daemon, dialect)
     if case == "refused":
-        daemon.dispatcher.state.uid = 500
+        daemon.dispatcher.state.options = evolve(daemon.dispatcher.state.options, uid=500)
     # Two lines each, the second of them (as the dialect has it or not) the client's.
     logged = dialect is Dialect.DOCUMENTED or beginning in ("NEW CLIENT ", "Refusing client ")
     for _ in range(3 * ALLOWED):
@@ -103,7 +103,7 @@ async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemo
         await trio.testing.wait_all_tasks_blocked()
     assert len(daemon.dispatcher.state.queue) == 2 * ALLOWED
     assert len(daemon.spawned) == 1
-    daemon.dispatcher._refuse(daemon.dispatcher.state.queue[0].client, 805, "a reason")
+    daemon.dispatcher._refuse(daemon.dispatcher.state.queue.entries[0].client, 805, "a reason")
     frame = await callers[0].receive()
     assert frame is not None
     assert messages.decode(frame) == messages.Refused(805, "a reason")
@@ -148,7 +148,7 @@ async def server_of(daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.M
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
     daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
-    (caller,) = daemon.inherit(1)
+    (caller,) = daemon.take_over(1)
     await caller.report(ME, link.ReturningClient(5, 4105, 0, "train", 99, ()))
     assert await caller.message() == link.ServerAdopted()
     return caller, tmp_path / "server.log"

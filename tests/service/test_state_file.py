@@ -17,10 +17,10 @@ import pytest
 from attrs import define, evolve, field
 
 from pympsd.devices.machine import describe
-from pympsd.service.files import state_file
-from pympsd.service.files.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.service.processes.status import started_at
-from pympsd.state_machine.handover.persistent_state import EMPTY_STATE, PersistentServer, PersistentState
+from pympsd.takeover import state_file
+from pympsd.takeover.state.records import EMPTY_STATE, PersistentServer, PersistentState
+from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.vocabulary import files
 from pympsd.vocabulary.limit_table import Limits
 

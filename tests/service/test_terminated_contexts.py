@@ -7,9 +7,9 @@ from typing import Any
 
 from attrs import Factory, define, field
 
-from pympsd.service.sessions.vendor.terminations import Terminations
+from pympsd.service.sessions.driver.terminations import Terminations
 from pympsd.vocabulary.results import Result
-from pympsd.wire.vendor import server_commands as commands
+from pympsd.wire.driver import server_commands as commands
 
 PID = 7
 

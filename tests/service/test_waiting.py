@@ -12,7 +12,7 @@ from time_limit import bounded
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.wire import messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon
@@ -75,8 +75,8 @@ async def test_a_debugged_client_that_disconnects_is_removed(daemon: RunningDaem
     debugged = await daemon.connect()
     await debugged.send(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked()
-    assert len(daemon.dispatcher.state.debugged) == 1
+    assert len(daemon.dispatcher.state.queue.debugged) == 1
     debugged.sock.close()
     await trio.testing.wait_all_tasks_blocked()
-    assert daemon.dispatcher.state.debugged == {}
+    assert daemon.dispatcher.state.queue.debugged == {}
     assert len(daemon.dispatcher.clients) == 1

@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 from attrs import define, field
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
 from pympsd.journal.dialects import Dialect
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 
@@ -56,7 +58,7 @@ class Story:
 
     def says(self, line: str, *, session: int = 1, uid: int = 0) -> list[Instruction]:
         """Let an operator give a command."""
-        return self.feed(events.OperatorLine(session, uid, line.encode()))
+        return self.feed(events.OperatorLine(session, uid, parse(line.encode(), self.daemon.options.protocol)))
 
     def connects(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
         """Let a client of a user connect; its PID is its serial plus 100."""
@@ -77,10 +79,10 @@ class Story:
 @pytest.fixture
 def story() -> Story:
     """Return the story of a root daemon."""
-    return Story(Daemon(0, DEVICES))
+    return Story(Daemon(DaemonOptions(0), DEVICES))
 
 
 @pytest.fixture
 def own_story() -> Story:
     """Return the story of user 1000's daemon."""
-    return Story(Daemon(1000, DEVICES))
+    return Story(Daemon(DaemonOptions(1000), DEVICES))

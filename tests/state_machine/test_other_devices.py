@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pympsd.state_machine.handover.other_devices import OtherDevices, moved
-from pympsd.state_machine.handover.persistent_state import (
-    PersistentNamedServer,
-    PersistentNamespace,
-    PersistentState,
-    check,
-)
+from pympsd.takeover.state.other_devices import OtherDevices, moved
+from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState, check
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory
 from pympsd.vocabulary.partitions import SmPartition

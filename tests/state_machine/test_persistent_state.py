@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from pympsd.state_machine.handover.persistent_state import PersistentServer, PersistentState, check
+from pympsd.takeover.state.records import PersistentServer, PersistentState, check
 from pympsd.vocabulary.limits import MOST_MEMORY
 
 DEVICES = 2

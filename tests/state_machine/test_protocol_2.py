@@ -6,14 +6,15 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.handover.persistent_state import (
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.takeover.state.protocol_2 import lost
+from pympsd.takeover.state.records import (
     PersistentNamedServer,
     PersistentNamespace,
     PersistentServer,
     PersistentState,
 )
-from pympsd.state_machine.handover.protocol_2 import lost
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.partitions import SmPartition
@@ -89,7 +90,7 @@ def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
     limits = Limits(percentages(25.0), {1: PinnedMemory(GIB)})
     left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
     assert list(lost(left, Limits())) == []
-    story = Story(Daemon(0, DEVICES))
+    story = Story(Daemon(DaemonOptions(0), DEVICES))
     story.feed(events.PredecessorDied(left))
     (server,) = story.daemon.servers.values()
     assert (server.thread_percentage, server.memory_limits) == (ThreadPercentage(25.0), {1: PinnedMemory(GIB)})

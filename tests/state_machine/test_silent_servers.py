@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pympsd.state_machine import events
-from pympsd.state_machine.handover.persistent_state import PersistentServer, PersistentState
 from pympsd.state_machine.instructions import Exit, KillServer, ShutDownServer, SpawnServer, WatchClient
 from pympsd.state_machine.shutdown import FORCED_TIMEOUT, LEAVE_TIMEOUT, SILENCE_TIMEOUT
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.takeover.state.records import PersistentServer, PersistentState
 from tests.state_machine.conftest import Story
 
 A, B = 500, 600

@@ -18,8 +18,8 @@ from vendor.peer import CLIENT, CREDENTIALS, HELLO, SERVER
 from vendor.their_daemon import END, TheirDaemon
 from vendor.visitor import TOOL, Visitor, visitor
 
-from pympsd import control_client, vendor_daemon
-from pympsd.commands.operator_line import split
+from pympsd.cli import control_client, driver_daemon
+from pympsd.commands.grammar.line import parse
 
 SIZES = (0, 1, 3, 4, 5, 8, 9, 12, 40, 41, 172, 516, 4096, 5000)
 INTEGERS = (0, 1, 2, 3, 4, 5, 17, 24, -1, 2**31 - 1, -(2**31))
@@ -66,7 +66,7 @@ class Packets:
     def line(self) -> tuple[bytes, bytes]:
         """Return the packets of a line, that ends no daemon and starts no server."""
         line = self.lines.line()
-        if next(iter(split(line)), "") in ("quit", "start_server") or b"quit" in line:
+        if parse(line, 2).command in ("quit", "start_server") or b"quit" in line:
             line = b"get_server_list"
         length = self.source.choice((len(line) + 2, len(line) + 2, len(line) + 2, -1, 1, 2**40))
         return struct.pack("<q", length), line + b"\n\0"
@@ -162,7 +162,7 @@ def fuzz_tool(theirs: TheirDaemon, pipe_directory: Path, seed: int, sessions: in
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(complained):
             path = os.fsencode(pipe_directory / "control")
             try:
-                status = vendor_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10, select=_all)
+                status = driver_daemon.give_commands(path, [[b"ps"]], strict=False, timeout=10, select=_all)
             except ConnectionError:
                 status = control_client.UNREACHABLE
         assert complained.getvalue() == "", f"session {number} of seed {seed}"

@@ -11,17 +11,19 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.commands.v3.config import NO_CHANGE
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.handover.persistent_state import InitialDefaults, check, snapshot
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
+from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3.partitions import partitions_on
+from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.limits import ClientPriority
@@ -87,12 +89,10 @@ class NamedMachine(RuleBasedStateMachine):
 
     def _new_daemon(self) -> Daemon:
         return Daemon(
-            0,
+            DaemonOptions(
+                0, protocol=3, multiuser=self.multiuser, max_servers=MAX_NAMED_SERVERS + 1, pipe_directory="/p"
+            ),
             DEVICES,
-            protocol=3,
-            multiuser=self.multiuser,
-            most_servers=MOST_NAMED_SERVERS + 1,
-            pipe_directory="/p",
         )
 
     # --- the I/O layer
@@ -175,7 +175,7 @@ class NamedMachine(RuleBasedStateMachine):
     def _says(self, line: str, file: bytes | None = None) -> None:
         self.session += 1
         self.unanswered.add(self.session)
-        self.feed(events.OperatorLine(self.session, 0, line.encode(), file=file))
+        self.feed(events.OperatorLine(self.session, 0, parse(line.encode(), 3), file=file))
 
     # --- what can happen
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.wire.vendor.log_records import MAGIC, PIPE_BUF, Foreign, LogReader, LogRecord, Origin
+from pympsd.wire.driver.log_records import MAGIC, PIPE_BUF, Foreign, LogReader, LogRecord, Origin
 
 RECORDED = Path(__file__).parents[1] / "data" / "vendor-logs" / "log-fifo.hex"
 """Each line was read from the FIFO at once, in hexadecimal digits."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner, namespace_of
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
-from pympsd.commands.v3.registry import command, data, listing
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, listing, moment
 from pympsd.state_machine import terminations
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.v3.cgroups import limit_of, total_of
-from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients as clients_of
 from pympsd.state_machine.v3.servers import server as server_named
 
@@ -83,7 +83,7 @@ def terminate(
     less (30 with --terminate-by-reset). Its PID may be that in its container, as in client get.
     """
     client, owner = _client(daemon, pid, server)
-    view.check_owner(caller, owner, "client terminate")
+    check_owner(caller, owner, "client terminate")
     process = daemon.server_named(owner.name)
     assert process is not None
     begun = terminations.begin(daemon, caller.session, process, client.pid, timeout=timeout, in_words=True)
@@ -118,7 +118,7 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
     limits = client.limits
     extra = {
         "uid": client.uid,
-        "namespace": view.namespace_of(client),
+        "namespace": namespace_of(client),
         "linux-ns": view.linux_namespace(daemon, client),
         "container_pid": client.container_pid or None,
         "cgroup": client.cgroups[-1] if client.cgroups else None,
@@ -147,6 +147,6 @@ def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int
         total_of(process, client, ordinal),
         of_cgroups.soft and of_cgroups.soft.value,
         of_cgroups.hard and of_cgroups.hard.value,
-        client.memory.get(ordinal, 0 if daemon.has_own_servers else None),
+        client.memory.get(ordinal, 0 if daemon.options.has_own_servers else None),
     )
     return dict(zip(_OF_DEVICES, values, strict=True))

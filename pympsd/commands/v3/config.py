@@ -10,11 +10,10 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.commands.registry import Caller, Decision
-from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
-from pympsd.commands.v3.output import ABSENT, moment
-from pympsd.commands.v3.registry import command, data
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, sees_all
+from pympsd.commands.grammar.registry import BOTH, Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.v3.output import ABSENT, data, moment
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
@@ -36,12 +35,13 @@ from pympsd.configuration.in_force import compute_hash, find_differences, render
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.decide import combine_answers
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.shares import set_shares
+from pympsd.state_machine.state.compound_commands import CompoundCommand, Configuration
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
-from pympsd.state_machine.v3.gathering import Configuration, Gathering
-from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
 from pympsd.state_machine.v3.partitions import create_partition, delete_partition
 from pympsd.state_machine.v3.routing import set_default_socket
@@ -68,7 +68,9 @@ def read_expected(text: str) -> int | str:
     return found[1].lower()
 
 
-@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), in_both=True, takes_file=True)
+@command(
+    Syntax("config apply", required=("file",), flags=("check", "prune", "force")), protocols=BOTH, takes_file=True
+)
 def apply(
     daemon: Daemon,
     caller: Caller,
@@ -83,7 +85,7 @@ def apply(
     --force also if it has some). --check says what would be done, and what would be refused. An error anywhere in the
     file: nothing is done.
     """
-    view.check_daemon_owner(daemon, caller, "config apply")
+    check_daemon_owner(daemon, caller, "config apply")
     if text is None:
         raise Refused(
             "'config apply' needs the text of the file: give it as arguments, not on standard input.",
@@ -104,7 +106,7 @@ def apply(
     return Decision(None, tuple(_carry_out(daemon, caller, applied, wanted, notes, force)))
 
 
-@command(Syntax("config show"), in_both=True)
+@command(Syntax("config show"), protocols=BOTH)
 def show(daemon: Daemon, caller: Caller) -> Decision:
     """Print a configuration file of the rules, servers and namespaces that there are; in protocol 2 also, as
     comments, the commands that set its defaults.
@@ -112,7 +114,7 @@ def show(daemon: Daemon, caller: Caller) -> Decision:
     return data(render(daemon))
 
 
-@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), in_both=True)
+@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), protocols=BOTH)
 def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> Decision:
     """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe. What has been
     changed since counts as failed, and standard error lists it. With --expect the exit status is 0 only if the
@@ -120,7 +122,7 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     or in protocol 2 of what config show prints.
     """
     known, digest = daemon.configuration, compute_hash(daemon)
-    pending = known.awaited + (len(known.gathering.waiting) if known.gathering else 0)
+    pending = known.starts + (len(known.command.pending) if known.command else 0)
     differences = find_differences(daemon)
     # What was refused usually differs, too.
     failed = max(known.failed, len(differences))
@@ -131,7 +133,7 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     )
     unexpected = _unexpected(known, digest, expect)
     notes = [*_difference_lines(known, differences), *unexpected]
-    if known.source and known.text is None and view.sees_all(daemon, caller):
+    if known.source and known.text is None and sees_all(daemon, caller):
         notes.append("An earlier version applied this file; apply it again to have 'config status' compare with it.")
     is_refused = bool(pending or failed or unexpected)
     return Decision(Answer((Part(text, logged=False),), "\n".join(notes), refused=is_refused))
@@ -176,15 +178,15 @@ _SET_FEATURE: Final = {
 def _carry_out(
     daemon: Daemon, caller: Caller, applied: Configuration, wanted: list[Change], notes: list[str], force: bool
 ) -> Iterator[Instruction]:
-    gathering = daemon.gatherings.begin(caller.session)
-    gathering.notes += notes
-    daemon.configuration = evolve(applied, gathering=gathering)
+    compound = daemon.compound_commands.begin(caller.session)
+    compound.notes += notes
+    daemon.configuration = evolve(applied, command=compound)
     yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
     created = sum(isinstance(change, CreateServer) for change in wanted)
     if created > STARTS_AT_ONCE:
-        gathering.awaits_starts = False
-        gathering.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
-    yield from _begin_all(daemon, gathering, wanted, force)
+        compound.waits_for_starts = False
+        compound.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
+    yield from _begin_all(daemon, compound, wanted, force)
 
 
 def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) -> Answer:
@@ -192,30 +194,32 @@ def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) 
     on those before it.
     """
     trial = deepcopy(daemon)
-    gathering = trial.gatherings.begin(0)
-    gathering.notes += notes
-    for _ in trial.gatherings.collect(_begin_all(trial, gathering, wanted, force)):
+    compound = trial.compound_commands.begin(0)
+    compound.notes += notes
+    for _ in combine_answers(trial.compound_commands, _begin_all(trial, compound, wanted, force)):
         pass  # nothing of it is carried out
-    return gathering.answer
+    return compound.answer
 
 
-def _begin_all(daemon: Daemon, gathering: Gathering, wanted: list[Change], force: bool) -> Iterator[Instruction]:
+def _begin_all(daemon: Daemon, compound: CompoundCommand, wanted: list[Change], force: bool) -> Iterator[Instruction]:
     """Begin changes, each a part of the command."""
     for change in wanted:
         if isinstance(change, Impossible):
-            gathering.failed += 1
-            daemon.gatherings.say(gathering, change.text)
+            compound.failed += 1
+            daemon.compound_commands.add_text(compound, change.text)
             continue
-        part = daemon.gatherings.part(gathering, change.text)
+        part = daemon.compound_commands.add_part(compound, change.text)
         try:
-            yield from _begin(daemon, gathering, change, part, force)
+            yield from _begin(daemon, compound, change, part, force)
         except NotPossible as error:
             yield Reply(part, refusal(str(error)))
     if not wanted:
-        daemon.gatherings.say(gathering, NO_CHANGE)
+        daemon.compound_commands.add_text(compound, NO_CHANGE)
 
 
-def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, force: bool) -> Iterator[Instruction]:
+def _begin(
+    daemon: Daemon, compound: CompoundCommand, change: Change, part: int, force: bool
+) -> Iterator[Instruction]:
     """Begin a change; ``part`` is answered when it is done."""
     match change:
         case CreateServer(plan, uid):
@@ -224,12 +228,12 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             yield from set_server(daemon, plan.name, plan.maximum, plan.contains_partitions)
             for name, each in plan.namespaces.items():
                 if name != DEFAULT:
-                    other = daemon.gatherings.part(gathering)
+                    other = daemon.compound_commands.add_part(compound)
                     yield from create_namespace(
                         daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
                     )
             for partition in plan.partitions:
-                other = daemon.gatherings.part(gathering)
+                other = daemon.compound_commands.add_part(compound)
                 yield from _create_partition(daemon, plan.name, partition, other)
         case CreateNamespace(server, name, limits, clients_only):
             yield from create_namespace(daemon, server, name, limits, part, clients_only)
@@ -244,7 +248,7 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
         case DeletePartition(server, there, _):
             yield from delete_partition(daemon, server, there.name, there.device, force, part, Answer())
         case SetRules(rules, _):
-            daemon.rules = rules
+            daemon.process_limits.rules = rules
             yield Log("rules_set", {"count": len(rules)})
             yield Reply(part, Answer())
         case SetCgroupLimits(limits, _):

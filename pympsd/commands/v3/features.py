@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Column, Format, Row, Shown
-from pympsd.commands.v3.registry import command, done, listing
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.commands.v3.output import Column, Format, Row, Shown, done, listing
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.cgroups import (
     NO_CGROUPS,
     cgroup_path,
@@ -67,10 +67,14 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
     """List the features and their states; on the driver's own server also that it has no static SM partitions. JSON
     says why what is not possible is not.
     """
-    own = daemon.has_own_servers
-    accounts = "enabled" if daemon.accounts_cgroups and own else "disabled"
+    own = daemon.options.has_own_servers
+    accounts = "enabled" if daemon.process_limits.accounts_cgroups and own else "disabled"
     rows = {
-        "memacct": (accounts + " (default)" * (daemon.accounts_cgroups or not own), "memacct", NO_CGROUPS),
+        "memacct": (
+            accounts + " (default)" * (daemon.process_limits.accounts_cgroups or not own),
+            "memacct",
+            NO_CGROUPS,
+        ),
         "context-share": ("enabled (default)", "context-share", ""),
     }
     if not own:
@@ -87,14 +91,14 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
 @command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
     """Set whether each allocation and release of more than 1 MiB by a later client is logged by its server."""
-    view.check_daemon_owner(daemon, caller, "memacct set")
+    check_daemon_owner(daemon, caller, "memacct set")
     return Decision(done(), tuple(set_audit(daemon, audit_log)))
 
 
 @command(Syntax("memacct describe", options={"format": FORMAT}))
 def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of memory accounting."""
-    return listing(KEYS, [Row(("audit_log", daemon.audits_memory))], format)
+    return listing(KEYS, [Row(("audit_log", daemon.process_limits.audits_memory))], format)
 
 
 @command(
@@ -112,7 +116,7 @@ def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None
     """Set the memory that the later clients of a cgroup, and of those below it, may hold together (--hard-limit=4G;
     unlimited), and what they are guaranteed (--soft-limit=1G; none), on a device or on each.
     """
-    view.check_daemon_owner(daemon, caller, "memacct limit")
+    check_daemon_owner(daemon, caller, "memacct limit")
     path = cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
     if not said:
@@ -134,11 +138,11 @@ def list_limits(
 ) -> Decision:
     """List the limits of cgroups, and what their clients hold; on a device, or on each."""
     wanted = None if cgroup is None else cgroup_path(cgroup)
-    if wanted is not None and wanted not in daemon.cgroup_limits:
+    if wanted is not None and wanted not in daemon.process_limits.cgroups:
         raise Refused(NO_LIMITS.format(wanted))
     only = None if device is None else view.device_named(daemon, device)
     rows, by_cgroup = [], clients_by_cgroup(daemon)
-    for path, limits in sorted(daemon.cgroup_limits.items()):
+    for path, limits in sorted(daemon.process_limits.cgroups.items()):
         present = by_cgroup.get(path, [])
         for ordinal, limit in sorted(limits.items()):
             used = sum(client.memory.get(ordinal, 0) for client in present)
@@ -159,19 +163,19 @@ def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decisio
     """Set whether clients of the daemon's own pipe directory are served; off: they are refused, and have to name the
     directory of a server or a namespace.
     """
-    view.check_daemon_owner(daemon, caller, "context-share set")
+    check_daemon_owner(daemon, caller, "context-share set")
     return Decision(done(), tuple(set_default_socket(daemon, default_socket)))
 
 
 @command(Syntax("context-share describe", options={"format": FORMAT}))
 def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of context sharing."""
-    return listing(KEYS, [Row(("default_socket", "on" if daemon.default_socket else "off"))], format)
+    return listing(KEYS, [Row(("default_socket", "on" if daemon.named_servers.default_socket else "off"))], format)
 
 
 def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> str:
     known = _known(name)
-    view.check_daemon_owner(daemon, caller, command_name)
+    check_daemon_owner(daemon, caller, command_name)
     return known
 
 

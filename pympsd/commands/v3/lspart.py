@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.commands.registry import Caller, Decision
-from pympsd.commands.v3 import view
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.commands.grammar.privileges import Caller, sees_all
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Syntax
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.partitions import NO_PARTITIONS, clients_in, free_of, partitions_on
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.partitions import chunk_count, multiprocessors, partition_id
@@ -22,24 +23,28 @@ HEADINGS: Final = (
     ("GPU", "Partition", "free", "used", "free", "used", "clients"),
     ("", "", "chunks", "chunks", "SM", "SM", ""),
 )
+KEYS: Final = ("gpu", "partition", "free_chunks", "used_chunks", "free_sms", "used_sms", "clients")
+"""The columns in JSON."""
 _WIDTHS: Final = (14, 38, 8, 8, 6, 6, 0)
 _MIN_UUID: Final = len("GPU-") + 8
 """The characters of a UUID that are shown, more if two devices share them."""
 
 
-def answer(daemon: Daemon, caller: Caller, arguments: list[str]) -> Decision:
-    """List the SM partitions of all servers with what is free; refuse arguments, and callers who may not see all."""
-    if arguments:
-        return Decision(refusal(diagnostic=f"'{NAME}' takes no arguments, not {' '.join(arguments)[:80]!r}."))
-    if not daemon.has_own_servers:
+@command(Syntax(NAME), protocols=(3,))
+def list_partitions(daemon: Daemon, caller: Caller) -> Decision:
+    """List the SM partitions of all servers, and what is free, as drivers from 590 on do in protocol 2."""
+    if not daemon.options.has_own_servers:
         return Decision(refusal(diagnostic=NO_PARTITIONS))
-    if not view.sees_all(daemon, caller):
+    if not sees_all(daemon, caller):
         reason = "shows what all servers have; here 'sm-partition list' shows your server's partitions"
         return Decision(refusal(diagnostic=f"'{NAME}' {reason}."))
-    rows = (*HEADINGS, *_rows(daemon))
-    widths = (max(_WIDTHS[0], *(len(row[0]) + 2 for row in rows)), *_WIDTHS[1:])
-    padded = ("".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return Decision(lines(*(line.rstrip() for line in padded)))
+    rows = list(_rows(daemon))
+    widths = (max(_WIDTHS[0], *(len(row[0]) + 2 for row in (*HEADINGS, *rows))), *_WIDTHS[1:])
+    padded = (
+        "".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (*HEADINGS, *rows)
+    )
+    data = [dict(zip(KEYS, row, strict=True)) for row in rows]
+    return Decision(lines(*(line.rstrip() for line in padded)), data=data)
 
 
 def _rows(daemon: Daemon) -> Iterator[tuple[str, ...]]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text
-from pympsd.commands.v3.registry import command, data, done, listing
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
 from pympsd.state_machine.instructions import Reply
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace
 from pympsd.state_machine.v3.namespaces import set_namespace as set_limits
 from pympsd.state_machine.v3.servers import NotPossible, clients, status
@@ -48,17 +48,17 @@ def create(
     --clients-only its socket takes no commands: nothing in a container that has it need be trusted.
     """
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "namespace create")
+    check_owner(caller, named, "namespace create")
     change = view.limits_given(daemon, named, Limits(), limits)
-    gathering = daemon.gatherings.begin(caller.session)
-    part = daemon.gatherings.part(gathering)
+    compound = daemon.compound_commands.begin(caller.session)
+    part = daemon.compound_commands.add_part(compound)
     notes = _not_inherited(daemon, named, name, change), view.no_partition_yet(named, name, change.sm_partition)
-    gathering.notes += filter(None, notes)
+    compound.notes += filter(None, notes)
     try:
         made = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
         return Decision(None, tuple(made))
     except NotPossible as error:
-        gathering.notes.clear()
+        compound.notes.clear()
         return Decision(None, (Reply(part, refusal(str(error))),))
 
 
@@ -68,7 +68,7 @@ def create(
 )
 def delete(daemon: Daemon, caller: Caller, name: str, server: str, force: bool = False) -> Decision:
     """Delete a namespace of a server; refused while it has clients, which --force terminates."""
-    view.check_owner(caller, server_named(daemon, server), "namespace delete")
+    check_owner(caller, server_named(daemon, server), "namespace delete")
     return Decision(None, tuple(delete_namespace(daemon, server, name, force, caller.session)))
 
 
@@ -122,7 +122,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "namespace set")
+    check_owner(caller, named, "namespace set")
     change = view.limits_given(daemon, named, view.namespace_named(named, name).limits, limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(named, name, change.sm_partition)
@@ -146,7 +146,7 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
             server.name,
             str(status(daemon, server)),
             *(view.limit_cell(daemon, server, row, namespace.limits) for row in VENDORS),
-            f"{daemon.pipe_directory}/{server.name}/{namespace.name}",
+            f"{daemon.options.pipe_directory}/{server.name}/{namespace.name}",
         ),
         {
             "clients_only": namespace.clients_only,

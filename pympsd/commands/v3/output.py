@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from pympsd.commands.grammar.registry import Decision
+from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.texts import BadText
 
 ABSENT: Final = "-"
@@ -63,7 +65,22 @@ class Row:
     extra: dict[str, Any] = field(factory=dict)
 
 
-def written(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
+def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None) -> Decision:
+    """Return rows as the answer; it is not logged, because monitors ask again and again."""
+    return data(render(columns, rows, style or Format()))
+
+
+def data(text: str) -> Decision:
+    """Return a text as the answer of a query; nothing at all for an empty one."""
+    return Decision(Answer((Part(text, logged=False),) if text else ()))
+
+
+def done(*notes: str) -> Answer:
+    """Return the answer of a change that was made: no output, and a line on standard error for each note."""
+    return Answer(diagnostic="\n".join(filter(None, notes)))
+
+
+def render(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
     """Return the text of rows, without the newline at its end; nothing for no rows without a header."""
     if chosen.style == "json":
         return json.dumps([_record(columns, row) for row in rows])

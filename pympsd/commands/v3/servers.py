@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
-from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing, moment
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.v3.namespaces import set_namespace
 from pympsd.state_machine.v3.servers import (
     check_share,
@@ -78,7 +78,7 @@ def create(
 @command(Syntax("server delete", required=("name",), flags=("force",)), asks_servers=True)
 def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> Decision:
     """End and remove a server; refused while it has clients, which --force terminates."""
-    view.check_owner(caller, server(daemon, name), "server delete")
+    check_owner(caller, server(daemon, name), "server delete")
     return Decision(None, tuple(delete_server(daemon, name, force, caller.session)))
 
 
@@ -110,14 +110,14 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
         options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *FOR_ALL, *LOCALITY)))
         raise Refused(f"'server set' needs at least one of {options}.")
     named = server(daemon, name)
-    view.check_owner(caller, named, "server set")
+    check_owner(caller, named, "server set")
     if given.pop("locality_domains", False):
         raise _no_domains(daemon, named.ordinals(len(daemon.devices)))
     uid = given.pop("uid", named.uid)
     if uid != named.uid:
         _check_may_be(daemon, caller, uid, "server set")
     contains = given.pop("contain", None)
-    if contains and not daemon.has_own_servers:
+    if contains and not daemon.options.has_own_servers:
         raise Refused("--contain=partition is not possible with the driver's own server of this release.")
     if contains and not named.contains_partitions:
         check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(named.partitions))))
@@ -137,8 +137,8 @@ def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
 
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
     """Raise unless a caller may have a server that is a user's."""
-    if caller.uid == NO_USER or caller.uid not in (0, daemon.uid, uid):
-        raise view.insufficient(caller, command_name, "server")
+    if caller.uid == NO_USER or caller.uid not in (0, daemon.options.uid, uid):
+        raise insufficient(caller, command_name, "server")
 
 
 def _row(daemon: Daemon, named: NamedServer) -> Row:
@@ -150,7 +150,7 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         named.uid,
         (process and process.pid) or None,
         str(status(daemon, named)),
-        f"{daemon.pipe_directory}/{named.name}",
+        f"{daemon.options.pipe_directory}/{named.name}",
         tuple(daemon.devices[ordinal].uuid for ordinal in named.ordinals(len(daemon.devices))),
         " ".join(map(str, contexts)) or None,
     )

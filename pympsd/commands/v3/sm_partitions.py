@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner, sees_all
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Syntax
 from pympsd.commands.v3.options import FORMAT, SERVER
-from pympsd.commands.v3.output import Column, Format, Row
-from pympsd.commands.v3.registry import command, listing
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus
+from pympsd.commands.v3.output import Column, Format, Row, listing
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
 from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition, free_of
 from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.state_machine.v3.servers import status
@@ -55,7 +55,7 @@ def create(
     name one on that device, by the CUDA_MPS_SM_PARTITION that is printed, or as <device>/<name> or <name>.
     """
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "sm-partition create")
+    check_owner(caller, named, "sm-partition create")
     ordinal = view.device_of(daemon, named, device)
     made = tuple(create_partition(daemon, server, name, ordinal, chunks, include_remainder, caller.uid))
     facts = daemon.devices[ordinal]
@@ -82,7 +82,7 @@ def create(
 def delete(daemon: Daemon, caller: Caller, name: str, server: str, device: str, force: bool = False) -> Decision:
     """Delete a static SM partition; refused while it has clients, which --force terminates."""
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "sm-partition delete")
+    check_owner(caller, named, "sm-partition delete")
     ordinal = view.device_of(daemon, named, device)
     answer = Answer((Part(f"SM partition '{name}' deleted from device {daemon.devices[ordinal].uuid}"),))
     return Decision(None, tuple(delete_partition(daemon, server, name, ordinal, force, caller.session, answer)))
@@ -117,7 +117,7 @@ def list_partitions(
         for ordinal in ordinals if only is None else [only] if only in ordinals else []:
             rows += _rows(daemon, named, ordinal)
             # Of the other servers' chunks a tenant's view knows nothing, and the driver's own server has none.
-            known = all and daemon.has_own_servers and view.sees_all(daemon, caller)
+            known = all and daemon.options.has_own_servers and sees_all(daemon, caller)
             if known and (free := free_of(daemon, ordinal)):
                 rows.append(_unallocated(named, daemon.devices[ordinal], free))
     return listing(COLUMNS, rows, format)

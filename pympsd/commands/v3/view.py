@@ -2,67 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve
-
-from pympsd.commands.privileges import ASK_FROM
-from pympsd.commands.registry import Caller
-from pympsd.commands.v3.grammar import Refused
+from pympsd.commands.grammar.privileges import namespace_of
+from pympsd.commands.grammar.syntax import Refused
 from pympsd.commands.v3.output import ABSENT, Shown
 from pympsd.devices.visible import find_device, listed
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
-from pympsd.vocabulary.identities import NO_USER
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.limit_table import LIMITS, Limit, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import no_partition_note
 
 
 def servers(daemon: Daemon) -> list[NamedServer]:
     """Return the servers by name."""
     return [server for _, server in sorted(daemon.named_servers.items())]
-
-
-def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
-    """Return the state as a caller may see it.
-
-    One who came by the socket of a namespace, and is neither root nor the server's owner, sees what is of that
-    namespace: a tenant in a container must not see the others' limits and programs.
-    """
-    if sees_all(daemon, caller):
-        return daemon
-    named = daemon.named_servers.get(caller.server)
-    # Neither the text of the file nor its differences concern others.
-    hidden: dict[str, Any] = {
-        "rules": None,
-        "cgroup_limits": {},
-        "taken": defaultdict(Counter),
-        "refusals": Counter(),
-        "configuration": evolve(daemon.configuration, text=None, plan=None),
-    }
-    if named is None:
-        return evolve(daemon, named_servers={}, servers={}, **hidden)
-    name = caller.namespace or DEFAULT
-    own = {each: found for each, found in named.namespaces.items() if each == name}
-    process = daemon.server_named(named.name)
-    processes = {}
-    if process is not None:
-        clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
-        processes[process.serial] = evolve(process, clients=clients)
-    servers = {named.name: evolve(named, namespaces=own)}
-    return evolve(daemon, named_servers=servers, servers=processes, **hidden)
-
-
-def sees_all(daemon: Daemon, caller: Caller) -> bool:
-    """Return whether queries of a caller show more than the namespace whose socket it came by."""
-    named = daemon.named_servers.get(caller.server)
-    is_owner = caller.uid == 0 or (named is not None and caller.uid == named.uid)
-    return daemon.open_queries or not caller.server or is_owner
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:
@@ -73,34 +30,9 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
     return found
 
 
-def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
-    """Raise Refused unless the caller is the owner of a server, or root."""
-    if caller.uid not in (0, server.uid):
-        raise insufficient(caller, command, "server")
-
-
-def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
-    """Raise Refused unless the caller is the user who started the daemon, or root."""
-    if caller.uid not in (0, daemon.uid):
-        raise insufficient(caller, command, "daemon")
-
-
-def insufficient(caller: Caller, command: str, owned: str) -> Refused:
-    """Return the refusal of a command whose caller does not own what it changes."""
-    if caller.uid != NO_USER:
-        return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
-    said = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
-    return Refused(said, ASK_FROM)
-
-
-def namespace_of(client: Client) -> str:
-    """Return the namespace of a client."""
-    return client.mps_namespace or DEFAULT
-
-
 def linux_namespace(daemon: Daemon, client: Client) -> int:
     """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
-    return 0 if client.namespace == daemon.pid_namespace else client.namespace
+    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
@@ -129,7 +61,7 @@ def limits_given(
         value = given.get(f"{prefix}{row.key}")
         if value is None:
             continue
-        if not daemon.has_own_servers and (lack := row.driver_lacks(value)):
+        if not daemon.options.has_own_servers and (lack := row.driver_lacks(value)):
             name = f"{prefix}{row.key}".replace("_", "-")
             raise Refused(f"--{name} is not possible with the driver's own server{lack}.")
         if row.is_by_device:

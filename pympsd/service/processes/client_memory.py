@@ -18,7 +18,7 @@ import msgspec
 import trio
 from attrs import define, field
 
-from pympsd.channel.processes import open_process
+from pympsd.process.spawn import open_process
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

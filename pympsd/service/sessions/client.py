@@ -11,22 +11,21 @@ from typing import Final
 from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher, RunningServer
-from pympsd.service.files.dmem import has_dmem, kernel_limits
+from pympsd.service.files.cgroups import has_dmem, kernel_limits
 from pympsd.service.ports import Admission
+from pympsd.service.processes.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.origins import origin_of
-from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted
-from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
+from pympsd.wire.messages import NEWEST, OLDEST, ClientHello, GoWithoutMps, Refused, SessionGranted, Versions, agree
 
 MAX_VARIABLES: Final = 256
 """Of a client's environment in its hello: each costs the daemon more than its text."""
@@ -83,10 +82,10 @@ class ClientSession(Waiting):
 
     def _origin(self, state: Daemon) -> tuple[Origin | None, CgroupLimits]:
         """Return what has to be known of the process, and the limits that the kernel has for its cgroup."""
-        if not state.asks_origins:
+        if not state.needs_origins:
             return None, {}
         origin = origin_of(self.known)
-        asks_kernel = state.protocol == 3 and has_dmem()
+        asks_kernel = state.options.protocol == 3 and has_dmem()
         return origin, kernel_limits(state.devices, origin.cgroups[-1]) if asks_kernel and origin.cgroups else {}
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

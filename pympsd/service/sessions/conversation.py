@@ -9,18 +9,18 @@ import trio
 from attrs import define
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.inheritance import Noted, serial_of
+from pympsd.service.processes.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
-from pympsd.service.sessions.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
 from pympsd.state_machine.v3 import routing
+from pympsd.takeover.keeper.packets import NOTE_BYTES
+from pympsd.takeover.state.entries import KeptFd, serial_of
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
-from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
-from pympsd.wire.keeper_packets import NOTE_BYTES
 
 HELLO_SECONDS: Final = 10.0
 """A connection that sends no hello within this time is closed."""
@@ -39,7 +39,7 @@ class Conversation:
     """The server whose socket this is, in protocol 3; empty: the daemon's own."""
     namespace: str = ""
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         """Run a connection to its end; ``entry``: the keeper's; noted is the hello, if one was received."""
         channel = MessageChannel(sock, allowance=self.dispatcher.buffers.allowance(peer.uid))
         try:
@@ -48,7 +48,7 @@ class Conversation:
             channel.close()
 
     async def _greet(
-        self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]
+        self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]
     ) -> None:
         try:
             noted = entry.note
@@ -64,7 +64,7 @@ class Conversation:
             if first is None:
                 self._log_foreign_user(peer)
             else:
-                await self._run_session(Noted(entry.name, sock.fileno(), noted), first, channel, sock, peer)
+                await self._run_session(KeptFd(entry.name, sock.fileno(), noted), first, channel, sock, peer)
         except LimitExceeded as error:
             self.dispatcher.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError):
@@ -80,7 +80,7 @@ class Conversation:
 
     def _log_foreign_user(self, peer: Peer) -> None:
         """Log a program of another user that left as soon as it saw whose daemon this is."""
-        owner = self.dispatcher.state.uid
+        owner = self.dispatcher.state.options.uid
         if self.accepts_clients and owner not in (0, peer.uid):
             reason = (
                 f"it left without a hello: programs trust root's daemon and their own, and user {owner} runs this"
@@ -103,7 +103,12 @@ class Conversation:
         return hello
 
     async def _run_session(
-        self, entry: Noted[bytes], first: Frame, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer
+        self,
+        entry: KeptFd[bytes],
+        first: Frame,
+        channel: MessageChannel,
+        sock: trio.socket.SocketType,
+        peer: Peer,
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
@@ -118,7 +123,7 @@ class Conversation:
                 self.dispatcher.serials.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
             )
             if first.body == frames.ASKS_PROTOCOL:
-                session.send_protocol(self.dispatcher.state.protocol)
+                session.send_protocol(self.dispatcher.state.options.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         hello = messages.decode(first)

@@ -8,8 +8,8 @@ from typing import Final
 import trio
 
 from pympsd.channel.send_queue import SendQueue
+from pympsd.errors import ProtocolError
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.wire.errors import ProtocolError
 
 LAST_SECONDS: Final = 10.0
 """Time to send what is queued when a session ends."""

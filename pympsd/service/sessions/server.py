@@ -12,19 +12,19 @@ from attrs import define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
+from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
-from pympsd.state_machine.server_lifecycle import IllegalMove
+from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentages
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.phases import IllegalMove
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.keeper_packets import NOTE_BYTES
-from pympsd.wire.versions import Versions, agree
+from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
@@ -267,7 +267,7 @@ class ServerSession:
             backend=dispatcher.settings.backend,
             devices=dispatcher.state.devices,
             thread_percentage=dispatcher.state.servers[self.serial].thread_percentage.value,
-            client_priority=dispatcher.state.client_priority.level,
+            client_priority=dispatcher.state.defaults.client_priority.level,
             memory_limits={
                 n: limit.value for n, limit in dispatcher.state.servers[self.serial].memory_limits.items()
             },

@@ -9,8 +9,8 @@ import trio
 from attrs import define, field
 
 from pympsd.service.dispatcher import Dispatcher, RunningServer, WaitingClient
+from pympsd.service.processes.peers import KnownPeer
 from pympsd.service.processes.status import process_end
-from pympsd.service.sessions.peers import KnownPeer
 from pympsd.state_machine.events import ClientConnected, WaitingClientLeft
 from pympsd.vocabulary.identities import Peer
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pympsd_client._api.memory import copies
-from pympsd_client._arguments.arrays.array_structs import packed_2d, packed_3d
+from pympsd_client._arguments.array_structs import packed_2d, packed_3d
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.arrays.array import arrays

@@ -14,16 +14,14 @@ from pympsd_client._api.memory.copies import between_any
 from pympsd_client._api.memory.managed import Range, place_of, supported, within
 from pympsd_client._api.memory.region_copy import copy as region_copy
 from pympsd_client._api.memory.region_copy import regions
-from pympsd_client._arguments.batch_copies import BatchCopy, batch_copies
+from pympsd_client._arguments.copy_structs import BatchCopy, Copy3D, batch_copies
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import locations
-from pympsd_client._arguments.numbers import number
-from pympsd_client._arguments.structs import Copy3D
-from pympsd_client._arguments.values import InMemory, check_count
+from pympsd_client._arguments.values import InMemory, check_count, number
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import current
-from pympsd_client._objects.region_copy import check
+from pympsd_client._objects.memory.region_copy import check
 from pympsd_client._objects.stream import LEGACY, resolve
 
 

@@ -15,12 +15,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location, location
-from pympsd_client._arguments.numbers import number, unsigned
-from pympsd_client._arguments.values import AttributeValue, InMemory, given_numbers
+from pympsd_client._arguments.values import AttributeValue, InMemory, given_numbers, number, unsigned
 from pympsd_client._objects.context import Context, current
-from pympsd_client._objects.managed import allocation
-from pympsd_client._objects.managed.page_states import HOST, PageState, PageStates, Place
-from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.memory import managed
+from pympsd_client._objects.memory.allocations import allocations
+from pympsd_client._objects.memory.page_states import HOST, PageState, PageStates, Place
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import LEGACY, resolve
 
@@ -43,7 +42,7 @@ def supported(name: str) -> Context:
     """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get("MANAGED_MEMORY"):
+    if not context.device.properties.attributes.get("MANAGED_MEMORY"):
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {_NOT_MANAGED}")
     return context
 
@@ -60,7 +59,7 @@ def allocate(size: int, flags: int) -> int:
         raise invalid_value("an allocation has at least 1 byte")
     if size >= 1 << 48:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"there are no {size} bytes of addresses")
-    return allocation.allocate(context, size)
+    return managed.allocate(context, size)
 
 
 @frozen
@@ -102,7 +101,7 @@ def place_of(found: Location) -> Place:
     """Return a location that managed memory can have; INVALID_VALUE, INVALID_DEVICE."""
     if found.type == _DEVICE:
         device = process.device(found.id)
-        if not device.facts.attributes.get("CONCURRENT_MANAGED_ACCESS"):
+        if not device.properties.attributes.get("CONCURRENT_MANAGED_ACCESS"):
             raise CudaError(
                 Result.ERROR_INVALID_DEVICE,
                 f"device {device.number} and the host have no concurrent access to managed memory (device attribute "

@@ -1,25 +1,29 @@
-"""Stream-ordered allocation and memory pools (CUDA driver API, Stream Ordered Memory Allocator)."""
+"""Stream-ordered allocation, memory pools and their sharing (CUDA driver API, Stream Ordered Memory Allocator)."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from typing import Any, Final
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
+from pympsd_client._arguments import shared_handles
 from pympsd_client._arguments.bindings import cuuint64_t, members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Access, Location, PoolProperties, accesses
+from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._arguments.values import AttributeValue, given_value
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.memory import allocations
-from pympsd_client._objects.pools.pool import Pool, PoolKind
-from pympsd_client._objects.pools.table import pools
+from pympsd_client._objects.memory.allocations import allocations
+from pympsd_client._objects.memory.peer_access import Pair, is_possible, peer_access
+from pympsd_client._objects.pools.imported import ImportedPool
+from pympsd_client._objects.pools.pool import Block, Pool, PoolKind, pools
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
-from pympsd_client._objects.virtual.peer_access import Pair, is_possible, peer_access
 
 _ATTRIBUTES: Final = members("CUmemPool_attribute", "CU_MEMPOOL_ATTR_")
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
@@ -126,7 +130,7 @@ def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) ->
     if kind.location.type == _HOST and not kind.is_managed:
         raise invalid_value("pools of the host's memory are exported if they are at a node of it: _HOST_NUMA")
     devices = process.require().devices if device is None else (device,)
-    can = min(one.facts.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for one in devices)
+    can = min(one.properties.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for one in devices)
     if kind.is_managed or handle_types & ~can:
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
@@ -147,7 +151,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device 
         return of_device(device)
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
     needed = "MANAGED_MEMORY" if is_managed else of_host
-    if not all(each.facts.attributes.get(needed) for each in process.require().devices):
+    if not all(each.properties.attributes.get(needed) for each in process.require().devices):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
             "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
@@ -170,7 +174,7 @@ def node_of(device: Device) -> int:
 
     It binds no memory: the system places pages where they are touched first.
     """
-    node = device.facts.attributes.get("HOST_NUMA_ID", -1)
+    node = device.properties.attributes.get("HOST_NUMA_ID", -1)
     if node < 0:
         raise invalid_value("the device names no NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
     return node
@@ -341,3 +345,68 @@ def access(pool: int, location: Location | None) -> int:
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
     return _READ_AND_WRITE if _reaches(found, location) or _is_given_access(found, location) else 0
+
+
+_EXPORT_DATA: Final = "CUmemPoolPtrExportData"
+_HOST_NAME: Final = "host"
+_FILE: Final = re.compile(rf"/memfd:pympsd-pool-([0-9a-f]{{32}})-([0-9]+|{_HOST_NAME}) \(deleted\)")
+
+
+def export(pool: int, kind: int, flags: int) -> AttributeValue:
+    """Return a new descriptor of a pool, which other processes import; the caller closes it.
+
+    INVALID_VALUE for a pool that was not created to be exported so.
+    """
+    found = pools.find(pool)
+    if flags or kind != DESCRIPTOR or not found.secret:
+        raise invalid_value(
+            "a pool is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), flags 0"
+        )
+    where = _HOST_NAME if found.device is None else found.device.ordinal
+    return AttributeValue(os.memfd_create(f"pympsd-pool-{found.secret:032x}-{where}"), "i")
+
+
+def import_pool(fd: int, kind: int, flags: int) -> int:
+    """Return the pool of another process, from which nothing is allocated here; the descriptor stays the caller's.
+
+    INVALID_VALUE for a descriptor of anything else, and for a pool of a device that this process does not see.
+    """
+    if flags or kind != DESCRIPTOR:
+        raise invalid_value(
+            f"a pool is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}; flags 0"
+        )
+    try:
+        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        named = None
+    where = "" if named is None else named[2]
+    device = next((one for one in process.require().devices if str(one.ordinal) == where), None)
+    if named is None or (device is None and where != _HOST_NAME):
+        raise invalid_value(f"{fd} is no descriptor of a pool of a visible device or of the host")
+    memory = of_node() if device is None else of_device(device)[0]
+    return pools.add(ImportedPool(memory, device, int(named[1], 16))).handle
+
+
+def export_pointer(address: int) -> bytes:
+    """Return the data by which other processes import an allocation from a pool that they have imported.
+
+    INVALID_VALUE for what is not from a pool that was created to be exported.
+    """
+    found = allocations.get(address)
+    if not isinstance(found, Block) or not found.pool.secret:
+        raise invalid_value(f"{address:#x} is not the start of an allocation from a pool that is exported")
+    secret, offset = found.pool.export(found)
+    handle = SharedHandle(secret, found.context.device.ordinal, offset, found.size, found.pool.secret)
+    return shared_handles.packed(_EXPORT_DATA, handle)
+
+
+def import_pointer(pool: int, given: Any) -> int:
+    """Return where an allocation of an imported pool is mapped; it is freed as other allocations are.
+
+    INVALID_VALUE for an allocation of another pool, of another server, or that is freed.
+    """
+    found = pools.find(pool)
+    if not isinstance(found, ImportedPool):
+        raise invalid_value("allocations are imported into a pool that cuMemPoolImportFromShareableHandle returned")
+    handle = shared_handles.unpacked(_EXPORT_DATA, given, invalid_value)
+    return found.import_block(handle)

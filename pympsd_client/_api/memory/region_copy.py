@@ -6,14 +6,14 @@ from typing import Final
 
 from pympsd_client._api.memory.copies import check_host, is_hosts
 from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.copy_structs import Copy3D, CopySide
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._arguments.structs import Copy3D, CopySide
-from pympsd_client._objects import region_copy
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import Context, context_of, current
-from pympsd_client._objects.memory import ordinal_at
-from pympsd_client._objects.region_copy import Extent, Region
+from pympsd_client._objects.memory import region_copy
+from pympsd_client._objects.memory.allocations import ordinal_at
+from pympsd_client._objects.memory.region_copy import Extent, Region
 
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
 _ADDRESS_LIMIT: Final = 1 << 64
@@ -68,7 +68,7 @@ def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | 
     extent = Extent(given.width, given.height, given.depth)
     if not extent.bytes:
         return None
-    most = context.device.facts.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
+    most = context.device.properties.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
     destination = _region(given.destination, "dst", extent, most)
     return destination, _region(given.source, "src", extent, most), extent
 

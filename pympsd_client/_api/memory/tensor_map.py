@@ -14,8 +14,7 @@ from attrs import evolve
 from pympsd.vocabulary.results import Result
 from pympsd.wire.tensor_map import BYTES, Im2col, TensorMap, check, check_rank, pack, unpack
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.structs import address_of
-from pympsd_client._arguments.values import given_numbers
+from pympsd_client._arguments.values import address_of, given_numbers
 from pympsd_client._objects.context import current_on_device_with
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED_CHANNELS
-from pympsd_client._arguments.arrays.array_structs import ArrayDescription
+from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 
@@ -107,10 +107,10 @@ def _is_within(of: ArrayDescription, name: str, suffix: str, limits: Mapping[str
     return all(size <= limits.get(f"{name}_{side}{suffix}", size) for side, size in sizes)
 
 
-def level_count(of: ArrayDescription, asked: int) -> int:
+def level_count(of: ArrayDescription, requested: int) -> int:
     """Return the number of levels of a mipmapped array: what was asked for, from 1 to what its size allows."""
     longest = max(of.width, of.height, of.depth if dimensions(of) == 3 else 0)
-    return min(max(asked, 1), longest.bit_length())
+    return min(max(requested, 1), longest.bit_length())
 
 
 def level(of: ArrayDescription, number: int) -> ArrayDescription:

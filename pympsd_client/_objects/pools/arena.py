@@ -1,13 +1,18 @@
-"""The memory that one pool has in one context: chunks from the device, and what of them is free for which stream.
+"""The memory that one pool has in one context: chunks of the device, and what of them is free for which stream.
 
-Memory that was freed in a stream is at once free for that stream's later work, and for any other when the stream has
-reached the point at which it was freed (CUDA driver API, Stream Ordered Memory Allocator).
+Freed memory is a range with a `FreePoint`: the stream in which it was freed. The range is immediately free for that
+stream's later work, and for other streams when the stream has reached the point (CUDA driver API, Stream Ordered
+Memory Allocator). `Arena.reclaim` moves ranges whose point has passed to ``free``, which every stream may use.
+`Arena.take_over` does not wait for points to pass: it makes one stream wait for the others by events and gives it
+everything.
+
+Ranges never join across the end of a chunk, so that a chunk that is free as a whole can be given back.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from attrs import define, frozen
@@ -17,7 +22,64 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.pools.chunks import CHUNK_BYTES, Chunks
-from pympsd_client._objects.pools.ranges import Ranges
+
+
+class Ranges:
+    """Free ranges in order of their addresses. Neighbours are joined, unless a chunk of memory ends between them."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self._starts, self._ends, strict=True))
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes in all of them."""
+        return sum(self._ends) - sum(self._starts)
+
+    def take(self, size: int) -> int | None:
+        """Take ``size`` bytes from the first range that has as many; return their start, None if no range has."""
+        starts, ends = self._starts, self._ends
+        for index, start in enumerate(starts):
+            remaining = ends[index] - start - size
+            if remaining > 0:
+                starts[index] = start + size
+                return start
+            if remaining == 0:
+                del starts[index], ends[index]
+                return start
+        return None
+
+    def give(self, start: int, end: int, chunk_start: int, chunk_end: int) -> None:
+        """Add a range that lies in a chunk of memory."""
+        starts, ends = self._starts, self._ends
+        at = bisect_right(starts, start)
+        joins_left = at > 0 and start != chunk_start and ends[at - 1] == start
+        joins_right = at < len(starts) and end != chunk_end and starts[at] == end
+        if joins_left and joins_right:
+            ends[at - 1] = ends[at]
+            del starts[at], ends[at]
+        elif joins_left:
+            ends[at - 1] = end
+        elif joins_right:
+            starts[at] = start
+        else:
+            starts.insert(at, start)
+            ends.insert(at, end)
+
+    def remove(self, start: int, end: int) -> bool:
+        """Remove a range if all of it is here, as one; return whether it was."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0 or self._starts[at] != start or self._ends[at] != end:
+            return False
+        del self._starts[at], self._ends[at]
+        return True
+
 
 _GROWTH_BYTES: Final = 32 << 20
 """A chunk is as large as all before it together, up to this, so that few are needed."""
@@ -44,7 +106,7 @@ class FreePoint:
 
     def as_event(self) -> FreePoint:
         """Return the same point as an event, before the stream is destroyed."""
-        event = self.context.mint()
+        event = self.context.allocate_handle()
         self.context.post(operations.CREATE_EVENT, event, 0)
         self.context.post(operations.RECORD_EVENT, event, self.stream)
         return FreePoint(self.context, self.stream, event)
@@ -83,11 +145,11 @@ class Arena:
 
     def take(self, size: int, point: FreePoint) -> int | None:
         """Return the start of memory that is free for a stream; None if there is none."""
-        own = self.freed.get(point) if self.freed else None
-        if own is not None:
-            start = own.take(size)
+        own_ranges = self.freed.get(point) if self.freed else None
+        if own_ranges is not None:
+            start = own_ranges.take(size)
             if start is not None:
-                if not own:
+                if not own_ranges:
                     del self.freed[point]
                 return start
         return self.free.take(size)
@@ -96,10 +158,10 @@ class Arena:
         """Add memory that was freed in a stream, or is free for all."""
         ranges = self.free
         if point is not None:
-            found = self.freed.get(point)
-            if found is None:
-                found = self.freed[point] = Ranges()
-            ranges = found
+            point_ranges = self.freed.get(point)
+            if point_ranges is None:
+                point_ranges = self.freed[point] = Ranges()
+            ranges = point_ranges
         ranges.give(start, start + size, *self.chunk_of(start))
 
     def chunk_of(self, address: int) -> tuple[int, int]:
@@ -107,34 +169,36 @@ class Arena:
         start = self._starts[bisect_right(self._starts, address) - 1]
         return start, self.chunks[start]
 
-    def settle(self, is_passed: Callable[[FreePoint], bool]) -> int:
+    def reclaim(self, is_passed: Callable[[FreePoint], bool]) -> int:
         """Make free for all what was freed where all work is done; return its bytes."""
-        settled = 0
+        reclaimed_bytes = 0
         for point in tuple(self.freed):
             if is_passed(point):
-                settled += self._merge(self.free, self.freed.pop(point))
+                reclaimed_bytes += self._merge(self.free, self.freed.pop(point))
                 point.destroy_event()
-        return settled
+        return reclaimed_bytes
 
-    def settle_some(self) -> int:
+    def reclaim_some(self) -> int:
         """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
-        asked = tuple(self.freed)[:_QUERIES]
-        return self.settle(lambda point: point in asked and point.is_passed())
+        oldest = tuple(self.freed)[:_QUERIES]
+        return self.reclaim(lambda point: point in oldest and point.is_passed())
 
     def take_over(self, point: FreePoint) -> int:
         """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
-        others = [one for one in self.freed if one != point and one.context is point.context]
-        own = self.freed.pop(point, None) or Ranges()
-        taken = 0
-        for other in others:
+        other_points = [
+            freed_point for freed_point in self.freed if freed_point != point and freed_point.context is point.context
+        ]
+        own_ranges = self.freed.pop(point, None) or Ranges()
+        taken_bytes = 0
+        for other in other_points:
             other.make_wait(point.stream)
-            taken += self._merge(own, self.freed.pop(other))
+            taken_bytes += self._merge(own_ranges, self.freed.pop(other))
             other.destroy_event()
-        taken += self._merge(own, self.free)
+        taken_bytes += self._merge(own_ranges, self.free)
         self.free = Ranges()
-        if own:
-            self.freed[point] = own
-        return taken
+        if own_ranges:
+            self.freed[point] = own_ranges
+        return taken_bytes
 
     def _merge(self, into: Ranges, ranges: Ranges) -> int:
         for start, end in ranges:
@@ -143,7 +207,7 @@ class Arena:
 
     def growth(self, size: int, reserved: int) -> int:
         """Return the bytes of the next chunk for an allocation, where the pool has ``reserved`` bytes."""
-        return rounded(max(size, min(reserved, _GROWTH_BYTES)))
+        return round_up(max(size, min(reserved, _GROWTH_BYTES)))
 
     def grow(self, size: int) -> None:
         """Add a chunk; raise CudaError."""
@@ -172,6 +236,6 @@ class Arena:
         return released
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Return a size in whole chunks."""
     return -(-size // CHUNK_BYTES) * CHUNK_BYTES

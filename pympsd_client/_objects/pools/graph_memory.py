@@ -1,6 +1,7 @@
 """Memory of graphs: allocated with the node, at one address for all launches (CUDA driver API, Graph Management).
 
-It is given back to the device when the node, all executable graphs with it, and the program's use of it have ended.
+The memory is given back to the device when the node, all executable graphs with it, and the program's use of it
+have ended; ``holders`` counts them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.memory import Allocation, allocations
-from pympsd_client._objects.pools.arena import rounded
+from pympsd_client._objects.memory.allocations import Allocation, allocations, other_ranges
+from pympsd_client._objects.memory.shared_pages import SharedPages, share
+from pympsd_client._objects.pools.arena import round_up
 from pympsd_client._objects.pools.pool import PoolKind
-from pympsd_client._objects.shared_pinned_memory import SharedPages, share
 
 
 class Usage:
@@ -72,7 +73,7 @@ class GraphAllocation(Allocation):
             self._is_freed |= is_last
         if is_last:
             graph_allocations.remove(self.handle)
-            usage_of(self.context.device.number).change(-rounded(self.size))
+            usage_of(self.context.device.number).change(-round_up(self.size))
             if self.pages is not None:
                 self.pages.close()
             elif self.context.active and self.context.sticky_error is None:
@@ -104,30 +105,31 @@ class GraphAllocation(Allocation):
 
 graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "given back, or never made")
 """The memory of all nodes by address, whether the program has it now or not."""
+other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation in graph_allocations.all()))
 
 
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
     """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
         raise invalid_value("an allocation has at least 1 byte")
-    if size > context.device.facts.memory_bytes:
+    if size > context.device.properties.memory_bytes:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     if kind.is_shared:
         pages = share(context, size)
-        made = GraphAllocation(pages.address, context, size, pages=pages)
-        made.is_managed, made.is_host = kind.is_managed, kind.is_host
+        allocation = GraphAllocation(pages.address, context, size, pages=pages)
+        allocation.is_managed, allocation.is_host = kind.is_managed, kind.is_host
         allocations.any_shared = True
     else:
         (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
-        made = GraphAllocation(int(address), context, size)
-    usage_of(context.device.number).change(rounded(size))
-    return graph_allocations.add(made)
+        allocation = GraphAllocation(int(address), context, size)
+    usage_of(context.device.number).change(round_up(size))
+    return graph_allocations.add(allocation)
 
 
 def live_at(address: int) -> GraphAllocation | None:
     """Return the graph memory that begins at an address and is the program's, or None."""
-    found = allocations.get(address)
-    return found if isinstance(found, GraphAllocation) else None
+    allocation = allocations.get(address)
+    return allocation if isinstance(allocation, GraphAllocation) else None
 
 
 def release_quietly(allocation: GraphAllocation) -> None:

@@ -1,6 +1,33 @@
-"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator).
+"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator), and the table of this process's pools.
 
-A pool is a device's; the memory that it has is its contexts', and is freed with them.
+**The problem.** cuMemAllocAsync and cuMemFreeAsync are called in every step of a training loop. A message to the
+executor for each would cost as much as cuMemAlloc.
+
+**The idea.** The client divides memory itself. A pool has an `Arena` in each context, which holds *chunks*; the
+executor is informed when a chunk is added or given back, and of nothing else. All rules of stream order are kept
+here:
+
+    chunk     |  block A (in use)  |  freed in stream 1  |  free for all  |
+                                      ^ stream 1 may have it immediately; others when stream 1 has passed that point
+
+An allocation tries, in this order: what its stream may have; what streams that are asked have passed by now; a new
+chunk; and if there is no memory left, everything that is free, after making its stream wait for the others by
+events.
+
+**When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
+streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
+threshold.
+
+**Invariants**
+
+- ``_in_use`` counts blocks the program has, ``reserved`` the bytes of all chunks; freed blocks that wait for their
+  stream are in neither (`Pool.used` adds them).
+- The points of a stream that is destroyed become events first, so that they can still be asked for.
+- Locks are reentrant: what a call drops may free memory again.
+- A destroyed pool lives on in ``_all`` until the program has freed its last block.
+
+A pool belongs to a device, but its memory belongs to contexts, and goes with them: the executor accounts memory to
+contexts (docs/decisions/014-memory-pools.md).
 """
 
 from __future__ import annotations
@@ -13,15 +40,17 @@ from typing import Final
 from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location
-from pympsd_client._connect.connection import Device
-from pympsd_client._objects.context import Context, context_on, new_handle
-from pympsd_client._objects.memory import Allocation, allocations
-from pympsd_client._objects.pools.arena import Arena, FreePoint, rounded
+from pympsd_client._connect.connection import Connection, Device
+from pympsd_client._objects import event as events
+from pympsd_client._objects import stream as streams
+from pympsd_client._objects.context import Context, before_waiting, context_on, new_handle, when_closed
+from pympsd_client._objects.memory.allocations import Allocation, allocations
+from pympsd_client._objects.memory.peer_access import is_possible, peer_access
+from pympsd_client._objects.pools.arena import Arena, FreePoint, round_up
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
 from pympsd_client._objects.process import Primary, process
-from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
 
 _ALIGNMENT: Final = 512
 
@@ -75,8 +104,8 @@ class Pool:
     is_imported = False
     """Whether it is another process's."""
 
-    def __init__(self, kind: PoolKind, device: Device | None, most: int = 0, is_exported: bool = False) -> None:
-        """``device``: whose memory it is, None: any context's; ``most``: bytes it may reserve, 0: any number.
+    def __init__(self, kind: PoolKind, device: Device | None, max_bytes: int = 0, is_exported: bool = False) -> None:
+        """``device``: whose memory it is, None: any context's; ``max_bytes``: bytes it may reserve, 0: any number.
 
         ``is_exported``: other processes may import it.
         """
@@ -85,7 +114,7 @@ class Pool:
         """What names it for other processes; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
-        self.most: Final = rounded(most)
+        self.most: Final = round_up(max_bytes)
         self.is_default = False
         self.follows_events = self.is_opportunistic = self.adds_dependencies = True
         self.release_threshold = 0
@@ -102,28 +131,28 @@ class Pool:
     def used(self) -> int:
         """The bytes that the program has, or has freed in streams that have not reached that point."""
         with self._lock:
-            self._settle_all()
-            return self._used()
+            self._reclaim_all()
+            return self._used_bytes()
 
-    def _used(self) -> int:
+    def _used_bytes(self) -> int:
         pending = sum(ranges.bytes for arena in self._arenas.values() for ranges in arena.freed.values())
         return self._in_use + pending
 
-    def _settle_all(self) -> None:
+    def _reclaim_all(self) -> None:
         for arena in self._arenas.values():
-            arena.settle(FreePoint.is_passed)
+            arena.reclaim(FreePoint.is_passed)
 
     @property
     def used_high(self) -> int:
         """The most bytes that were used since `reset_used_high`."""
         with self._lock:
-            self._most_in_use = max(self._most_in_use, self._used())
+            self._most_in_use = max(self._most_in_use, self._used_bytes())
             return self._most_in_use
 
     def reset_used_high(self) -> None:
         """Begin again to observe the most that is used."""
         with self._lock:
-            self._most_in_use = self._used()
+            self._most_in_use = self._used_bytes()
 
     def reset_reserved_high(self) -> None:
         """Begin again to observe the most that is reserved."""
@@ -156,23 +185,23 @@ class Pool:
             return 0
         device = user.device if self.device is None else self.device
         context = user if device.ordinal == user.device.ordinal else self.context_on(device)
-        if size > context.device.facts.memory_bytes:
+        if size > context.device.properties.memory_bytes:
             raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
-        taken = (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        block_bytes = (size + _ALIGNMENT - 1) & -_ALIGNMENT
         with self._lock:
             arena = self._arenas.get(context)
             if arena is None:
                 arena = self._arenas[context] = Arena.of(context, self._source(context))
             point = FreePoint(user, stream)
-            start = arena.take(taken, point)
+            start = arena.take(block_bytes, point)
             if start is None:
-                start = self._take_with_effort(arena, taken, point)
-            self._in_use += taken
+                start = self._take_with_effort(arena, block_bytes, point)
+            self._in_use += block_bytes
             if self._in_use > self._most_in_use:
                 self._most_in_use = self._in_use
-            made = allocations.add(Block(start, context, size, pool=self, taken=taken))
+            block = allocations.add(Block(start, context, size, pool=self, taken=block_bytes))
             if self.kind.is_shared:
-                made.is_managed, made.is_host = self.kind.is_managed, self.kind.is_host
+                block.is_managed, block.is_host = self.kind.is_managed, self.kind.is_host
                 allocations.any_shared = True
         return start
 
@@ -191,7 +220,7 @@ class Pool:
 
     def _take_with_effort(self, arena: Arena, size: int, point: FreePoint) -> int:
         if self.is_opportunistic and arena.freed:
-            arena.settle_some()
+            arena.reclaim_some()
             start = arena.take(size, point)
             if start is not None:
                 return start
@@ -206,7 +235,7 @@ class Pool:
     def _grow(self, arena: Arena, size: int) -> CudaError | None:
         """Add a chunk to an arena, a smaller one if there is no memory for a large one; return why there is none."""
         error: CudaError | None = None
-        for chunk in dict.fromkeys((arena.growth(size, self.reserved), rounded(size))):
+        for chunk in dict.fromkeys((arena.growth(size, self.reserved), round_up(size))):
             if self.most and self.reserved + chunk > self.most:
                 error = CudaError(
                     Result.ERROR_OUT_OF_MEMORY,
@@ -241,7 +270,7 @@ class Pool:
     def trim(self, keep: int) -> None:
         """Give free memory back to the device, but keep at least ``keep`` reserved bytes."""
         with self._lock:
-            self._settle_all()
+            self._reclaim_all()
             self._release(keep, at_most=True)
 
     def _release(self, keep: int, at_most: bool = False) -> None:
@@ -282,7 +311,7 @@ class Pool:
         with self._lock:
             arena = self._arenas.get(context)
             if arena is not None and self.reserved > self.release_threshold:
-                arena.settle_some()
+                arena.reclaim_some()
                 self._release_some()
 
     def _release_some(self) -> None:
@@ -309,21 +338,130 @@ class Pool:
                 self.reserved -= size
                 self._in_use -= size - free
                 arena.source.drop()
-            for other in self._arenas.values():
-                other.settle(lambda point: point.context is context)
+            for arena_left in self._arenas.values():
+                arena_left.reclaim(lambda point: point.context is context)
 
-    def destroy(self, ended: Callable[[Pool], None]) -> None:
-        """Release its memory as soon as nothing of it is in use, and then call ``ended``."""
+    def destroy(self, when_ended: Callable[[Pool], None]) -> None:
+        """Release its memory as soon as nothing of it is in use, and then call ``when_ended``."""
         with self._lock:
-            self._ended = ended
+            self._ended = when_ended
             self._end()
 
     def _end(self) -> None:
         if not self._in_use:
             for arena in self._arenas.values():
                 if arena.context.sticky_error is None:
-                    arena.settle_some()
+                    arena.reclaim_some()
             self._release(0)
         if self._ended is not None and not self._in_use and not self.reserved:
             self._ended(self)
             self._release_primary()
+
+
+class Pools:
+    """The pools of this process. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock: Final = RLock()
+        self._connection: Connection | None = None
+        self._all: dict[int, Pool] = {}
+        """Those that have memory, or may get some; also destroyed ones that have some."""
+        self._named: dict[int, Pool] = {}
+        """By handle, those that are not destroyed."""
+        self._defaults: dict[PoolKind, Pool] = {}
+        self._current: dict[PoolKind, Pool] = {}
+
+    def default(self, kind: PoolKind, device: Device | None) -> Pool:
+        """Return the default pool of memory of a kind."""
+        with self._lock:
+            self._forget_old_connection()
+            pool = self._defaults.get(kind)
+            if pool is None:
+                pool = self._defaults[kind] = self.add(Pool(kind, device))
+                pool.is_default = True
+            return pool
+
+    def _forget_old_connection(self) -> None:
+        if self._connection is not process.connection:
+            for table in (self._all, self._named, self._defaults, self._current):
+                table.clear()
+            self._connection = process.connection
+
+    def add(self, pool: Pool) -> Pool:
+        """Enter a pool and return it."""
+        with self._lock:
+            self._forget_old_connection()
+            self._all[pool.handle] = self._named[pool.handle] = pool
+        return pool
+
+    def current(self, kind: PoolKind, device: Device | None) -> Pool:
+        """Return the pool of memory of a kind that was made current, else the default one."""
+        if self._connection is process.connection and kind in self._current:
+            return self._current[kind]
+        return self.default(kind, device)
+
+    def set_current(self, kind: PoolKind, pool: Pool) -> None:
+        """Make a pool the current one for memory of its kind; INVALID_VALUE for another kind."""
+        if pool.kind != kind or pool.is_imported:
+            reason = "the pool has memory of another location, of another allocation type, or is another process's"
+            raise invalid_value(reason)
+        self._current[kind] = pool
+
+    def find(self, handle: int) -> Pool:
+        """Return the pool of a handle; INVALID_VALUE."""
+        pool = self._named.get(handle)
+        if pool is None:
+            raise invalid_value(f"{handle:#x} is no memory pool of this process (destroyed, or never created)")
+        return pool
+
+    def destroy(self, handle: int) -> None:
+        """Destroy a pool; what was allocated from it stays until it is freed. INVALID_VALUE for a default one."""
+        pool = self.find(handle)
+        if pool.is_default:
+            raise invalid_value("the default pool of a device cannot be destroyed")
+        with self._lock:
+            if self._named.pop(handle, None) is None:
+                raise invalid_value(f"{handle:#x} is destroyed")
+            if self._current.get(pool.kind) is pool:
+                del self._current[pool.kind]
+        pool.destroy(self._drop_destroyed)
+
+    def _drop_destroyed(self, pool: Pool) -> None:
+        """Drop a destroyed pool that has no memory any more."""
+        self._all.pop(pool.handle, None)
+        peer_access.drop(pool.handle)
+
+    # --- what happens to streams and contexts
+
+    def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
+        """As in `Pool`, for all of them."""
+        prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
+        afters = [after_wait for after_wait in prepared if after_wait is not None]
+
+        def after(done: bool) -> None:
+            for after_wait in afters:
+                after_wait(done)
+
+        return after if afters else None
+
+    def after_waiting_for_event(self, context: Context) -> None:
+        """As in `Pool`, for all of them."""
+        for pool in tuple(self._all.values()):
+            pool.after_waiting_for_event(context)
+
+    def before_destroying(self, context: Context, stream: int) -> None:
+        """As in `Pool`, for all of them."""
+        for pool in tuple(self._all.values()):
+            pool.before_destroying(context, stream)
+
+    def drop(self, context: Context) -> None:
+        """As in `Pool`, for all of them."""
+        for pool in tuple(self._all.values()):
+            pool.drop(context)
+
+
+pools: Final = Pools()
+before_waiting.append(pools.before_waiting)
+events.after_waiting_for_event.append(pools.after_waiting_for_event)
+streams.before_destroying.append(pools.before_destroying)
+when_closed.append(pools.drop)

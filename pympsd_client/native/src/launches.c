@@ -2,7 +2,7 @@
  *
  * Python checks the first ones and adds them as plans: the record as it was sent, and where in it the sequence number
  * and the parameters' values lie. A call that a plan fits copies the record into the ring with new values; every other
- * call takes the slow path (pympsd_client/_objects/launch.py), which knows all the rules. Whatever may make a plan wrong
+ * call takes the slow path (pympsd_client/_objects/code/launch.py), which knows all the rules. Whatever may make a plan wrong
  * invalidates all of them (pympsd_client/_command_stream/launch_cache.py). The GIL is the only lock: from the check
  * that a plan is valid until the record is in the ring no Python code runs. */
 

@@ -12,7 +12,7 @@ from ctypes import c_uint32, memmove
 from threading import Lock
 from typing import Final
 
-from pympsd.version import API_VERSION
+from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
@@ -150,4 +150,4 @@ def device(handle: int) -> Device:
 
 def facts(handle: int) -> DeviceFacts:
     """Return what is known of a device."""
-    return device(handle).facts
+    return device(handle).properties

@@ -31,7 +31,7 @@ _FIELD_BYTES, _FIELD_RESULT_AT = 40, 28
 def emulated(handle: int) -> Device:
     """Return an emulated device; NvmlError for a GPU, which alone serves no managed memory here."""
     found = nvml.device(handle)
-    if not found.facts.attributes.get("MANAGED_MEMORY"):
+    if not found.properties.attributes.get("MANAGED_MEMORY"):
         raise NvmlError(nvml.UNSUPPORTED, "it is known of emulated devices only")
     return found
 

@@ -7,7 +7,7 @@ from ctypes import string_at
 from typing import Final
 
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED
-from pympsd_client._arguments.arrays.array_structs import ArrayDescription
+from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.arrays import array
 

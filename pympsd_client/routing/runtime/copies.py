@@ -6,12 +6,12 @@ import ctypes
 from typing import Any, Final
 
 from pympsd_client._api.memory.arrays import address_at
+from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.structs import Memcpy3D
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.process import process
-from pympsd_client.routing.runtime.calls import api
+from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.memory import is_device
 
 _BY_KIND: Final = {0: (False, False), 1: (True, False), 2: (False, True), 3: (True, True)}

@@ -1,18 +1,21 @@
-"""The functions behind the entry points of cuda.bindings.cyruntime."""
+"""The functions behind the entry points of cuda.bindings.cyruntime, and each thread's last error.
+
+Last errors: CUDA runtime API, Error Handling.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
+from pympsd.vocabulary.results import Result
 from pympsd_client.routing import c_types, driver
 from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.pointers import signatures
 from pympsd_client.routing.runtime.devices import ready
-from pympsd_client.routing.runtime.equal import EQUAL
-from pympsd_client.routing.runtime.errors import keep
-from pympsd_client.routing.runtime.rows import ROWS
+from pympsd_client.routing.runtime.rows import EQUAL, ROWS
 from pympsd_client.routing.versions import adapted, arranged, row_of
 from pympsd_client.signatures import Calling, Parameter
 
@@ -60,3 +63,28 @@ def _code(parameter: Parameter, type: str) -> str:
     if pointee in c_types.BY_VALUE or pointee in c_types.STRUCTURES:
         return ">b"
     return f">{c_types.code(pointee)}"
+
+
+class _Last(threading.local):
+    code = 0
+
+
+_last: Final = _Last()
+
+
+def keep(code: int) -> int:
+    """Keep a result for cudaGetLastError and return it; an answer that work is not complete is no error."""
+    if code != Result.ERROR_NOT_READY:
+        _last.code = code
+    return code
+
+
+def last() -> int:
+    """Return the last error of this thread's calls."""
+    return _last.code
+
+
+def take_last() -> int:
+    """Return the last error of this thread's calls, and reset it."""
+    code, _last.code = _last.code, 0
+    return code

@@ -8,8 +8,8 @@ from typing import Any, Final
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._objects.context import current
-from pympsd_client.routing.runtime import execution_contexts
-from pympsd_client.routing.runtime.calls import api
+from pympsd_client.routing.driver import api
+from pympsd_client.routing.runtime import execution
 from pympsd_client.routing.runtime.copies import rows, slices
 
 _KERNEL_BYTES: Final = 56
@@ -79,5 +79,5 @@ def create_condition(graph: int, value: int, flags: int) -> int:
 
 def create_condition_of(graph: int, context: int, value: int, flags: int) -> int:
     """Return a new handle of a condition in an execution context; NULL: in the current one."""
-    of = execution_contexts.context_of(context) if context else current()
+    of = execution.context_of(context) if context else current()
     return int(api.cuGraphConditionalHandleCreate(graph, of.handle, value, flags))

@@ -11,7 +11,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory import pointer
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.process import process
-from pympsd_client.routing.runtime.calls import api
+from pympsd_client.routing.driver import api
 
 _ELEMENT_BYTES: Final = 4
 _EXTENT: Final = struct.Struct("=3Q")

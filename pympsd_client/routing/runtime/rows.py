@@ -1,10 +1,75 @@
-"""The functions of the runtime whose parameters are not those of a function of the driver, one row each."""
+"""The functions of the runtime: those that are functions of the driver by another name, and a row for each other one.
+
+A function of the driver with the same parameters answers for the runtime's: `EQUAL`. The rows are like those of
+`pympsd_client.signatures`.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from pympsd_client.signatures.rows import Calling, chapter
+
+_SAME_NAMES: Final = """
+DeviceCanAccessPeer DeviceGetAttribute DeviceGetByPCIBusId DeviceGetDefaultMemPool DeviceGetDevResource
+DeviceGetMemPool DeviceGetP2PAttribute DeviceGetPCIBusId DeviceSetMemPool DevResourceGenerateDesc DevSmResourceSplit
+DevSmResourceSplitByCount DriverGetVersion EventDestroy EventElapsedTime EventQuery EventRecord EventRecordWithFlags
+EventSynchronize FuncSetAttribute FuncSetCacheConfig GraphAddChildGraphNode GraphAddDependencies GraphAddEmptyNode
+GraphAddEventRecordNode GraphAddEventWaitNode GraphAddHostNode GraphAddMemFreeNode GraphChildGraphNodeGetGraph
+GraphClone GraphCreate GraphDebugDotPrint GraphDestroy GraphDestroyNode GraphExecDestroy
+GraphExecChildGraphNodeSetParams GraphExecEventRecordNodeSetEvent GraphExecEventWaitNodeSetEvent
+GraphExecHostNodeSetParams GraphExecUpdate GraphExecGetFlags GraphExecGetId GraphGetEdges GraphGetId GraphGetNodes
+GraphGetRootNodes GraphHostNodeGetParams GraphHostNodeSetParams GraphInstantiate GraphLaunch
+GraphKernelNodeCopyAttributes GraphMemsetNodeGetParams GraphMemsetNodeSetParams GraphNodeFindInClone
+GraphNodeGetContainingGraph GraphNodeGetDependencies GraphNodeGetDependentNodes GraphNodeGetLocalId
+GraphNodeGetToolsId GraphNodeGetType GraphReleaseUserObject GraphRemoveDependencies GraphRetainUserObject
+GraphUpload IpcCloseMemHandle IpcGetEventHandle IpcGetMemHandle IpcOpenEventHandle IpcOpenMemHandle LaunchHostFunc
+LibraryEnumerateKernels LibraryGetGlobal LibraryGetKernel LibraryGetKernelCount LibraryGetManaged
+LibraryGetUnifiedFunction LibraryLoadData LibraryLoadFromFile LibraryUnload MemAdvise
+MemDiscardAndPrefetchBatchAsync MemDiscardBatchAsync MemGetInfo MemcpyBatchAsync MemPoolCreate MemPoolDestroy
+MemPoolExportPointer MemPoolExportToShareableHandle MemPoolGetAccess MemPoolGetAttribute
+MemPoolImportFromShareableHandle MemPoolImportPointer MemPoolSetAccess MemPoolSetAttribute MemPoolTrimTo
+MemPrefetchAsync MemPrefetchBatchAsync MemRangeGetAttribute OccupancyAvailableDynamicSMemPerBlock
+OccupancyMaxActiveBlocksPerMultiprocessor OccupancyMaxActiveBlocksPerMultiprocessorWithFlags ProfilerStart
+ProfilerStop StreamAddCallback StreamAttachMemAsync StreamBeginCapture StreamBeginCaptureToGraph
+StreamCopyAttributes StreamCreateWithPriority StreamDestroy StreamEndCapture StreamGetCaptureInfo
+StreamGetDevResource StreamGetFlags StreamGetId StreamGetPriority StreamIsCapturing StreamQuery StreamSynchronize
+StreamUpdateCaptureDependencies StreamWaitEvent ThreadExchangeStreamCaptureMode UserObjectCreate UserObjectRelease
+UserObjectRetain
+"""
+"""The functions that the runtime calls ``cuda`` and the driver ``cu`` with this behind it."""
+
+_OTHER_NAMES: Final = """
+cudaDeviceGetCacheConfig cuCtxGetCacheConfig
+cudaDeviceGetLimit cuCtxGetLimit
+cudaDeviceGetStreamPriorityRange cuCtxGetStreamPriorityRange
+cudaDeviceSetCacheConfig cuCtxSetCacheConfig
+cudaDeviceSetLimit cuCtxSetLimit
+cudaDeviceSynchronize cuCtxSynchronize
+cudaDestroySurfaceObject cuSurfObjectDestroy
+cudaDestroyTextureObject cuTexObjectDestroy
+cudaEventCreateWithFlags cuEventCreate
+cudaFreeAsync cuMemFreeAsync
+cudaGetDeviceCount cuDeviceGetCount
+cudaGetMipmappedArrayLevel cuMipmappedArrayGetLevel
+cudaGraphInstantiateWithFlags cuGraphInstantiate
+cudaHostAlloc cuMemHostAlloc
+cudaHostGetDevicePointer cuMemHostGetDevicePointer
+cudaHostGetFlags cuMemHostGetFlags
+cudaHostRegister cuMemHostRegister
+cudaHostUnregister cuMemHostUnregister
+cudaKernelSetAttributeForDevice cuKernelSetAttribute
+cudaMallocFromPoolAsync cuMemAllocFromPoolAsync
+cudaMallocHost cuMemAllocHost
+cudaMallocManaged cuMemAllocManaged
+cudaStreamCreateWithFlags cuStreamCreate
+"""
+
+EQUAL: Final = {
+    **{f"cuda{name}": f"cu{name}" for name in _SAME_NAMES.split()},
+    **dict(line.split() for line in _OTHER_NAMES.strip().splitlines()),
+}
+"""The function of the driver with the same parameters, by the runtime's name."""
 
 _ERRORS: Final = """
 cudaGetLastError() = take_last
@@ -102,13 +167,13 @@ cudaMemcpyArrayToArray(cudaArray_t dst, size_t wOffsetDst, size_t hOffsetDst, cu
 """
 
 _STREAMS: Final = """
-cudaStreamCreate(out cudaStream_t pStream) = create
-cudaStreamGetDevice(cudaStream_t hStream, out int device) = device
+cudaStreamCreate(out cudaStream_t pStream) = create_default_stream
+cudaStreamGetDevice(cudaStream_t hStream, out int device) = device_of_stream
 cudaEventCreate(out cudaEvent_t event) = create_event
 """
 
 _KERNELS: Final = """
-cudaFuncGetAttributes(cudaFuncAttributes *attr, void *func) = attributes
+cudaFuncGetAttributes(cudaFuncAttributes *attr, void *func) = write_function_attributes
 """
 
 _DEPENDENCIES: Final = "out cudaGraphNode_t pGraphNode, cudaGraph_t graph, cudaGraphNode_t *pDependencies"
@@ -149,16 +214,16 @@ _FOLDER: Final = "routing.runtime"
 ROWS: Final = {
     row.name: row
     for row in (
-        *chapter(f"{_FOLDER}.errors", _ERRORS, Calling.ANYWHERE),
+        *chapter(f"{_FOLDER}.functions", _ERRORS, Calling.ANYWHERE),
         *chapter(f"{_FOLDER}.devices", _DEVICES, Calling.BEFORE_INIT),
         *chapter(f"{_FOLDER}.memory", _MEMORY),
         *chapter(f"{_FOLDER}.copies", _COPIES),
         *chapter(f"{_FOLDER}.arrays", _ARRAYS),
         *chapter(f"{_FOLDER}.copies", _ARRAY_COPIES),
         *chapter(f"{_FOLDER}.textures", _TEXTURES),
-        *chapter(f"{_FOLDER}.streams", _STREAMS),
-        *chapter(f"{_FOLDER}.kernels", _KERNELS),
+        *chapter(f"{_FOLDER}.execution", _STREAMS),
+        *chapter(f"{_FOLDER}.properties", _KERNELS),
         *chapter(f"{_FOLDER}.graphs", _GRAPHS),
-        *chapter(f"{_FOLDER}.execution_contexts", _EXECUTION_CONTEXTS),
+        *chapter(f"{_FOLDER}.execution", _EXECUTION_CONTEXTS),
     )
 }

@@ -7,7 +7,8 @@ from ctypes import memmove, string_at
 from typing import Final
 
 from pympsd.wire.texture_object import Flag, Sampling
-from pympsd_client._arguments.arrays.texture_structs import (
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.texture_structs import (
     LINEAR,
     PITCHED,
     Resource,
@@ -16,7 +17,6 @@ from pympsd_client._arguments.arrays.texture_structs import (
     resource,
     sampling,
 )
-from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._objects.arrays import texture
 from pympsd_client.routing.runtime.arrays import channels_of, format_of
 

@@ -13,9 +13,8 @@ import pytest
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.memory.bounds import STRICT
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Outcome
 from pympsd_server.backends.quota import Quota
 from tests.backends.contract.pinned_memory import PinnedMemory
@@ -53,9 +52,9 @@ def test_a_lookup_never_sees_half_a_change() -> None:
             assert space.contains(last, last + 64)
             assert not space.contains(last, last + 128)
         for _ in range(300):
-            space.located(np.array([last, last + 8]), ((0, 8),))
+            space.locate(np.array([last, last + 8]), ((0, 8),))
             with pytest.raises(IllegalAddress):
-                space.located(np.array([last, last + 64]), ((0, 8),))
+                space.locate(np.array([last, last + 64]), ((0, 8),))
     finally:
         stop.set()
         thread.join()

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.context_cost import context_overhead
+from pympsd_server.backends.emulated.device.context_memory import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.interface import BackendError, Context, Launch, Outcome
 from pympsd_server.backends.quota import Quota

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.backends.emulated.scheduling.multiprocessors import Multiprocessors
+from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 
 
 def test_contexts_have_separate_multiprocessors_while_they_fit() -> None:

@@ -107,7 +107,7 @@ def test_a_kernel_that_gathers_room_is_not_overtaken() -> None:
     assert placement.admits(together, HALF)
     assert not placement.admits(others[1], WARP)
     placement.place(HALF, 2)
-    placement.begun(together)
+    placement.mark_begun(together)
     assert not placement.admits(others[1], WARP)  # there is no room
 
 

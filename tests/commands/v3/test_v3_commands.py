@@ -9,13 +9,13 @@ from copy import deepcopy
 from hashlib import sha256
 
 import pytest
+from attrs import evolve
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -27,15 +27,17 @@ from pympsd.state_machine.events import (
     ServerSpawned,
     StatusPushed,
 )
-from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.v3.gathering import Configuration
-from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace, Source
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace, Source
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
-from pympsd.vocabulary.statuses import ServerStatus
 
 DEVICES = describe("2xH200")
 LISTS = ("server list", "namespace list", "client list --all", "device list", "feature describe")
@@ -49,7 +51,7 @@ def daemon() -> Daemon:
     daemon.named_servers["a"] = NamedServer(
         "a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0)
     )
-    daemon.named_servers["b"] = NamedServer("b", 8)
+    daemon.named_servers.add(NamedServer("b", 8))
     process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
     contexts = {1: Context(3, 1, 0), 2: Context(4, 1, 1)}
     process.clients = {1: Client(1, 3165259, 7, 'python "a, b".py', 11, contexts, mps_namespace="hi")}
@@ -67,13 +69,13 @@ def _answers(instructions: list[do.Instruction]) -> list[Answer]:
 
 def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None) -> Answer:
     text = file if file is None else file.encode()
-    (answer,) = _answers(_handle(daemon, OperatorLine(1, uid, line.encode(), file=text)))
+    (answer,) = _answers(_handle(daemon, OperatorLine(1, uid, parse(line.encode(), 3), file=text)))
     return answer
 
 
 def _cgroups(daemon: Daemon, *existing: str) -> list[str]:
     """Return the cgroups that memacct list shows when some exist."""
-    event = OperatorLine(1, 0, b"memacct list --format=csv,noheader", cgroups=frozenset(existing))
+    event = OperatorLine(1, 0, parse(b"memacct list --format=csv,noheader", 3), cgroups=frozenset(existing))
     (answer,) = _answers(_handle(daemon, event))
     return sorted({row.partition(",")[0] for row in answer.printed.splitlines()})
 
@@ -132,7 +134,7 @@ def test_what_later_clients_of_a_server_get_by_its_pid_is_that_of_namespace_defa
 
 
 def test_a_tenant_is_not_told_what_holds_in_namespace_default(daemon: Daemon) -> None:
-    event = OperatorLine(1, 9, b"get_active_thread_percentage 847", server="a", namespace="hi")
+    event = OperatorLine(1, 9, parse(b"get_active_thread_percentage 847", 3), server="a", namespace="hi")
     assert _answers(_handle(daemon, event)) == [refusal("Server 847 not found")]
 
 
@@ -153,7 +155,7 @@ def test_fields(daemon: Daemon) -> None:
     assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
     assert _printed(daemon, "client get 3165259 linux-ns") == "0\n"
     assert json.loads(_printed(daemon, "client list --format=json"))[0]["linux-ns"] == 0
-    daemon.pid_namespace = 12
+    daemon.options = evolve(daemon.options, pid_namespace=12)
     assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (11)\n"
     assert _printed(daemon, "client get 3165259 linux-ns") == "11\n"
     assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
@@ -164,7 +166,9 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
     present[2] = Client(2, 500, 7, "two", 12, container_pid=9)
     assert _printed(daemon, "client get 9 pid") == "500\n"
     (ended,) = [
-        e for e in _handle(daemon, OperatorLine(1, 0, b"client terminate 9")) if isinstance(e, do.TerminateClient)
+        e
+        for e in _handle(daemon, OperatorLine(1, 0, parse(b"client terminate 9", 3)))
+        if isinstance(e, do.TerminateClient)
     ]
     assert ended.pid == 500
     present[3] = Client(3, 600, 7, "three", 13, container_pid=9)
@@ -205,7 +209,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
         ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
         ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
-        ("lspart --all", "'lspart' takes no arguments, not '--all'."),
+        ("lspart --all", "lspart: '--all' is not understood; usage: lspart [--json]"),
         ("srver list", "Unknown module 'srver'. Did you mean 'server'? Modules: client, "),
         ("get_server_lst", "Unknown module 'get_server_lst'. Did you mean 'get_server_list'? Modules: client, "),
         ("server lst", "Unknown verb 'lst' of module 'server'. Did you mean 'list'? Verbs: create, "),
@@ -295,7 +299,7 @@ def test_what_a_change_refuses_is_printed_and_changes_nothing(daemon: Daemon, li
     assert answer.printed.startswith(said)
     assert set(daemon.named_servers) == {"a", "b"}
     assert set(daemon.named_servers["a"].namespaces) == {"default", "hi"}
-    assert daemon.gatherings.under_way == []
+    assert daemon.compound_commands.pending == []
 
 
 @pytest.mark.parametrize(
@@ -338,7 +342,7 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
 
 def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) -> None:
     zero, one = DEVICES
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     for limit in ("0=4G", f"{one.uuid}=4G", "4G"):
         assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
         assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
@@ -370,7 +374,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
 
 def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     daemon.servers.clear()
     for server, device in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
         assert not _ask(
@@ -392,7 +396,7 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
 
 
 def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     text = 'schema_version = "1.0"\n[servers.c]\nuid = 7\npinned_memory_limit = "{}=4G"\n'
     assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
         "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
@@ -404,7 +408,7 @@ def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: D
 
 
 def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Daemon) -> None:
-    done = _handle(daemon, OperatorLine(1, 0, b"namespace set hi --server=a --pinned-memory-limit=1=4G"))
+    done = _handle(daemon, OperatorLine(1, 0, parse(b"namespace set hi --server=a --pinned-memory-limit=1=4G", 3)))
     (logged,) = [each for each in done if isinstance(each, do.Log) and each.event == "namespace_set"]
     assert logged.fields == {
         "name": "a/hi",
@@ -422,7 +426,7 @@ def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daem
 
     assert _ask(daemon, "namespace set default --server=b --sm-partition=nope") == Answer(diagnostic=said("default"))
     assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=said("default"))
-    _handle(daemon, OperatorLine(1, 0, b"namespace create lo --server=b --sm-partition=nope"))
+    _handle(daemon, OperatorLine(1, 0, parse(b"namespace create lo --server=b --sm-partition=nope", 3)))
     assert _opened(daemon, "b", "lo") == [Answer(diagnostic=said("lo"))]
     text = 'schema_version = "1.0"\n[servers.b.namespaces.lo.pympsd]\nsm_partition = "nope"\n'
     assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {said('lo')}".rstrip(".")
@@ -446,7 +450,7 @@ def _opened(daemon: Daemon, server: str, *namespaces: str) -> list[Answer]:
 
 
 def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
-    begun = _handle(daemon, OperatorLine(1, 7, b"server create c"))
+    begun = _handle(daemon, OperatorLine(1, 7, parse(b"server create c", 3)))
     assert _answers(begun) == []
     assert do.Working(1) in begun
     spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
@@ -457,7 +461,7 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
 
 
 def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon) -> None:
-    begun = _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9 --client-priority=1"))
+    begun = _handle(daemon, OperatorLine(1, 0, parse(b"server set b --uid=9 --client-priority=1", 3)))
     assert _answers(begun) == []
     assert do.Working(1) in begun
     assert do.OpenNamespace("b", "default", 9) in begun
@@ -469,7 +473,7 @@ def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon)
 
 
 def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon: Daemon) -> None:
-    _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9"))
+    _handle(daemon, OperatorLine(1, 0, parse(b"server set b --uid=9", 3)))
     _handle(daemon, NamespaceOpened("b", "", "no room"))
     failed = _handle(daemon, NamespaceOpened("b", "default", "no room"))
     (answer,) = _answers(failed)
@@ -483,13 +487,13 @@ def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon
 
 def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
     _ask(daemon, "server set a --active-thread-percentage=10")
-    assert _answers(_handle(daemon, OperatorLine(1, 7, b"namespace create batch --server=a"))) == []
+    assert _answers(_handle(daemon, OperatorLine(1, 7, parse(b"namespace create batch --server=a", 3)))) == []
     (answer,) = _opened(daemon, "a", "batch")
     assert (answer.refused, answer.printed) == (False, "")
     assert answer.diagnostic == (
         "'batch' does not inherit the limits of 'default': it has 100.00 % and unlimited memory until namespace set."
     )
-    _handle(daemon, OperatorLine(1, 7, b"namespace create capped --server=a --pinned-memory-limit=4G"))
+    _handle(daemon, OperatorLine(1, 7, parse(b"namespace create capped --server=a --pinned-memory-limit=4G", 3)))
     assert _opened(daemon, "a", "capped") == [Answer()]
 
 
@@ -511,7 +515,7 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
         "created server 'c'",
     ]
     assert "c" not in daemon.named_servers
-    begun = _handle(daemon, OperatorLine(1, 0, b"config apply F", file=FILE.encode(), at=1.0))
+    begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=FILE.encode(), at=1.0))
     assert _answers(begun) == []
     status = _ask(daemon, "config status")
     assert status.refused
@@ -536,10 +540,10 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
 
 
 def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_few_at_a_time(daemon: Daemon) -> None:
-    daemon.most_servers = 99
+    daemon.options = evolve(daemon.options, max_servers=99)
     count = 2 * STARTS_AT_ONCE
     text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
-    assert _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))) == []
+    assert _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))) == []
     opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
     (answer,) = _answers(opened)
     assert len(answer.printed.splitlines()) == count
@@ -560,7 +564,7 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
 
 
 def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -> None:
-    tables = "".join(f"[servers.c.namespaces.n{number}]\n" for number in range(MOST_NAMESPACES))
+    tables = "".join(f"[servers.c.namespaces.n{number}]\n" for number in range(MAX_NAMESPACES))
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.c]\n' + tables)
     assert answer.refused
     assert answer.diagnostic == "F:3: servers.c has 257 namespaces with default; at most 256 are possible"
@@ -568,7 +572,7 @@ def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -
 
 
 def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:
-    daemon.configuration = Configuration(awaited=True)
+    daemon.configuration = Configuration(starts=True)
     assert _ask(daemon, "config status").refused
     assert _ask(daemon, "config status").printed == ("generation=0 source=- applied=- hash=- pending=1 failed=0\n")
     _ask(daemon, "config apply F", file='schema_version = "1.0"')
@@ -587,7 +591,7 @@ def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> 
 
 
 def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemon) -> None:
-    daemon.named_servers["b"] = NamedServer("b", 8, source=Source.CONFIG, failed="its devices are gone")
+    daemon.named_servers.add(NamedServer("b", 8, source=Source.CONFIG, failed="its devices are gone"))
     assert "b,8,-,Failed," in _printed(daemon, "server list --format=csv")
     status = _ask(daemon, "config status")
     assert status.refused
@@ -643,7 +647,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
         "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
     ]
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
-    begun = _handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))
+    begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
     begun += _handle(daemon, NamespaceOpened("c", "default"))
     (spawned,) = [each for each in begun if isinstance(each, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned.server, 900))
@@ -653,7 +657,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
 
 def test_partitions_of_a_file_are_on_devices_that_their_server_has(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     text = """schema_version = "1.0"
 [servers.c]
 uid = 7
@@ -671,7 +675,7 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
 
 
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
-    (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=b"a = 1\n\xe9")))
+    (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=b"a = 1\n\xe9")))
     assert (answer.refused, answer.printed) == (True, "")
     assert answer.diagnostic.startswith("F:2: no TOML, for it is not UTF-8: ")
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.C]\nuid = -1\n')
@@ -682,7 +686,7 @@ def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> No
 
 def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) -> None:
     def through(line: str, uid: int, namespace: str = "hi") -> str:
-        event = OperatorLine(1, uid, line.encode(), server="a", namespace=namespace)
+        event = OperatorLine(1, uid, parse(line.encode(), 3), server="a", namespace=namespace)
         (answer,) = _answers(_handle(daemon, event))
         return answer.printed
 
@@ -774,7 +778,7 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
 def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
     line = "sm-partition list --all --server=b --format=csv,noheader"
     assert _printed(daemon, line).splitlines()[0].startswith("b,GPU-")
-    daemon.has_own_servers = False
+    daemon.options = evolve(daemon.options, has_own_servers=False)
     assert _printed(daemon, line) == ""
 
 
@@ -782,7 +786,7 @@ def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> No
     keys = {"memory_free", "chunk_size", "remainder_sms", "free_chunks"}
     own = json.loads(_printed(daemon, "device list --format=json"))
     assert all(isinstance(device[key], int) for device in own for key in keys)
-    daemon.has_own_servers = False
+    daemon.options = evolve(daemon.options, has_own_servers=False)
     for device in json.loads(_printed(daemon, "device list --format=json")):
         assert {key: device[key] for key in keys} == dict.fromkeys(keys)
     assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}
@@ -804,9 +808,9 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
         [zero[:12], ids[1], "2", "16", "Yes"],
         [one[:12], "15", "0", "132", "0"],
     ]
-    (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, b"lspart", server="b", namespace="default")))
+    (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, parse(b"lspart", 3), server="b", namespace="default")))
     assert (tenant.refused, tenant.printed) == (True, "")
-    daemon.has_own_servers = False
+    daemon.options = evolve(daemon.options, has_own_servers=False)
     assert _ask(daemon, "lspart").refused
 
 

@@ -10,19 +10,17 @@ from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.capabilities import Limit
-from pympsd_server.backends.conditions import Condition
+from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.module import EmulatedModule
-from pympsd_server.backends.emulated.device.programs import DeviceHeap, Facilities, load
+from pympsd_server.backends.emulated.device.programs import load
 from pympsd_server.backends.emulated.device.stream import EmulatedEvent, EmulatedStream
-from pympsd_server.backends.emulated.device.trace import Trace
-from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
 from pympsd_server.backends.emulated.memory.virtual_memory import EmulatedMemory
+from pympsd_server.backends.emulated.ptx.runtime.facilities import DeviceHeap, Facilities
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
-from pympsd_server.backends.emulated.scheduling.work_item import Marker, Transfer, WorkItem, WorkStream
-from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
+from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Outcome
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0
@@ -59,7 +57,7 @@ class EmulatedContext:
         self._abandoned = 0.0
         """When it was abandoned, on the monotonic clock; 0 if it was not."""
         self._is_ending = False
-        self.queue = ContextQueue(level, memory_used=memory.used_by_client)
+        self.queue = ContextQueue(level, memory_used=memory.bytes_of_client)
         self.pending: dict[WorkItem, None] = {}
         self.busy: dict[WorkStream, None] = {}
         """Streams with unfinished items."""
@@ -191,7 +189,7 @@ class EmulatedContext:
         """Return an event of another context as one of this context."""
         self.check()
         assert isinstance(event, EmulatedEvent)
-        return event.opened_in(self)
+        return event.open_in(self)
 
     def notify(self, done: Completion) -> None:
         """Call back when all work so far in all streams is done."""
@@ -231,9 +229,9 @@ class EmulatedContext:
     def predecessors(self, stream: WorkStream | None) -> list[WorkItem]:
         """Return the unfinished items that new work in a stream (None: all streams) comes after."""
         if stream is None:
-            tails: Iterable[WorkItem | None] = [each.tail for each in self.busy]
+            tails: Iterable[WorkItem | None] = [busy.tail for busy in self.busy]
         elif stream is self._default:
-            tails = [each.tail for each in self.busy if each.blocking]
+            tails = [busy.tail for busy in self.busy if busy.blocking]
         elif stream.blocking:
             tails = (stream.tail, self._default.tail)
         else:
@@ -311,8 +309,8 @@ class EmulatedContext:
         if self._is_ending:
             return
         self._is_ending = True
-        left = None if self._patience is None else max(0.0, self._abandoned + self._patience - time.monotonic())
-        if self.scheduler.wait_until_at_rest(self, left):
+        remaining = None if self._patience is None else max(0.0, self._abandoned + self._patience - time.monotonic())
+        if self.scheduler.wait_until_at_rest(self, remaining):
             self._release()
         else:
             self.scheduler.call_at_rest(self, self._release)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.device.programs import Kernel
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, Placement
 from pympsd_server.backends.interface import BackendError
 
@@ -26,14 +26,14 @@ CLUSTER_BLOCKS = 8
 """The most blocks of a cluster on every device that has clusters."""
 
 
-def limit(attributes: Mapping[str, int], name: str) -> int:
+def attribute_of(attributes: Mapping[str, int], name: str) -> int:
     """Return a device attribute, or what every device has if the description leaves it out."""
     return attributes.get(name, _DEFAULTS[name])
 
 
-def shared_limit(attributes: Mapping[str, int]) -> int:
+def max_shared_bytes(attributes: Mapping[str, int]) -> int:
     """Return the most shared memory a block can have, in bytes, opting in included."""
-    plain = limit(attributes, "MAX_SHARED_MEMORY_PER_BLOCK")
+    plain = attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK")
     return max(plain, attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0))
 
 
@@ -49,7 +49,7 @@ def check_launch(
     """Raise BackendError INVALID_VALUE for what the device or the kernel does not take."""
     for what, extent in (("GRID", grid), ("BLOCK", block)):
         for axis, value in zip("XYZ", extent, strict=True):
-            most = limit(attributes, f"MAX_{what}_DIM_{axis}")
+            most = attribute_of(attributes, f"MAX_{what}_DIM_{axis}")
             if not 1 <= value <= most:
                 raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
     if any(count % size for count, size in zip(grid, cluster, strict=True)):
@@ -57,9 +57,9 @@ def check_launch(
     if (blocks := cluster[0] * cluster[1] * cluster[2]) > CLUSTER_BLOCKS:
         raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {CLUSTER_BLOCKS} are allowed")
     threads = block[0] * block[1] * block[2]
-    if threads > (most := limit(attributes, "MAX_THREADS_PER_BLOCK")):
+    if threads > (most := attribute_of(attributes, "MAX_THREADS_PER_BLOCK")):
         raise _invalid(f"{threads} threads in a block, {most} are allowed")
-    if kernel.shared_bytes + shared_bytes > (most := shared_limit(attributes)):
+    if kernel.shared_bytes + shared_bytes > (most := max_shared_bytes(attributes)):
         raise _invalid(f"{kernel.shared_bytes + shared_bytes} bytes of shared memory in a block, there are {most}")
     if parameter_bytes != kernel.parameter_bytes:
         raise _invalid(f"{kernel.name} takes {kernel.parameter_bytes} bytes of parameters, not {parameter_bytes}")

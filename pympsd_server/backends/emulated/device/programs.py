@@ -7,26 +7,10 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, NotPtx, UnsupportedByMps
-from pympsd_server.backends.emulated.ptx.linking import LoadedModule
-from pympsd_server.backends.emulated.ptx.program import Global, Kernel, Program, load_program
-from pympsd_server.backends.emulated.ptx.runtime.batch import Batch, preferred_blocks
-from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
-from pympsd_server.backends.emulated.ptx.runtime.heap import DeviceHeap
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, NotPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
 from pympsd_server.backends.emulated.ptx.syntax.tree import Target
 from pympsd_server.backends.interface import BackendError
-
-__all__ = [
-    "Batch",
-    "DeviceHeap",
-    "Facilities",
-    "Global",
-    "Kernel",
-    "LoadedModule",
-    "Program",
-    "load",
-    "preferred_blocks",
-]
 
 _CUBIN: Final = b"\x7fELF"
 """How cubins begin."""

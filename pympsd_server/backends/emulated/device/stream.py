@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Final, Protocol
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.launch_limits import check_launch, check_room, cluster_of
 from pympsd_server.backends.emulated.device.module import EmulatedModule, ModuleOwner
 from pympsd_server.backends.emulated.memory import transfers
-from pympsd_server.backends.emulated.memory.context_memory import ContextMemory
 from pympsd_server.backends.emulated.scheduling.kernel_run import KernelRun
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize
 from pympsd_server.backends.emulated.scheduling.policy import TimeShare
@@ -140,7 +140,7 @@ class EmulatedEvent:
         self._timing = timing
         self.point: Final = point or Point()
 
-    def opened_in(self, context: StreamOwner) -> EmulatedEvent:
+    def open_in(self, context: StreamOwner) -> EmulatedEvent:
         """Return an event of another context for the same point."""
         return EmulatedEvent(context, False, self.point)
 

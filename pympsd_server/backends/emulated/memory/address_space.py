@@ -1,22 +1,59 @@
-"""One client's memory on one emulated device."""
+"""How far a kernel may reach beyond the memory that it was given: as far as a GPU lets it, or exactly to the end."""
 
 from __future__ import annotations
 
 import mmap
+import os
 from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
-from pympsd_server.backends.emulated.memory.bounds import chosen_bounds
+from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
 from pympsd_server.backends.emulated.memory.window import Window
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
-from pympsd_server.backends.emulated.ptx.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress, OutOfMemory
 from pympsd_server.backends.virtual_memory import File
+
+
+@frozen
+class Bounds:
+    """The units, in bytes, that the ends of a client's allocations and of a block's shared memory are rounded up to.
+
+    Compilers rely on them: a load of 16 bytes may begin 12 bytes before the end of an array in shared memory.
+    """
+
+    allocation: int
+    shared: int
+
+    def end(self, offset: int) -> int:
+        """Return the end of what kernels reach of an allocation that ends at ``offset``."""
+        return offset + -offset % self.allocation
+
+    def ends(self, offsets: Array) -> Array:
+        """Return the ends of what kernels reach of allocations that end at ``offsets``."""
+        ends: Array = offsets + -offsets % self.allocation
+        return ends
+
+    def end_of_shared(self, size: int) -> int:
+        """Return the bytes that a block reaches of its ``size`` bytes of shared memory."""
+        return size + -size % self.shared
+
+
+HARDWARE: Final = Bounds(512, 128)
+"""Those of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
+STRICT: Final = Bounds(1, 1)
+
+
+def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
+    """Return the bounds that PYMPSD_STRICT_BOUNDS asks for."""
+    return STRICT if has_strict_bounds(environment) else HARDWARE
+
 
 GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
@@ -73,7 +110,7 @@ class AddressSpace(AccessibleMemory):
         self._peers: tuple[PeerWindow, ...] = ()
         """In the order of their places."""
         self.used_bytes = 0
-        self.bounds = chosen_bounds()
+        self.bounds = choose_bounds()
 
     @property
     def views(self) -> dict[DType, Array]:
@@ -249,52 +286,52 @@ class AddressSpace(AccessibleMemory):
 
     def contains_places(self, low: int, high: int) -> bool:
         """Return the same for places in the views, a peer's among them."""
-        return holds(*self._reached(), low, high)
+        return holds(*self._reach(), low, high)
 
-    def located(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
+    def locate(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
         """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
 
         Faults unless kernels reach, at each of them plus each access's first number, as many aligned bytes as its
         second one.
         """
-        each = np.atleast_1d(offsets)
-        places, known = each, np.ones(1, np.bool_)
+        requested = np.atleast_1d(offsets)
+        places, is_located = requested, np.ones(1, np.bool_)
         if self._peers:
             # The window is that of the first access: a constant offset may lead into it from outside.
-            begins = each + accesses[0][0]
-            places, known = each.copy(), (begins >= 0) & (begins < self.size)
+            begins = requested + accesses[0][0]
+            places, is_located = requested.copy(), (begins >= 0) & (begins < self.size)
             for peer in self._peers:
                 has = peer.has(begins)
-                np.copyto(places, each + (peer.place - peer.distance), where=has)
-                known |= has
-        starts, ends = self._reached()
+                np.copyto(places, requested + (peer.place - peer.distance), where=has)
+                is_located |= has
+        starts, ends = self._reach()
         for delta, nbytes in accesses:
             inside = places + delta
             at = np.searchsorted(starts, inside, "right") - 1
-            good = (at >= 0) & known
+            good = (at >= 0) & is_located
             if len(starts):
                 good &= inside <= ends[np.maximum(at, 0)] - nbytes  # the sum may overflow
-            wanted = each + delta
-            self._raise_first(wanted, ~good, nbytes, IllegalAddress, "outside of the allocations")
-            self._raise_first(wanted, (wanted & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+            targets = requested + delta
+            self._raise_first(targets, ~good, nbytes, IllegalAddress, "outside of the allocations")
+            self._raise_first(targets, (targets & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
         return places if offsets.ndim else places[0]
 
-    def _reached(self) -> tuple[Array, Array]:
+    def _reach(self) -> tuple[Array, Array]:
         """Return the starts and ends, in the views, of what kernels reach; made anew when that has changed."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
         seen = [(peer, generation) for peer, generation, _, _ in peers]
-        found = self._arrays
-        if found is None or found.ranges is not ranges or found.peers != seen:
+        arrays = self._arrays
+        if arrays is None or arrays.ranges is not ranges or arrays.peers != seen:
             starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
             ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
-            found = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
-            self._arrays = found
-        return found.starts, found.ends
+            arrays = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            self._arrays = arrays
+        return arrays.starts, arrays.ends
 
-    def _raise_first(self, each: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
+    def _raise_first(self, addresses: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
         if bad.any():
             at = int(np.argmax(bad))
-            address = (int(each[at]) + self.base) & (2**64 - 1)
+            address = (int(addresses[at]) + self.base) & (2**64 - 1)
             raise fault(f"address {address:#x}, {nbytes} bytes: {why}", position=at)
 
     # --- peers
@@ -308,14 +345,14 @@ class AddressSpace(AccessibleMemory):
 
         Raises OSError; ValueError if it is no such window.
         """
-        found = self._window.map_peer(process, file, distance, self._peers)
-        self._peers = tuple(sorted((*self._peers, found), key=lambda peer: peer.place))
+        peer = self._window.map_peer(process, file, distance, self._peers)
+        self._peers = tuple(sorted((*self._peers, peer), key=lambda other: other.place))
 
     def unmap_peer(self, distance: int) -> None:
         """Undo `map_peer`; no effect if nothing is mapped at that distance. Later accesses read zeros."""
         for peer in self._peers:
             if peer.distance == distance:
-                self._peers = tuple(each for each in self._peers if each is not peer)
+                self._peers = tuple(other for other in self._peers if other is not peer)
                 peer.clear()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from pympsd_server.backends.budget import ClientBudget, DeviceBudget
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory, AddressSpace
 from pympsd_server.backends.emulated.memory.virtual_memory import Exports, Mappings
 from pympsd_server.backends.emulated.memory.window import ReserveRefused
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.quota import Quota
 
@@ -169,9 +169,9 @@ class ClientSpaces:
 
     def of(self, key: int, quota: Quota) -> ClientSpace:
         """Return a client; a new one, not yet entered, gets the limits of this quota."""
-        known = self._clients.get(key)
-        if known is not None:
-            return known
+        client = self._clients.get(key)
+        if client is not None:
+            return client
         limit, groups = (quota.memory_bytes, quota.groups) if self._facts.is_volta_or_newer else (0, ())
         audited = key if quota.audited else 0
         budget = ClientBudget(self._device, limit, self._device.groups(groups, key), audited)
@@ -204,7 +204,7 @@ class ClientSpaces:
                 raise
         client.contexts += 1
 
-    def used(self) -> dict[int, int]:
+    def usage(self) -> dict[int, int]:
         """Return the bytes each client holds, by the key of its address space."""
         return {key: client.budget.used for key, client in self._clients.items()}
 

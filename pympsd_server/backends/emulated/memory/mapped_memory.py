@@ -19,7 +19,7 @@ from pympsd_server.backends.emulated.memory.virtual_memory import (
     Storage,
     WindowPages,
 )
-from pympsd_server.backends.emulated.ptx.faults import OutOfMemory
+from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
@@ -65,7 +65,7 @@ class MappedMemory:
 
     def _exportable(self, count: int, is_of_host: bool, discharge: Callable[[], None]) -> Storage:
         try:
-            return ExportablePages(count, is_of_host, partial(self._freed, discharge))
+            return ExportablePages(count, is_of_host, partial(self._on_freed, discharge))
         except OSError as error:
             reason = f"no file for {count} bytes of memory: {explain(error)}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
@@ -83,9 +83,9 @@ class MappedMemory:
             space.reclaim(*taken)
             discharge()
 
-        return WindowPages(pages, file, is_shared=False, freed=partial(self._freed, free))
+        return WindowPages(pages, file, is_shared=False, freed=partial(self._on_freed, free))
 
-    def _freed(self, discharge: Callable[[], None], storage: Storage) -> None:
+    def _on_freed(self, discharge: Callable[[], None], storage: Storage) -> None:
         self._client.exports.remove(storage)
         with self._client.lock:
             discharge()
@@ -111,7 +111,7 @@ class MappedMemory:
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def _enter(self, storage: Storage) -> EmulatedMemory:
-        memory = EmulatedMemory(storage, self, lambda one: self._memories.pop(one, None))
+        memory = EmulatedMemory(storage, self, lambda released: self._memories.pop(released, None))
         try:
             with self._client.lock:
                 self._check_open()
@@ -169,7 +169,7 @@ class MappedMemory:
         with self._client.lock:
             self._check_memories()
             with refusals():
-                pages = PeersPages(process, file, count, partial(self._freed, lambda: None))
+                pages = PeersPages(process, file, count, partial(self._on_freed, lambda: None))
             self._client.memories += 1
         return self._enter(pages)
 

@@ -18,7 +18,7 @@ import numpy as np
 from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.ptx.datatypes import Array
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
 
@@ -67,10 +67,10 @@ class Table:
         counts = min(len(ranges[0]), RANGES), min(len(segments), SEGMENTS)
         self._head[0] += 1
         self._head[1:] = *counts, size
-        self._starts[: counts[0]], self._ends[: counts[0]] = (each[: counts[0]] for each in ranges)
-        for row, one in zip(self._segments, segments, strict=False):
-            high, low = (_signed(one.file.secret >> shift) for shift in (64, 0))
-            row[:] = one.offset, one.size, one.file.descriptor, one.file.offset, high, low
+        self._starts[: counts[0]], self._ends[: counts[0]] = (bounds[: counts[0]] for bounds in ranges)
+        for row, segment in zip(self._segments, segments, strict=False):
+            high, low = (_to_signed(segment.file.secret >> shift) for shift in (64, 0))
+            row[:] = segment.offset, segment.size, segment.file.descriptor, segment.file.offset, high, low
         self._head[0] += 1
 
     @property
@@ -100,12 +100,12 @@ class Table:
             if not generation & 1 and generation == self.generation:
                 # A client may have made the file itself: what it says of other places does not count.
                 inside = (starts >= 0) & (ends <= size)
-                found = {one for one in (_segment(*row) for row in rows) if one.is_within(size)}
-                return generation, starts[inside], ends[inside], found
+                within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
+                return generation, starts[inside], ends[inside], within
         return -1, self._starts[:0].copy(), self._ends[:0].copy(), set()
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     word &= (1 << 64) - 1
     return word - (word >> 63 << 64)
 

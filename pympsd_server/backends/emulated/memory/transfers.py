@@ -13,10 +13,9 @@ import numpy as np
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.memory.address_space import AccessibleMemory
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region
-from pympsd_server.backends.region_checks import check_elements, check_pitches
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
@@ -36,7 +35,7 @@ def check_copy(memory: AccessibleMemory, copy: Copy) -> None:
 
 def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
     """Raise BackendError INVALID_VALUE unless all of the region is accessible and aligned to the element."""
-    check_elements(fill)
+    fill.check_elements()
     _check(memory, fill.destination, fill.extent)
 
 
@@ -46,7 +45,7 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
     else:
         span = region.span(extent)
         if extent.bytes:
-            check_pitches(extent, region)
+            region.check_pitches(extent)
     if not span:
         return
     if region.host is not None:
@@ -117,8 +116,8 @@ def _array(memory: AccessibleMemory, region: Region, piece: Piece, element: DTyp
     x, y, z, width, rows, slices = piece
     start = z * region.slice_pitch + y * region.pitch + x
     span = (slices - 1) * region.slice_pitch + (rows - 1) * region.pitch + width
-    held = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
+    source = memory.view(region.base + start, span) if region.host is None else region.host[start : start + span]
     if rows == slices == 1:
-        return np.frombuffer(held, element)
+        return np.frombuffer(source, element)
     shape, strides = (slices, rows, width // element.itemsize), (region.slice_pitch, region.pitch, element.itemsize)
-    return np.ndarray(shape, element, held, 0, strides)
+    return np.ndarray(shape, element, source, 0, strides)

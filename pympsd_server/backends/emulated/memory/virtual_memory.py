@@ -35,7 +35,7 @@ class Storage(ABC):
         """Whether its pages are the host's, not the device's."""
         self.secret: Final = secret
         """What processes import it by; 0 if it cannot be imported."""
-        self._freed: Final = freed
+        self._on_freed: Final = freed
         self._lock: Final = Lock()
         self._users = 1
 
@@ -47,7 +47,7 @@ class Storage(ABC):
         """Return a new descriptor of the pages. Raises OSError; BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
-    def published(self) -> File:
+    def publish(self) -> File:
         """Return the file of the pages. Raises BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
@@ -64,7 +64,7 @@ class Storage(ABC):
             if self._users:
                 return
         self._close()
-        self._freed(self)
+        self._on_freed(self)
 
     @abstractmethod
     def _close(self) -> None:
@@ -95,7 +95,7 @@ class ExportablePages(_FilePages):
         super().__init__(File(make_sealed(file_name(secret), size), secret), size, secret, freed)
         self.is_of_host = is_of_host
 
-    def published(self) -> File:
+    def publish(self) -> File:
         """Return the file."""
         return self._file
 
@@ -131,10 +131,10 @@ class WindowPages(Storage):
         assert self._pages is not None
         space.place(address, self._pages, self._file)
 
-    def published(self) -> File:
+    def publish(self) -> File:
         """Return the file, to the only client that can have it."""
         # A process that imports a shared allocation may not learn the secret of the whole window.
-        return super().published() if self.secret else self._file
+        return super().publish() if self.secret else self._file
 
     def _close(self) -> None:
         self._pages = None
@@ -197,7 +197,7 @@ class EmulatedMemory:
 
     def publish(self) -> File:
         """Return where it is for other executors; BackendError INVALID_VALUE."""
-        return self.storage.published()
+        return self.storage.publish()
 
     def release(self) -> None:
         """Free it once it is mapped nowhere; no effect a second time."""
@@ -250,16 +250,16 @@ class Mappings:
 
     def _within(self, address: int, count: int) -> list[_Mapping]:
         """Return the mappings that a range consists of; BackendError INVALID_VALUE if it has gaps or cuts one."""
-        found, at = [], address
+        mappings, at = [], address
         while at < address + count:
             mapping = self._by_start.get(at)
             if mapping is None or mapping.end > address + count:
                 raise _invalid(f"{count} bytes at {address:#x} are not whole mappings")
-            found.append(mapping)
+            mappings.append(mapping)
             at = mapping.end
-        if not found:
+        if not mappings:
             raise _invalid(f"a range of {count} bytes")
-        return found
+        return mappings
 
     def remove(self, address: int, count: int) -> list[Storage]:
         """Unmap a range of whole mappings; return what the caller leaves then. BackendError INVALID_VALUE."""

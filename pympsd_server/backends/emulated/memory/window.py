@@ -23,7 +23,7 @@ from pympsd_server.backends.emulated.memory.peer_windows import (
     Table,
     below,
 )
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES, Array, DType
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, Array, DType
 from pympsd_server.backends.virtual_memory import File
 
 _PAGE: Final = mmap.PAGESIZE
@@ -62,14 +62,14 @@ class Window:
         """Map what there is, at the beginning of ``size`` bytes of this process; OSError, OverflowError."""
         before = int(self._bytes.ctypes.data)
         mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
-        found = np.frombuffer(mapping, np.uint8)
-        map_file_over(self._file, self.allocatable, found.ctypes.data)
+        mapped = np.frombuffer(mapping, np.uint8)
+        map_file_over(self._file, self.allocatable, mapped.ctypes.data)
         for offset, (count, _) in self._placed.items():
-            map_again(before + offset, count, found.ctypes.data + offset)
+            map_again(before + offset, count, mapped.ctypes.data + offset)
         # What still runs keeps the mapping that it has.
-        self._map, self._bytes = mapping, found
+        self._map, self._bytes = mapping, mapped
         self.views: dict[DType, Array] = {
-            dtype: found.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
+            dtype: mapped.view(dtype) for dtype in set(DTYPES.values()) if dtype.kind != "b"
         }
         """The mapping as elements of each type."""
 

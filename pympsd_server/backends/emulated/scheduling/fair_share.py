@@ -34,7 +34,7 @@ class _Level:
 
     def next(self) -> Runnable | None:
         """Return what runs next at this level."""
-        for queue in sorted(self.queues, key=lambda each: each.time_share.rank):
+        for queue in sorted(self.queues, key=lambda candidate: candidate.time_share.rank):
             work = queue.first()
             if work is not None:
                 self._floor, queue.floor = queue.time_share.used, work.time_share.used
@@ -113,3 +113,17 @@ class FairQueue:
         self._turns_due = TURNS_OF_NORMAL
         if self._overtaking:
             self._time_due = TURNS_OF_NORMAL * nanoseconds
+
+
+_SCALE: Final = 1 << 50
+"""Weights are this, divided by bytes: precise enough for whatever memory a device has."""
+_LEAST_BYTES: Final = 1 << 20
+
+
+class MemoryShare(FairQueue):
+    """Fair shares by memory."""
+
+    def charge(self, work: Runnable, nanoseconds: int) -> None:
+        """Account for time: the more memory, the less a nanosecond weighs."""
+        work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _LEAST_BYTES)
+        super().charge(work, nanoseconds)

@@ -12,7 +12,9 @@ from collections import deque
 
 from attrs import define
 
-from pympsd_server.backends.emulated.device.programs import Batch, Kernel, LoadedModule, preferred_blocks
+from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.loading.program import Kernel
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner, WorkStream
 from pympsd_server.backends.interface import Launch
@@ -78,12 +80,12 @@ class KernelRun(WorkItem):
                 self._open()
             if not self._residents:
                 break
-            left = deadline - time.perf_counter()
-            if left <= 0:
+            remaining = deadline - time.perf_counter()
+            if remaining <= 0:
                 return False
             # Blocks of a cooperative launch wait for each other: each gets its part of the slice.
-            part = seconds / len(self._residents) if self._launch.cooperative else left
-            self._advance(self._residents[0], min(left, part))
+            part = seconds / len(self._residents) if self._launch.cooperative else remaining
+            self._advance(self._residents[0], min(remaining, part))
         if self._begun < self._blocks:
             return False
         self.owner.trace.add("kernels_finished")
@@ -99,22 +101,22 @@ class KernelRun(WorkItem):
 
     def _open(self) -> None:
         self._unfinished_slices = 0
-        wanted = self._begun + self.at_once
-        while self._begun < wanted and (blocks := self._begin_blocks()):
+        end = self._begun + self.at_once
+        while self._begun < end and (blocks := self._begin_blocks()):
             self._begun += blocks
         if self._begun:
-            self.owner.placement.begun(self)
+            self.owner.placement.mark_begun(self)
 
     def _begin_blocks(self) -> int:
         """Make the next blocks resident; return their number."""
-        most = preferred_blocks(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
-        wanted = min(max(most, self._together), self._blocks - self._begun)
+        most = blocks_per_batch(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
+        count = min(max(most, self._together), self._blocks - self._begun)
         if self._together > 1:
             # The blocks of a cluster run together: only whole ones begin.
             placement = self.owner.placement
             room = placement.room(self._size) if placement.resident else placement.capacity(self._size)
-            wanted = min(wanted, room) // self._together * self._together
-        placed = self.owner.placement.place(self._size, wanted)
+            count = min(count, room) // self._together * self._together
+        placed = self.owner.placement.place(self._size, count)
         blocks = len(placed.sm_of_block)
         if blocks:
             launch = self._launch

@@ -1,16 +1,52 @@
-"""The placement of blocks: the multiprocessors a context may use and the room left on each."""
+"""The choice of multiprocessors for a context: unused ones while they last, then those with the fewest users."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from pympsd.vocabulary.occupancy import block_cost, blocks_per_multiprocessor, multiprocessor_room
 from pympsd.wire.executor_messages import ContextTrace
+
+
+@define
+class Multiprocessors:
+    """The multiprocessors of one device, by id, and the number of limited contexts on each. Its owner locks it."""
+
+    count: int
+    _users: list[int] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._users = [0] * self.count
+
+    def take(self, count: int, among: Sequence[int] = ()) -> tuple[int, ...]:
+        """Return the ids for a context limited to ``count``, ascending: those with the fewest users, lowest first.
+
+        0, or at least the number there is, means all of them; such a context counts as a user of none. ``among``:
+        the ids of its partition; empty: all.
+        """
+        every = among or range(self.count)
+        count = count if 0 < count < len(every) else len(every)
+        if not self._is_limit(count):
+            return tuple(every)
+        fewest = sorted(every, key=lambda number: (self._users[number], number))[:count]
+        for number in fewest:
+            self._users[number] += 1
+        return tuple(sorted(fewest))
+
+    def give(self, ids: tuple[int, ...]) -> None:
+        """Release the multiprocessors of a destroyed context."""
+        if self._is_limit(len(ids)):
+            for number in ids:
+                self._users[number] -= 1
+
+    def _is_limit(self, count: int) -> bool:
+        return 0 < count < self.count
+
 
 Integers = NDArray[np.int64]
 Integers32 = NDArray[np.int32]
@@ -95,7 +131,7 @@ class Placement:
         """Return whether a kernel with resident blocks may begin others that it does not need."""
         return not (self._wanting or self._gathering) or self.unfinished_slices >= _PATIENCE
 
-    def begun(self, kernel: PendingKernel) -> None:
+    def mark_begun(self, kernel: PendingKernel) -> None:
         """Note that a kernel has its first blocks resident."""
         if self._gathering is kernel:
             self._gathering = None
@@ -105,12 +141,12 @@ class Placement:
     def capacity(self, size: BlockSize) -> int:
         """Return the number of blocks of this size that fit if there are no others."""
         key = size.threads, size.shared_bytes
-        known = self._capacities.get(key)
-        if known is None:
+        capacity = self._capacities.get(key)
+        if capacity is None:
             if len(self._capacities) >= _CAPACITIES_KEPT:
                 self._capacities.clear()
-            known = self._capacities[key] = len(self.sm_ids) * blocks_per_multiprocessor(self._attributes, *key)
-        return known
+            capacity = self._capacities[key] = len(self.sm_ids) * blocks_per_multiprocessor(self._attributes, *key)
+        return capacity
 
     def room(self, size: BlockSize) -> int:
         """Return the number of blocks of this size that fit now."""
@@ -174,6 +210,6 @@ class Placement:
             self._account(placed.rows, placed.size, 1)
         self.resident -= len(placed.rows)
 
-    def traced(self, context: int) -> ContextTrace:
+    def trace(self, context: int) -> ContextTrace:
         """Return its trace."""
         return ContextTrace(context, self.sm_ids, self.slots, self.high_water)

@@ -12,8 +12,7 @@ from typing import Final, Protocol
 
 from attrs import define, field
 
-from pympsd.vocabulary.plugins import named_policy
-from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY
+from pympsd.vocabulary.settings import SCHEDULING_POLICIES, SCHEDULING_POLICY, named_policy
 
 GREATEST_PRIORITY: Final = -5
 LEAST_PRIORITY: Final = 0
@@ -105,5 +104,5 @@ def policy_of(environment: Mapping[str, str]) -> Policy | None:
     text = environment.get(SCHEDULING_POLICY, "")
     if not text:
         return None
-    made: Policy = named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
-    return made
+    policy: Policy = named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, text)
+    return policy

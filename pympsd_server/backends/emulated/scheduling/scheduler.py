@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.emulated.ptx.faults import Cancelled, DeviceFault
+from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
-from pympsd_server.backends.interface import BackendError, Outcome
-from pympsd_server.backends.timeline import Timeline
+from pympsd_server.backends.interface import BackendError, Outcome, Timeline
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]
@@ -236,7 +235,9 @@ class Scheduler:
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
         # The thread that runs an item finishes it: until then its host bytes and device memory are in use.
-        for item in [each for each in owner.pending if not each.running and not self._is_unstoppable(each)]:
+        for item in [
+            pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)
+        ]:
             item.mark_finished()
             self._tell(item)
             successors, item.successors = item.successors, []

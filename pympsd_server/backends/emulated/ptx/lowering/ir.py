@@ -172,6 +172,11 @@ def has_result(operation: Operation) -> bool:
     return operation.name not in WITHOUT_RESULT
 
 
+def items_of(argument: Argument) -> tuple[Argument, ...]:
+    """Return the items of a group, or a single operand as the only item."""
+    return argument.items if isinstance(argument, Group) else (argument,)
+
+
 def registers_in(argument: Argument) -> list[Register]:
     """Return the registers an operand names."""
     match argument:
@@ -190,22 +195,22 @@ def registers_in(argument: Argument) -> list[Register]:
     return []
 
 
-def written(operation: Operation, carry: Register) -> list[Register]:
-    found = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
-    return [*found, carry] if operation.has("cc") else found
+def registers_written(operation: Operation, carry: Register) -> list[Register]:
+    results = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
+    return [*results, carry] if operation.has("cc") else results
 
 
-def read(operation: Operation, carry: Register) -> list[Register]:
+def registers_read(operation: Operation, carry: Register) -> list[Register]:
     """Return the registers whose value matters; under a guard also those that may keep their old value."""
     # wgmma adds to what its result was.
     start = 1 if has_result(operation) and operation.name != "wgmma" else 0
-    found = [r for operand in operation.operands[start:] for r in registers_in(operand)]
+    registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]
     if operation.name in ("addc", "subc", "madc"):
-        found.append(carry)
+        registers.append(carry)
     if operation.guard is not None:
-        found.append(operation.guard.register)
-        found += written(operation, carry)
-    return found
+        registers.append(operation.guard.register)
+        registers += registers_written(operation, carry)
+    return registers
 
 
 def with_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:

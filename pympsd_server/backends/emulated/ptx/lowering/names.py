@@ -6,8 +6,9 @@ import re
 
 from attrs import define, evolve, field
 
-from pympsd_server.backends.emulated.ptx.datatypes import DTYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.machine import is_special, vector_axes
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
@@ -28,7 +29,6 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     plain,
 )
 from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame
-from pympsd_server.backends.emulated.ptx.runtime.special_registers import is_special, vector_axes
 from pympsd_server.backends.emulated.ptx.syntax import tree
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,
@@ -135,8 +135,12 @@ class Resolver:
 
     def address(self, operand: Operand, names: Names, line: int) -> Argument:
         """Return an operand of an instruction for which an element of an array is its address."""
-        found = self.argument(operand, names, line)
-        return self._address(found, line) if isinstance(operand, Element) and isinstance(found, Memory) else found
+        argument = self.argument(operand, names, line)
+        return (
+            self._address(argument, line)
+            if isinstance(operand, Element) and isinstance(argument, Memory)
+            else argument
+        )
 
     def _element(self, element: Element, names: Names, line: int) -> Memory:
         """Return where an element of an array is; an index in a register is multiplied by the size of elements."""
@@ -180,9 +184,9 @@ class Resolver:
         return Memory(argument, offset)
 
     def _name(self, text: str, names: Names, line: int) -> Argument:
-        known = names.meanings.get(text)
-        if known is not None:
-            return known
+        meaning = names.meanings.get(text)
+        if meaning is not None:
+            return meaning
         if text == "_":
             return Sink()
         if text == "WARP_SZ":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Module
 

@@ -47,9 +47,9 @@ class Conversion:
         field = flags + (b"%d" % min(int(width), _WIDTH_LIMIT) if width else b"")
         if precision is not None and not precision.startswith(b"-"):
             field += b".%d" % min(int(precision or b"0"), _WIDTH_LIMIT)
-        return self._printed(field, value)
+        return self._convert(field, value)
 
-    def _printed(self, field: bytes, value: int | float | bytes) -> bytes:
+    def _convert(self, field: bytes, value: int | float | bytes) -> bytes:
         if isinstance(value, float):
             return _snprintf(b"%" + field + self.type, ctypes.c_double(value))
         if isinstance(value, bytes):
@@ -93,7 +93,7 @@ def parse_format(text: bytes) -> list[bytes | Conversion]:
 
 def _conversion(match: re.Match[bytes]) -> Conversion:
     flags, width, precision, size, kind = match.group("flags", "width", "precision", "size", "type")
-    stars = [each for each in (width, precision) if each == b"*"]
+    stars = [length for length in (width, precision) if length == b"*"]
     arguments = ["i4"] * len(stars)
     if kind == b"s":
         arguments.append("s")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import DType, Value
-from pympsd_server.backends.emulated.ptx.math.floats import rectify
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value
+from pympsd_server.backends.emulated.ptx.math.floats import narrow, rectify
 from pympsd_server.backends.emulated.ptx.math.integers import select
-from pympsd_server.backends.emulated.ptx.math.rounding import narrow
 
 _TO_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
 from pympsd_server.backends.emulated.ptx.math.integers import select
 
 _WORD = 32
@@ -107,16 +107,16 @@ def video_merge(result: Value, c: Value, low: int, width: int) -> Value:
 
 
 def video_multiply_add(
-    a: Value, b: Value, c: Value, negated: tuple[bool, bool], one: bool, scale: int, signed: bool, saturate: bool
+    a: Value, b: Value, c: Value, negated: tuple[bool, bool], plus_one: bool, scale: int, signed: bool, saturate: bool
 ) -> Value:
-    """vmad: a * b + c, as uint32. `negated`: the product, and c; `one`: one more; `scale`: bits to shift right."""
+    """vmad: return a * b + c as uint32. `negated` is of the product and of c, `scale` the bits to shift right."""
     product, addend = video_cut(a) * video_cut(b), video_part(c, 0, _WORD, signed=True)
     if negated[0]:
         product = -product
     if negated[1]:
         # The complement and 1: the negative of the least number is that number.
         addend = video_part(~c, 0, _WORD, signed=True) + np.int64(1)
-    total = product + addend + np.int64(one)
+    total = product + addend + np.int64(plus_one)
     by = np.int64(scale)
     total = total >> by if signed else (total.view(np.uint64) >> by.view(np.uint64)).view(np.int64)
     return video_word(_clamp(total, _WORD, signed) if saturate else total)

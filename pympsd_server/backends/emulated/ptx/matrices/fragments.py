@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
-from pympsd_server.backends.emulated.ptx.datatypes import Array
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array
 
 _LANES = np.arange(32)
 _GROUP, _IN_GROUP = _LANES >> 2, _LANES & 3

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.asynchronous.mbarrier import advanced
-from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
-from pympsd_server.backends.emulated.ptx.faults import DeviceFault
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, U64, Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
-from pympsd_server.backends.emulated.ptx.math.rounding import flush
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.math.floats import flush
+from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advance
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
@@ -32,7 +32,7 @@ _PAIR = BITS_OF_TYPES["b128"]
 
 def atomic(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     function: str,
     address: Value,
@@ -46,12 +46,12 @@ def atomic(
 
     `operands` is (value,), for cas (compare, value). Threads act one after another in thread order.
     """
-    count = lanes.count
+    count = threads.count
     if guard is not None and not guard.any():
         return dtype.type(0)
     chosen = np.flatnonzero(guard) if guard is not None and guard.ndim else None
-    inner = lanes if chosen is None else Lanes(lanes.indices().take(chosen), len(chosen))
-    given = [spread(v, count) if chosen is None else spread(v, count).take(chosen) for v in operands]
+    inner = threads if chosen is None else Threads(threads.indices().take(chosen), len(chosen))
+    arguments = [spread(v, count) if chosen is None else spread(v, count).take(chosen) for v in operands]
     address = spread(address, count)
     if chosen is not None:
         address = address.take(chosen)
@@ -62,7 +62,7 @@ def atomic(
     except DeviceFault as fault:
         raise fault if chosen is None else among(chosen, fault) from None
     for kind, index, part in resolved:
-        values = given if part is None else [v.take(part) for v in given]
+        values = arguments if part is None else [v.take(part) for v in arguments]
         result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
         if used:
             old[part if part is not None else slice(None)] = result
@@ -75,7 +75,7 @@ def atomic(
 
 def atomic_pairs(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     function: str,
     address: Value,
@@ -85,11 +85,11 @@ def atomic_pairs(
     """Run atom.exch.b128 or atom.cas.b128, whose operands are lower and upper halves. Returns the old values."""
     values = []
     for low, high in operands:
-        values.append(np.empty(lanes.count, _PAIR))
+        values.append(np.empty(threads.count, _PAIR))
         values[-1]["low"], values[-1]["high"] = low, high
     if guard is not None and not guard.any():
-        return np.zeros(lanes.count, _PAIR)
-    return atomic(state, lanes, space, function, address, _PAIR, 16, tuple(values), True, guard)  # type: ignore[no-any-return]
+        return np.zeros(threads.count, _PAIR)
+    return atomic(state, threads, space, function, address, _PAIR, 16, tuple(values), True, guard)  # type: ignore[no-any-return]
 
 
 def _memory(state: BatchState, space: str, dtype: DType) -> Array:
@@ -106,7 +106,7 @@ def _apply(memory: Array, index: Array, function: str, values: list[Array], used
     ordered = [v[order] for v in values]
     first = np.r_[True, sorted_index[1:] != sorted_index[:-1]]
     old = np.empty(len(index), memory.dtype)
-    old[order] = _sorted(memory, sorted_index, first, function, ordered)
+    old[order] = _step_in_order(memory, sorted_index, first, function, ordered)
     return old
 
 
@@ -115,7 +115,7 @@ def _is_plain(dtype: DType, function: str) -> bool:
     return dtype.kind != "f" or function == "add"
 
 
-def _sorted(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
+def _step_in_order(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
     """Return the old values for operations sorted by address; `first` marks the first of each address."""
     if function == "cas":
         return _compare_and_swap(memory, index, first, values[0], values[1])
@@ -216,7 +216,7 @@ def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
 
 
-def _flushed_sum(old: Value, value: Value) -> Value:
+def _add_flushing(old: Value, value: Value) -> Value:
     """Add as .ftz says. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
     return flush(flush(old) + flush(value))
 
@@ -247,7 +247,7 @@ def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[V
 
 
 _STEPS: dict[str, Callable[[Value, Value], Value]] = {
-    "mbarrier": advanced,
+    "mbarrier": advance,
     "add": np.add,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -263,4 +263,4 @@ for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
     _STEPS[f"{_name}_bf16"] = _of_bfloats(_step)
     _STEPS[f"{_name}_bf16x2"] = _of_pairs(_of_bfloats(_step), np.uint16)
     _STEPS[f"{_name}_one_nan"] = _of_one_nan(_step)
-_STEPS["add_ftz_one_nan"] = _of_one_nan(_flushed_sum)
+_STEPS["add_ftz_one_nan"] = _of_one_nan(_add_flushing)

@@ -9,16 +9,16 @@ from typing import Protocol
 import numpy as np
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
-from pympsd_server.backends.emulated.ptx.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
+from pympsd_server.backends.emulated.ptx.isa.machine import WARP
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
-from pympsd_server.backends.emulated.ptx.runtime.geometry import geometry
-from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, geometry
 
 _FRAME_ALIGNMENT = 16
 _LEAST_SLEEP = 1e-4
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // _FRAME_ALIGNMENT) * _FRAME_ALIGNMENT
 
 
@@ -74,13 +74,13 @@ class BatchState:
         self.clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
         self.sm_of_block = sm_of_block
         self.workspace = workspace
-        self.all = Lanes(None, self.count)
+        self.all = Threads(None, self.count)
         self.dynamic_shared = dynamic_shared
-        self.dynamic_offset = _aligned(static_shared)
+        self.dynamic_offset = _align(static_shared)
         self.shared_bytes = (self.dynamic_offset if dynamic_shared else static_shared) + dynamic_shared
         self.local_bytes = local_bytes
-        self.reached_shared_bytes = space.bounds.shared_size(self.shared_bytes)
-        self.shared_frame, self.local_frame = _aligned(self.reached_shared_bytes), _aligned(local_bytes)
+        self.reached_shared_bytes = space.bounds.end_of_shared(self.shared_bytes)
+        self.shared_frame, self.local_frame = _align(self.reached_shared_bytes), _align(local_bytes)
         self._shared = np.zeros(self.blocks * self.shared_frame, np.uint8)
         self._local = np.zeros(self.count * self.local_frame, np.uint8)
         self._parameters = np.frombuffer(parameters + bytes(-len(parameters) % 8 + 8), np.uint8)
@@ -95,9 +95,9 @@ class BatchState:
         """Whether threads have executed nanosleep and its time has not passed."""
         return self._sleep > 0
 
-    def sleep(self, lanes: Lanes, nanoseconds: Value) -> None:
+    def sleep(self, threads: Threads, nanoseconds: Value) -> None:
         """Note the nanosleep of these threads, which is of a millisecond at most."""
-        if lanes.count:
+        if threads.count:
             self._sleep += min(int(nanoseconds.max()), 1_000_000) * 1e-9
 
     def rest(self, deadline: float, *, alone: bool) -> None:
@@ -117,20 +117,20 @@ class BatchState:
         """Return the memory of a space as elements of `dtype`."""
         if space == "global":
             return self.space.views[dtype]
-        found = self._views.get((space, dtype))
-        if found is None:
+        view = self._views.get((space, dtype))
+        if view is None:
             memory = {"shared": self._shared, "local": self._local, "param": self._parameters}[space]
-            found = self._views[space, dtype] = memory.view(dtype)
-        return found
+            view = self._views[space, dtype] = memory.view(dtype)
+        return view
 
-    def frame_bases(self, lanes: Lanes, space: str, shift: int) -> Array:
+    def frame_bases(self, threads: Threads, space: str, shift: int) -> Array:
         """Return where each thread's frame begins, in elements of 2**shift bytes."""
-        return lanes.fact((space, shift), lambda: self._bases(lanes, space, shift))  # type: ignore[no-any-return]
+        return threads.remember((space, shift), lambda: self._bases(threads, space, shift))  # type: ignore[no-any-return]
 
-    def _bases(self, lanes: Lanes, space: str, shift: int) -> Array:
+    def _bases(self, threads: Threads, space: str, shift: int) -> Array:
         if space == "shared":
-            return lanes.pick(self.cta) * (self.shared_frame >> shift)  # type: ignore[no-any-return]
-        return lanes.indices() * (self.local_frame >> shift)
+            return threads.pick(self.cta) * (self.shared_frame >> shift)  # type: ignore[no-any-return]
+        return threads.indices() * (self.local_frame >> shift)
 
     def frame_size(self, space: str) -> int:
         """Return the bytes of the space that one thread may address."""
@@ -152,7 +152,7 @@ class BatchState:
             self._living = np.packbits(flags, bitorder="little").view(np.uint32)
         return self._living
 
-    def exit(self, lanes: Lanes) -> None:
+    def exit(self, threads: Threads) -> None:
         """Note that these threads have exited."""
-        self.alive[lanes.ids if lanes.ids is not None else slice(None)] = False
+        self.alive[threads.ids if threads.ids is not None else slice(None)] = False
         self._living = None

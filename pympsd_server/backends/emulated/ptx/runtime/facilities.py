@@ -1,15 +1,76 @@
-"""What a context gives its kernels besides memory: a heap, a buffer for what they print, and conditions."""
+"""The heap of device-side malloc and free: one block of a context's memory, divided among the threads that ask."""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from collections.abc import Callable
 from threading import Lock
 from typing import Final
 from weakref import WeakValueDictionary
 
 from attrs import define, field
 
-from pympsd_server.backends.emulated.ptx.runtime.heap import DeviceHeap
+HEAP_BYTES: Final = 8 << 20
+"""CU_LIMIT_MALLOC_HEAP_SIZE unless a program sets it."""
+_UNIT: Final = 16
+"""Allocations are aligned to this, and padded."""
+
+
+class DeviceHeap:
+    """`reserve` returns the address of a block of a number of bytes, 0 if there is no room; it is called once."""
+
+    def __init__(self, reserve: Callable[[int], int]) -> None:
+        self._reserve = reserve
+        self._bytes = HEAP_BYTES
+        self._lock = Lock()
+        self._base: int | None = None
+        self._gaps: list[tuple[int, int]] = []
+        """Free ranges (start, end), in order, never adjacent."""
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def limit(self) -> int:
+        """The size of the heap in bytes."""
+        return self._bytes
+
+    def set_limit(self, count: int) -> bool:
+        """Set the size; return whether that was possible: it is until a kernel has called malloc."""
+        with self._lock:
+            if self._base is None:
+                self._bytes = max(_UNIT, count)
+            return self._base is None or count == self._bytes
+
+    def allocate(self, count: int) -> int:
+        """Return the address of new bytes, 0 if there is no room."""
+        size = max(_UNIT, -(-count // _UNIT) * _UNIT)
+        with self._lock:
+            if self._base is None:
+                self._base = self._reserve(self._bytes)
+                self._gaps = [(self._base, self._base + self._bytes)] if self._base else []
+            for index, (start, end) in enumerate(self._gaps):
+                if start + size <= end:
+                    self._gaps[index : index + 1] = [(start + size, end)] if start + size < end else []
+                    self._sizes[start] = size
+                    return start
+        return 0
+
+    def free(self, address: int) -> bool:
+        """Free an allocation; return whether it was one. 0 is none, and fine."""
+        if not address:
+            return True
+        with self._lock:
+            size = self._sizes.pop(address, None)
+            if size is None:
+                return False
+            insort(self._gaps, (address, address + size))
+            at = self._gaps.index((address, address + size))
+            for lower in (at, at - 1):
+                pair = self._gaps[lower : lower + 2] if lower >= 0 else []
+                if len(pair) == 2 and pair[0][1] == pair[1][0]:
+                    self._gaps[lower : lower + 2] = [(pair[0][0], pair[1][1])]
+        return True
+
 
 PRINT_BYTES: Final = 1 << 20
 """CU_LIMIT_PRINTF_FIFO_SIZE unless a program sets it."""

@@ -1,4 +1,4 @@
-"""The special registers that exist, and their values for a batch."""
+"""The values of special registers for the threads of a batch."""
 
 from __future__ import annotations
 
@@ -7,48 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.datatypes import DType, Value
-from pympsd_server.backends.emulated.ptx.runtime.lanes import WARP, Lanes
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value
+from pympsd_server.backends.emulated.ptx.isa.machine import AXES, TIMERS, WARP
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
-_AXES = ("x", "y", "z")
-_VECTORS = (
-    "tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid",
-)  # fmt: skip
-_SCALARS_NAMES = (
-    "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge "
-    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
-    "envreg1 envreg2 cluster_ctarank cluster_nctarank is_explicit_cluster aggr_smem_size"
-)
-_SCALARS = frozenset(_SCALARS_NAMES.split())
-TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
 
-
-def is_special(text: str) -> bool:
-    """Return whether `%text` is a special register that this device has."""
-    name, _, axis = text[1:].partition(".")
-    if not text.startswith("%"):
-        return False
-    return (name in _VECTORS and axis in _AXES) or (not axis and name in _SCALARS)
-
-
-def vector_axes(text: str) -> list[str]:
-    """Return the three parts of a special register that is a vector, such as %tid; its fourth part is 0."""
-    return [f"{text}.{axis}" for axis in _AXES] if text[:1] == "%" and text[1:] in _VECTORS else []
-
-
-def special_names() -> list[str]:
-    """Return the names of all special registers."""
-    return sorted([f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS])
-
-
-def special(state: BatchState, lanes: Lanes, text: str, dtype: DType) -> Value:
+def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Value:
     """Return the register's value for these threads, as `dtype`."""
     if text[1:] in TIMERS:
         return _timer(text[1:]).astype(dtype)
-    return lanes.fact((text, dtype), lambda: _convert(lanes.pick(_whole(state, text)), dtype))
+    return threads.remember((text, dtype), lambda: _convert(threads.pick(_whole(state, text)), dtype))
 
 
 def _convert(value: Value, dtype: DType) -> Value:
@@ -57,7 +28,7 @@ def _convert(value: Value, dtype: DType) -> Value:
 
 def _whole(state: BatchState, text: str) -> Value:
     name, _, axis = text[1:].partition(".")
-    return state.all.fact(("special", text), lambda: _compute(state, name, _AXES.index(axis) if axis else 0))
+    return state.all.remember(("special", text), lambda: _compute(state, name, AXES.index(axis) if axis else 0))
 
 
 def _compute(state: BatchState, name: str, axis: int) -> Value:

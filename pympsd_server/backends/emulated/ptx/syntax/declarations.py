@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.expressions import constant
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Registers, Variable
 
 SPACES = frozenset({"global", "shared", "const", "local", "param"})
@@ -170,10 +170,10 @@ def _byte_of(tokens: TokenStream) -> Initialiser:
 
 def parse_parameters(tokens: TokenStream) -> tuple[Variable, ...]:
     """Parse `(.param .b32 x, ...)`."""
-    found: list[Variable] = []
+    parameters: list[Variable] = []
     tokens.expect("(")
     while not tokens.accept(")"):
-        found.append(parse_variable(tokens))
+        parameters.append(parse_variable(tokens))
         if not tokens.is_at(")"):
             tokens.expect(",")
-    return tuple(found)
+    return tuple(parameters)

@@ -14,8 +14,8 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream, parse_integer
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream, parse_integer
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 _WORD: Final = 1 << 64
@@ -92,7 +92,7 @@ def _conditional(tokens: TokenStream) -> Number:
     tokens.expect(":")
     no = _conditional(tokens)
     if yes.is_float or no.is_float:
-        yes, no = (Number(float(each.value), "f64") for each in (yes, no))
+        yes, no = (Number(float(branch.value), "f64") for branch in (yes, no))
     else:
         yes, no = _alike(yes, no)
     return yes if chosen.value else no

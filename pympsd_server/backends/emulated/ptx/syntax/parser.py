@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from pympsd.vocabulary.device_runtime import EMULATED, is_device_runtime, refusal
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx, UnsupportedByMps
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.syntax.declarations import SPACES, parse_parameters, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.statements import parse_body
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target
 
 _LINKAGE = frozenset({".visible", ".extern", ".weak", ".common"})
@@ -95,8 +95,8 @@ def _definition(tokens: TokenStream, module: Module) -> None:
         raise InvalidPtx(f"unsupported: {tokens.current.text}", tokens.line)
     variable = parse_variable(tokens, extern=extern)
     tokens.expect(";")
-    known = module.variables.get(variable.name)
-    if known is None or known.extern:
+    earlier = module.variables.get(variable.name)
+    if earlier is None or earlier.extern:
         module.variables[variable.name] = variable
 
 
@@ -112,8 +112,8 @@ def _alias(tokens: TokenStream, module: Module) -> None:
 
 
 def _add_function(module: Module, function: Function) -> None:
-    known = module.functions.get(function.name)
-    if known is None or known.body is None:
+    earlier = module.functions.get(function.name)
+    if earlier is None or earlier.body is None:
         module.functions[function.name] = function
     elif function.body is not None:
         raise InvalidPtx(f"{function.name} is defined twice", function.line)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pympsd_server.backends.emulated.ptx.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
-from pympsd_server.backends.emulated.ptx.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, DTYPES, UNSUPPORTED_TYPES
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.syntax.declarations import parse_parameters, parse_registers, parse_variable
 from pympsd_server.backends.emulated.ptx.syntax.expressions import constant, integer_constant, is_constant
-from pympsd_server.backends.emulated.ptx.syntax.token_stream import TokenStream
+from pympsd_server.backends.emulated.ptx.syntax.tokens import TokenStream
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Address,
     Arguments,

@@ -8,8 +8,8 @@ import numpy as np
 from attrs import evolve, frozen
 
 from pympsd.wire.tensor_map import DataType, Im2col, Swizzle, TensorMap
-from pympsd_server.backends.emulated.ptx.datatypes import S64, U64, Array
-from pympsd_server.backends.emulated.ptx.faults import IllegalAddress, IllegalInstruction
+from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U64, Array
+from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, IllegalInstruction
 
 _UNIT = 16
 """Boxes begin at multiples of this many bytes along the first dimension, as on an H100 and an H200."""
@@ -50,13 +50,13 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
     if size > limit:
         raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory there are")
     if not by_element and of.element_bytes < _WIDE and not of.dimensions[0] * of.element_bytes % _WIDE:
-        of, start = _widened(of, start)
+        of, start = _widen(of, start)
     if of.im2col is not None:
         return _pixels(of, of.im2col, start, offsets or ())
     return _tile(of, start)
 
 
-def written_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int, by_element: bool) -> Box:
+def store_box_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int, by_element: bool) -> Box:
     """Return the elements that a store or reduction from some coordinates on writes, as `box_at` does of a load.
 
     As recorded on an H100: no coordinate may be negative, and units of 16 bytes are written whole. The last unit of a
@@ -71,7 +71,7 @@ def written_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int,
     return box_at(padded, start, () if is_im2col else None, limit, by_element)
 
 
-def _widened(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
+def _widen(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
     """Return a map, and coordinates, of the same bytes in larger elements: boxes and tensor have whole ones."""
     ratio = _WIDE // of.element_bytes
     column = of.im2col and evolve(of.im2col, channels=of.im2col.channels // ratio)
@@ -108,8 +108,8 @@ def _pitches(of: TensorMap) -> tuple[int, ...]:
 
 
 def _is_inside(place: Array, size: int) -> Array:
-    found: Array = (place >= 0) & (place < size)
-    return found
+    inside: Array = (place >= 0) & (place < size)
+    return inside
 
 
 def _box(of: TensorMap, offsets: Array, inside: Array) -> Box:
@@ -124,18 +124,18 @@ def _pixels(of: TensorMap, column: Im2col, start: Sequence[int], offsets: Sequen
     channels = start[0] + np.arange(column.channels, dtype=S64)
     places, inside = channels * of.element_bytes, _is_inside(channels, of.dimensions[0])
     rows, present = np.zeros(len(pixels), S64), np.ones(len(pixels), np.bool_)
-    for each, pitch, size in zip(pixels.T, of.strides, of.dimensions[1:], strict=True):
-        rows += each * pitch
-        present &= _is_inside(each, size)
+    for coordinate, pitch, size in zip(pixels.T, of.strides, of.dimensions[1:], strict=True):
+        rows += coordinate * pitch
+        present &= _is_inside(coordinate, size)
     return _box(of, (rows[:, None] + places).ravel(), (present[:, None] & inside).ravel())
 
 
 def _walk(of: TensorMap, column: Im2col, start: Sequence[int]) -> list[list[int]]:
     """Return pixels along W, then H, D and N: past the box's upper corner a dimension begins at its lower one."""
-    place, found = list(start), []
+    place, places = list(start), []
     ends = [size + upper for size, upper in zip(of.dimensions[1:-1], column.upper_corner, strict=True)]
     for _ in range(column.pixels):
-        found.append(list(place))
+        places.append(list(place))
         for index, (end, lower) in enumerate(zip(ends, column.lower_corner, strict=True)):
             place[index] += of.element_strides[1 + index]
             if place[index] < end:
@@ -143,4 +143,4 @@ def _walk(of: TensorMap, column: Im2col, start: Sequence[int]) -> list[list[int]
             place[index] = lower
         else:
             place[-1] += of.element_strides[-1]
-    return found
+    return places

@@ -1,0 +1,204 @@
+"""The program behind `pympsd`: start the daemon, print help or the version, or give a daemon commands.
+
+Imports almost nothing until the daemon is started (docs/performance.md).
+"""
+
+import posix
+import sys
+
+from pympsd.cli import control_client
+from pympsd.cli.options import BAD_USAGE, DROP_IN_NAME, OWN_NAME, PROTOCOL_VARIABLE, BadOption, Options, known_options
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TITLE = "CUDA MPS Control for Linux/Unix/QNX."
+_DEPENDENCIES = ("attrs", "msgspec", "numpy", "structlog", "trio")
+"""What the daemon imports that is not its own."""
+
+
+def main(arguments: "Sequence[str]") -> int:
+    """Carry out the arguments; return the exit status."""
+    _fill_standard_descriptors()
+    try:
+        options = Options(arguments)
+        protocol = _protocol(options)
+    except BadOption as error:
+        sys.stderr.write(_bad_option(error))
+        if error.unknown is None or error.unknown.name == OWN_NAME or _is_of_protocol_3(error.unknown):
+            return BAD_USAGE
+        # Recorded: the vendor's program prints its help, and exits with status 0.
+        return control_client.print_text(f"Unrecognized option \n{_help(OWN_NAME)}")
+    if options.text == "h":
+        return control_client.print_text(_help(options.name, protocol))
+    if options.text == "v":
+        return control_client.print_text(_version())
+    if options.install:
+        return _install(options)
+    if options.start:
+        return _start(options, protocol)
+    if options.words[:1] == ["top"]:
+        from pympsd.top.program import main as top
+
+        return top(options.words[1:], options.timeout, options.trust_daemon)
+    if options.words[:1] == ["plot"]:
+        from pympsd.plot.program import main as plot
+
+        return plot(options.words[1:])
+    if options.quit and not options.words and not options.apply:
+        # A daemon of protocol 2 is given standard input: -q asks it for nothing.
+        if_protocol = b"" if options.quit == "--quit" else b"3"
+        return control_client.give_commands(
+            _quit(options), options.strict, options.timeout, if_protocol, _sendable(options)
+        )
+    words = ["config", "apply", options.apply] if options.apply else options.words
+    if "--help" in words[1:]:
+        from pympsd.commands.help import help_of
+
+        if text := help_of(words):
+            return control_client.print_text(text)
+    if words[:1] == ["trace"] and (option := next((word for word in words[1:] if word.startswith("-")), "")):
+        return _bad_option_of_trace(option)
+    if words[:2] == ["trace", "start"] and len(words) > 2 and not words[2].startswith("/"):
+        # The daemon has another working directory.
+        words = [*words[:2], f"{posix.getcwd()}/{words[2]}", *words[3:]]
+    return control_client.give_commands(words, options.strict, options.timeout, sendable=_sendable(options))
+
+
+def _sendable(options: Options) -> int:
+    """Return what is sent to another user's daemon: under the vendor's names lines too, as the vendor's tool does."""
+    if options.trust_daemon:
+        return control_client.FILES
+    return control_client.LINES if options.name == DROP_IN_NAME else control_client.QUERIES
+
+
+def _bad_option(error: BadOption) -> str:
+    """Return the sentence on a bad option; on an unknown one with the option that was probably meant."""
+    option = "" if error.unknown is None else error.unknown.unknown
+    if not option:
+        return f"{error}\n"
+    from pympsd.vocabulary.mistyped import find_similar
+
+    similar = find_similar(option, known_options())
+    if similar:
+        return f"{error}; did you mean {similar}?\n"
+    return f"{error}; --help lists them, and those of a command stand after it\n"
+
+
+def _bad_option_of_trace(option: str) -> int:
+    """Report an option of trace, which has none but --help: it would be taken for a part of the file's name."""
+    from pympsd.vocabulary.mistyped import suggest
+
+    sys.stderr.write(f"pympsd trace: there is no option {option}{suggest(option, ('--help',))}\n")
+    return BAD_USAGE
+
+
+def _quit(options: Options) -> "list[str]":
+    """Return the command that ends the daemon: --timeout bounds the wait for clients, --force alone makes none."""
+    if options.is_timeout_given:
+        return ["quit", "-t", str(int(options.timeout))]
+    return ["quit", "-t", "0"] if options.force else ["quit"]
+
+
+def _protocol(options: Options) -> str:
+    """Return the protocol of a daemon that is started; raise BadOption, but only for a start."""
+    try:
+        protocol = options.choose_protocol(
+            posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace")
+        )
+    except BadOption as error:
+        if options.start:
+            raise
+        sys.stderr.write(f"{error}\n")
+        return options.protocol
+    if options.start and not options.text:
+        options.check_start(protocol)
+    return protocol
+
+
+def _is_of_protocol_3(options: Options) -> bool:
+    """Return whether protocol 3 is asked for, or spoken by the daemon that a command is for."""
+    asked = posix.environ.get(PROTOCOL_VARIABLE.encode(), b"").decode(errors="replace") or options.protocol
+    if asked == "3" or options.start:
+        return asked == "3"
+    from pympsd.cli.found_daemon import look_for_daemon
+
+    return look_for_daemon()[1] == "3"
+
+
+def _start(options: Options, protocol: str) -> int:
+    _find_dependencies()
+    from pympsd.cli.daemonize import start_daemon
+
+    if options.overlooked:
+        words = " ".join(options.overlooked)
+        sys.stderr.write(f"{words}: ignored: -d and -f take no command; run it separately\n")
+    if options.static:
+        sys.stderr.write(f"{options.static} is not needed: protocol 3 has no mode for static partitions\n")
+    return start_daemon(options, int(protocol))
+
+
+def _install(options: Options) -> int:
+    import os
+    import sysconfig
+    from pathlib import Path
+
+    from pympsd.cli import extras
+
+    folder = Path(os.path.abspath(options.folder))
+    launcher = os.path.realpath(options.launcher) if options.launcher else sysconfig.get_path("scripts") + "/pympsd"
+    launchers = Path(launcher).parent
+    try:
+        if options.install == "--link-nvidia-names":
+            extras.link_nvidia_names(folder, launchers)
+            return 0
+        installed = extras.install(folder, launchers)
+    except extras.CannotInstall as error:
+        sys.stderr.write(f"{options.install}: {error}\n")
+        return 1
+    text = "".join(
+        f"{file}\n" if aside is None else f"{file} (what was there before is now {aside})\n"
+        for file, aside in installed
+    )
+    return control_client.print_text(text)
+
+
+def _find_dependencies() -> None:
+    """Add the interpreter's site where a dependency is not beside the packages, as with --target or --user."""
+    from importlib.machinery import PathFinder
+
+    if sys.flags.no_site and not all(map(PathFinder.find_spec, _DEPENDENCIES)):
+        import site
+
+        site.main()
+
+
+def _fill_standard_descriptors() -> None:
+    """Open /dev/null in place of a closed 0, 1 or 2: the next file opened would be taken for one of them."""
+    try:
+        while (fd := posix.open("/dev/null", posix.O_RDWR)) <= 2:
+            pass
+        posix.close(fd)
+    except OSError:
+        return  # no /dev/null here: continue with what there is
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - it stays to the end of the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def _version() -> str:
+    from pympsd.process.version import CUDA_VERSION, VERSION
+
+    return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
+
+
+def _help(name: str, protocol: str = "2") -> str:
+    """Return the text of --help: that of the daemon's protocol if one runs, else of the one that is asked for."""
+    from pympsd.cli.found_daemon import look_for_daemon
+    from pympsd.commands.manual import usage
+
+    line, found = look_for_daemon()
+    shown = f"daemon {line}" if name == OWN_NAME else ""
+    return f"{TITLE}\n{usage(name, 3 if (found or protocol) == '3' else 2)}{shown}"

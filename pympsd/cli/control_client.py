@@ -1,0 +1,532 @@
+"""Give the daemon commands and print its answers: the lines of standard input, or one command from the arguments.
+
+Imports almost nothing: scripts and health probes run this in loops (docs/performance.md).
+"""
+
+import _socket
+import posix
+
+from pympsd.vocabulary import files
+from pympsd.wire import frames
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NOT_FOUND = b"Cannot find MPS control daemon process\n"
+TIMEOUT = 10.0
+"""Seconds to wait for a silent daemon; one that is working on a command is waited for without limit."""
+REMEDY = b"; check CUDA_MPS_PIPE_DIRECTORY, or start the daemon with -d\n"
+REFUSED = UNREACHABLE = 1
+SILENT = 2
+NO_OUTPUT = 74
+"""Not all of the output could be written (EX_IOERR of sysexits.h): 1 would mean that there is no daemon."""
+REAP_SECONDS = 0.1
+"""Seconds to wait for PID 1 to reap a daemon that has ended: some look for that every few seconds only, or never. ps
+shows the rest of the daemon under another name meanwhile (daemonize.py)."""
+LINE_LIMIT = 1 << 17
+"""Longer lines are cut here; the daemon's own limit is lower."""
+LINE_SHOWN = 200
+"""The most bytes of a line that a message repeats."""
+AHEAD_LINES, AHEAD_BYTES = 32, 16 * 1024
+"""The most lines, and bytes of lines, that are sent before the first of them is answered."""
+OTHER_KIND = "Protocol wrong type for socket"
+"""The daemon's socket is one for packets: it runs the driver's server, or is the vendor's own."""
+SILENCE = b"The MPS control daemon does not answer: it was reached and said nothing for %g s\n"
+OWNER_WARNING = b"The MPS control daemon at %s is run by user %d, neither root nor you\n"
+UNPROVEN_WARNING = (
+    b"The MPS control daemon at %s is run by a user without a number in this user namespace, and has not proved that "
+    b"it is root's or yours; PYMPSD_UNMAPPED_DAEMON=trust if you know that it is\n"
+)
+QUERIES, LINES, FILES = range(3)
+"""What is sent to a daemon that is neither root's nor the caller's: queries only, all lines, or files as well."""
+NOT_SENT = (
+    b"'%s' was not sent: it may change something or contain a file, and that daemon is another user's; "
+    b"--trust-daemon sends it\n"
+)
+MAX_FOREIGN_ANSWER_BYTES = 16 << 20
+"""The longest answer that is read of a daemon that is not trusted."""
+CLOSED = b"The MPS control daemon closed the connection without an answer\n"
+UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
+
+
+class DaemonGone(Exception):
+    """The daemon closed the connection; the argument, if there is one, is the line that it was working on."""
+
+
+class _NoOutput(Exception):
+    """Standard output or error cannot be written to; the message says which and why."""
+
+
+def give_commands(
+    words: "Sequence[str]",
+    strict: bool = False,
+    timeout: float = TIMEOUT,
+    if_protocol: bytes = b"",
+    sendable: int = QUERIES,
+) -> int:
+    """Give the command of ``words``, or without words the lines of standard input; return the exit status.
+
+    ``strict``: 1 if a line was refused. ``timeout``: seconds to wait for a silent daemon. ``if_protocol``: the
+    protocol of a daemon that the words are for; another one is given standard input. ``sendable``: QUERIES, LINES or
+    FILES, for a daemon that is neither root's nor the caller's; what is not sent is reported, and the status is 1.
+    """
+    daemon = Daemon()
+    withheld: list[bytes] = []
+    try:
+        path = control_socket()
+        reason = daemon.connect(path, timeout)
+        if reason == OTHER_KIND and (reason := daemon.connect(own_socket(), timeout)):
+            from pympsd.cli import driver_daemon
+
+            def select(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
+                if not (warning := owner_warning(daemon, path)):
+                    return lines, False
+                _complain(warning)
+                return _select_sendable(lines, sendable, withheld), True
+
+            lines = _source([] if if_protocol else words)
+            status = driver_daemon.give_commands(path, lines, strict, timeout, select)
+            return REFUSED if withheld else status
+        if not reason and daemon.has_ended():
+            reason = "its daemon has ended"
+        if reason:
+            _complain(NOT_FOUND + path + b": " + reason.encode() + REMEDY)
+            return UNREACHABLE
+        if warning := daemon.owner_warning(path, timeout):
+            _complain(warning)
+            daemon.distrust(timeout)
+        typed = not words and posix.isatty(0) and posix.isatty(1)
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL if if_protocol or typed else b""))
+        protocol = daemon.protocol() if if_protocol or typed else b""
+        if protocol != if_protocol:
+            words = ()
+        if words[:2] == ["config", "apply"] and (sendable == FILES or not daemon.is_foreign):
+            from pympsd.channel import attached_file
+
+            daemon.send(frames.encode(frames.OPERATOR_FILE, attached_file.text_of(words[2:])))
+            words = [*words[:2], *attached_file.with_full_path(words[2:])]
+        groups = _source(words, protocol)
+        if daemon.is_foreign:
+            groups = (_select_sendable(lines, sendable, withheld) for lines in groups)
+        refused = _give(daemon, groups, timeout)
+    except TimeoutError:
+        _complain(SILENCE % timeout)
+        return SILENT
+    except DaemonGone as error:
+        _complain(UNFINISHED % error.args[0] if error.args else CLOSED)
+        return UNREACHABLE
+    except (BrokenPipeError, ConnectionResetError):
+        _complain(CLOSED)
+        return UNREACHABLE
+    except ConnectionError as error:  # the vendor's daemon
+        _complain(f"{error}\n".encode())
+        return UNREACHABLE
+    except _NoOutput as error:
+        return _report_no_output(error)
+    except LookupError as error:  # a file cannot be read
+        _complain(f"{error.args[0]}\n".encode("utf-8", "surrogateescape"))
+        return REFUSED
+    finally:
+        daemon.close()
+    return REFUSED if withheld or ((words or strict) and refused) else 0
+
+
+def print_text(text: str) -> int:
+    """Print a text; return the exit status."""
+    try:
+        _write(1, text.encode())
+    except _NoOutput as error:
+        return _report_no_output(error)
+    return 0
+
+
+def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]") -> "list[bytes]":
+    """Return those of some lines that may be sent to a daemon of another user; report the others, and add them to
+    ``withheld``.
+    """
+    from pympsd.vocabulary.untrusted import escape_controls, is_query
+
+    allowed = []
+    for line in lines:
+        text = line.decode("utf-8", "surrogateescape")
+        names_file = text.split()[:2] == ["config", "apply"]
+        if sendable == FILES or is_query(text) or (sendable == LINES and not names_file):
+            allowed.append(line)
+        else:
+            withheld.append(line)
+            _complain(NOT_SENT % escape_controls(line.strip()[:LINE_SHOWN]))
+    return allowed
+
+
+def _give(daemon: "Daemon", source: "Iterator[list[bytes]]", timeout: float) -> bool:
+    """Send every line; return whether any was refused. Stop early if a line ended the daemon."""
+    refused = False
+    for lines in source:
+        daemon.send(b"".join(frames.encode(frames.OPERATOR_LINE, line[:LINE_LIMIT]) for line in lines))
+        for line in lines:
+            answer = _answer(daemon, line, timeout)
+            if answer is None:
+                return refused
+            refused = answer or refused
+    return refused
+
+
+def _source(words: "Sequence[str]", protocol: bytes = b"") -> "Iterator[list[bytes]]":
+    """Yield lines, in groups that may be sent before the first of each is answered."""
+    if words:
+        return iter([[" ".join(words).encode("utf-8", "surrogateescape")]])
+    if posix.isatty(0) and posix.isatty(1):
+        from pympsd.cli.terminal import typed_lines
+
+        return ([line] for line in typed_lines(protocol == b"3"))
+    return _batches(_chunks(0))
+
+
+def _batches(chunks: "Iterator[list[bytes]]") -> "Iterator[list[bytes]]":
+    """Split the lines of each read into groups that fit the socket's buffer, so that no send waits."""
+    for lines in chunks:
+        batch: list[bytes] = []
+        size = 0
+        for line in lines:
+            if batch and (len(batch) == AHEAD_LINES or size + len(line) > AHEAD_BYTES):
+                yield batch
+                batch, size = [], 0
+            batch.append(line)
+            size += len(line)
+        if batch:
+            yield batch
+
+
+def _chunks(fd: int) -> "Iterator[list[bytes]]":
+    """Yield the whole lines that each read completes."""
+    rest = b""
+    while data := posix.read(fd, 65536):
+        *whole, rest = (rest + data).split(b"\n")
+        yield whole
+        if len(rest) > LINE_LIMIT:
+            # Enough to be refused; the rest of the line is read and dropped.
+            rest = rest[:LINE_LIMIT]
+    if rest:
+        yield [rest]
+
+
+def _answer(daemon: "Daemon", line: bytes, timeout: float) -> "bool | None":
+    """Print the answer to a line; return whether it was refused, None if it was a quit that ended the daemon."""
+    watched = None
+    daemon.begin_answer()
+    while True:
+        try:
+            kind, body = daemon.receive()
+        except (DaemonGone, ConnectionResetError):
+            if watched is None:
+                raise
+            if line.split()[:1] == [b"quit"]:
+                _await_end(watched)
+                return None
+            _close(watched)
+            raise DaemonGone(line[:LINE_SHOWN]) from None
+        if kind == frames.OPERATOR_DONE:
+            if watched is not None:
+                _close(watched)
+                daemon.wait_at_most(timeout)
+            return body != b"\0"
+        if kind == frames.OPERATOR_WORKING:
+            watched = _watch(daemon)
+            daemon.wait_at_most(0)
+        elif kind == frames.OPERATOR_STDOUT:
+            _write(1, _as_displayed(daemon, 1, body))
+        elif kind == frames.OPERATOR_STDERR:
+            _write(2, _as_displayed(daemon, 2, body))
+
+
+def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
+    """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
+    if not daemon.is_foreign and not posix.isatty(fd):
+        return body
+    from pympsd.vocabulary.untrusted import escape_controls
+
+    return escape_controls(body)
+
+
+class Daemon:
+    """The connection: sends and receives frames. The kernel bounds each wait, which saves the call of a poll."""
+
+    def __init__(self) -> None:
+        self._open()
+        self._unread = b""
+        self.is_foreign = False
+        """Whether it is neither root's nor this user's (``distrust``)."""
+        self._answer_seconds = 0.0
+        self._deadline = 0.0
+        self._room = 0
+        """The bytes that a foreign daemon may still send in answer to a line."""
+
+    def _open(self) -> None:
+        self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self.close = self.socket.close
+
+    def connect(self, path: bytes, timeout: float) -> str:
+        """Connect; return why that failed, or "". Raise TimeoutError if the daemon has stopped accepting."""
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, _time_value(timeout))
+        self.wait_at_most(timeout)
+        try:
+            self.socket.connect(path)
+        except BlockingIOError:
+            raise TimeoutError from None
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
+
+    def reach(self, timeout: float, folder: bytes = b"") -> "tuple[bytes, str]":
+        """Connect to the socket of a pympsd of a pipe directory, by default the environment's.
+
+        Return its path, and why that failed, or "". If the server is the driver's, that is a socket beside
+        ``control``, which NVIDIA's own daemon does not have. Raise TimeoutError as ``connect`` does.
+        """
+        path = control_socket(folder)
+        reason = self.connect(path, timeout)
+        if reason == OTHER_KIND:
+            path = own_socket(folder)
+            reason = self.connect(path, timeout)
+        return path, reason or ("its daemon has ended" if self.has_ended() else "")
+
+    def has_ended(self) -> bool:
+        """Whether the process that listens has ended: its keeper would let this wait for the next daemon."""
+        pid = self.pid()
+        return pid > 0 and _is_dead(pid)
+
+    def pid(self) -> int:
+        """Return the PID of the process that listens; 0 if it is in a PID namespace that cannot be seen from here."""
+        return int.from_bytes(_credentials(self.socket)[:4], "little")
+
+    def owner_warning(self, path: bytes, timeout: float) -> bytes:
+        """Return a line that says whose daemon is at the path; nothing if it is root's or this user's.
+
+        A daemon whose user has no number here is asked to prove that, and connected to again if it is too old for it.
+        Raise TimeoutError if it is silent.
+        """
+        warning = owner_warning(self.socket, path)
+        if warning != UNPROVEN_WARNING % path:
+            return warning
+        from pympsd.channel import daemon_owner
+
+        try:
+            with daemon_owner.Proof(self.socket) as proof:
+                is_proven = proof.receive()
+        except BlockingIOError:
+            raise TimeoutError from None
+        if is_proven is None:
+            self.socket.close()
+            self._open()
+            self.connect(path, timeout)
+        return b"" if is_proven else warning
+
+    def distrust(self, seconds: float) -> None:
+        """Bound what the daemon can do: each answer ends within some seconds and MAX_FOREIGN_ANSWER_BYTES."""
+        self.is_foreign, self._answer_seconds = True, seconds
+        self.begin_answer()
+
+    def begin_answer(self) -> None:
+        """Begin the time and the bytes that a foreign daemon has for an answer; for another one do nothing."""
+        if self.is_foreign:
+            import time
+
+            self._deadline = time.monotonic() + self._answer_seconds
+            self._room = MAX_FOREIGN_ANSWER_BYTES
+
+    def protocol(self) -> bytes:
+        """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""
+        kind, body = self.receive()
+        if kind == frames.OPERATOR_STDERR:
+            from pympsd.vocabulary.untrusted import escape_controls
+
+            raise ConnectionError(escape_controls(body).decode("utf-8", "replace").rstrip())
+        return body if kind == frames.OPERATOR_PROTOCOL else b""
+
+    def wait_at_most(self, seconds: float) -> None:
+        """Bound the waits for an answer; 0: no limit. A foreign daemon's bound stays."""
+        if self.is_foreign:
+            return
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(seconds))
+
+    def send(self, data: bytes) -> None:
+        """Send frames; raise TimeoutError if the daemon reads nothing."""
+        try:
+            while data:
+                data = data[self.socket.send(data) :]
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def end_sending(self) -> None:
+        """Let the daemon know that no command follows."""
+        self.socket.shutdown(_socket.SHUT_WR)
+
+    def receive(self) -> "tuple[int, bytes]":
+        """Return the kind and body of the next frame.
+
+        Raise TimeoutError if the daemon is silent, or a foreign one slow; ConnectionError if it sends too much.
+        """
+        self._gather(frames.HEADER_BYTES)
+        length, kind, _ = frames.decode_header(self._unread)
+        if length > frames.BODY_LIMIT:
+            raise ConnectionError(f"The MPS control daemon sent a frame of {length} bytes, which no daemon does")
+        if self.is_foreign:
+            self._room -= frames.HEADER_BYTES + length
+            if self._room < 0:
+                raise ConnectionError(f"The daemon's answer is longer than {MAX_FOREIGN_ANSWER_BYTES} bytes")
+        end = frames.HEADER_BYTES + length
+        self._gather(end)
+        body, self._unread = self._unread[frames.HEADER_BYTES : end], self._unread[end:]
+        return kind, body
+
+    def _gather(self, count: int) -> None:
+        while len(self._unread) < count:
+            if self.is_foreign:
+                self._bound_wait()
+            try:
+                more = self.socket.recv(65536)
+            except BlockingIOError:
+                raise TimeoutError from None
+            if not more:
+                raise DaemonGone
+            self._unread += more
+
+    def _bound_wait(self) -> None:
+        import time
+
+        if (remaining := self._deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        self.socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_RCVTIMEO, _time_value(max(remaining, 0.001)))
+
+
+def _time_value(seconds: float) -> bytes:
+    """Return a struct timeval."""
+    whole, rest = divmod(int(seconds * 1e6), 1_000_000)
+    return whole.to_bytes(8, "little") + rest.to_bytes(8, "little")
+
+
+def _watch(daemon: "Daemon") -> "tuple[int, int]":
+    """Return the daemon's PID and a pidfd of it, -1 if that is impossible (another PID namespace)."""
+    pid = daemon.pid()
+    try:
+        return pid, posix.pidfd_open(pid)
+    except OSError:
+        return pid, -1
+
+
+def owner_warning(daemon: "_socket.socket", path: bytes) -> bytes:
+    """Return a line that says whose daemon is at the path, nothing if it is root's or this user's.
+
+    It is UNPROVEN_WARNING for a user without a number here, unless PYMPSD_UNMAPPED_DAEMON is ``trust``.
+    """
+    owner = int.from_bytes(_credentials(daemon)[4:8], "little")
+    if owner == 0:
+        return b""
+    from pympsd.channel import daemon_owner
+
+    is_trusted = daemon_owner.is_trusted(daemon)
+    if is_trusted is None:
+        is_assured = posix.environ.get(daemon_owner.TRUST_VARIABLE.encode()) == b"trust"
+        return b"" if is_assured else UNPROVEN_WARNING % path
+    return b"" if is_trusted else OWNER_WARNING % (path, owner)
+
+
+def _credentials(daemon: "_socket.socket") -> bytes:
+    """Return a struct ucred: PID, uid and gid of the daemon."""
+    return daemon.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
+
+
+def _await_end(watched: "tuple[int, int]") -> None:
+    """Wait until the daemon's process has ended and is reaped: scripts look for it in ps right after a quit."""
+    import select
+    import time
+
+    pid, pidfd = watched
+    if pidfd < 0:
+        return
+    select.select([pidfd], [], [], TIMEOUT)
+    posix.close(pidfd)
+    give_up = time.monotonic() + REAP_SECONDS
+    while _is_listed(pid) and time.monotonic() < give_up:
+        time.sleep(0.001)
+
+
+def _close(watched: "tuple[int, int]") -> None:
+    if watched[1] >= 0:
+        posix.close(watched[1])
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY)
+    except OSError:
+        return not _is_listed(pid)
+    try:
+        return posix.read(fd, 4096).rpartition(b")")[2][:2] in (b" Z", b" X")
+    except OSError:
+        return True
+    finally:
+        posix.close(fd)
+
+
+def _is_listed(pid: int) -> bool:
+    try:
+        posix.stat(f"/proc/{pid}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write(fd: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[posix.write(fd, data) :]
+    except OSError as error:
+        raise _NoOutput(f"standard {'output' if fd == 1 else 'error'}: {error.strerror}") from None
+
+
+def _complain(line: bytes) -> None:
+    """Write a line to standard error, if that is possible; the exit status says it too."""
+    try:
+        posix.write(2, line)
+    except OSError:
+        return
+
+
+def _report_no_output(error: _NoOutput) -> int:
+    _complain(f"{error}: not all could be printed\n".encode())
+    return NO_OUTPUT
+
+
+def control_socket(folder: bytes = b"") -> bytes:
+    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if it is another one."""
+    folder = folder or pipe_directory()
+    path = folder + b"/" + files.CONTROL.encode()
+    privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
+    try:
+        clients_only = posix.stat(path).st_mode & 0o777 == files.CLIENTS_ONLY_MODES[files.CONTROL]
+    except OSError:
+        return path
+    return privileged if clients_only and posix.access(privileged, posix.W_OK) else path
+
+
+def own_socket(folder: bytes = b"") -> bytes:
+    """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
+    return (folder or pipe_directory()) + b"/" + files.OWN_CONTROL.encode()
+
+
+def pipe_directory() -> bytes:
+    """Return the pipe directory that the environment names, or the default."""
+    # The environment as posix has it, in bytes: os would make 1 ms of text of it.
+    return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
+
+
+def _default_directory() -> str:
+    """Return where root's daemon of protocol 3 is, if there is one, and the default of protocol 2 otherwise."""
+    try:
+        is_roots = posix.stat(f"{files.SYSTEM_PIPE_DIRECTORY}/{files.CONTROL}").st_uid == 0
+    except OSError:
+        is_roots = False
+    return files.SYSTEM_PIPE_DIRECTORY if is_roots else files.DEFAULT_PIPE_DIRECTORY

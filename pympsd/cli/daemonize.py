@@ -1,0 +1,335 @@
+"""Start the daemon: errors that can be found early are reported before the fork; the parent waits for the child."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+from attrs import evolve
+
+from pympsd.channel.attached_file import text_of
+from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, Options
+from pympsd.configuration.plan import Plan, Surroundings
+from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.devices.discovery import Machine, visible_machine
+from pympsd.devices.driver_probe import ask_driver, find_vendor_server
+from pympsd.devices.state_folder import unusable_directory, with_machine_file
+from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
+from pympsd.journal.dialects import Dialect
+from pympsd.journal.files import LogFile
+from pympsd.journal.setup import Journal
+from pympsd.process.title import show_as
+from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
+from pympsd.service.files.symbolic_links import check_links
+from pympsd.service.metrics import end, listen
+from pympsd.service.run import DaemonSetup, run
+from pympsd.state_machine.limit_resolution import default_limits
+from pympsd.state_machine.state.turns import TurnPolicy, order
+from pympsd.takeover.directory_claim import CannotReplace, claim, replace
+from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
+from pympsd.vocabulary import files
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
+from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.settings import (
+    SCHEDULING_POLICIES,
+    SCHEDULING_POLICY,
+    TURN_POLICIES,
+    TURN_POLICY,
+    Settings,
+    check_executor_settings,
+    named_policy,
+    with_shares,
+)
+from pympsd.vocabulary.variables import BadSetting
+
+READY = b"."
+CONNECT_HINT = "To connect CUDA applications to this daemon, set CUDA_MPS_PIPE_DIRECTORY="
+REPORTED = b"!"
+"""The child has ended, and has reported why."""
+SERVER_NAMES = {OWN_NAME: "pympsd-server", DROP_IN_NAME: "nvidia-cuda-mps-server"}
+"""The names of server processes, by the name that the daemon was started under."""
+
+
+def start_daemon(options: Options, protocol: int = 2) -> int:
+    """Start the daemon; return the exit status of this process (of the parent, in the background)."""
+    foreground = options.start == "foreground"
+    if not foreground:
+        # A caller that waits for the end of a pipe of its own must not wait for the daemon.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    prepared = _prepare(options, foreground, protocol)
+    if isinstance(prepared, int):
+        return prepared
+    return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
+
+
+def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup | int:
+    if options.multiuser and os.geteuid() != 0:
+        return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
+    try:
+        settings = Settings.from_environment(with_machine_file(os.environ))
+        if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
+            settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
+        if options.dialect:
+            settings = evolve(settings, log_dialect=options.dialect)
+        if options.users:
+            settings = evolve(settings, users=options.users)
+        if options.multiuser and settings.users == "together":
+            return _complain(
+                "-multiuser-server: it has one server for all users, and --users together (or PYMPSD_USERS) one for "
+                "each; choose one of them",
+                1,
+            )
+        settings = with_shares(settings, options.user_shares, protocol)
+        if options.turn_patience is not None:
+            settings = evolve(settings, turn_patience=options.turn_patience)
+        machine = visible_machine(
+            settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ)
+        )
+        settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
+        for each in (machine, machine.instead):
+            if each is not None:
+                check_executor_settings(os.environ, each.backend)
+        if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
+            return _complain(
+                "-multiuser-server: before Volta all clients of a server share one address space; several users can "
+                "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
+                1,
+            )
+        turn_policy = _policies(machine)
+        configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
+        lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
+        if lost and options.replace:
+            return _complain(_would_lose(lost, settings), 1)
+        if options.metrics and options.replace:
+            _check_metrics(options.metrics, settings.pipe_directory)
+        trace = trace_left(settings.pipe_directory)
+        # Last: an error in this start must not end the daemon that runs.
+        directory = (replace if options.replace else claim)(settings.pipe_directory)
+        if lost:
+            return _complain(_would_lose(lost, settings), 1)
+        if trace:
+            _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
+        metrics, complaint = _metrics(options, settings.pipe_directory) if options.metrics else (None, "")
+    except AlreadyRunning as error:
+        print("An instance of this daemon is already running")
+        return _complain(str(error), 1) if str(error) else 1
+    except CannotReplace as error:
+        return _complain(f"--replace: {error}", 1)
+    except Unusable as error:
+        print(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={error.directory}")
+        return _complain(str(error), 1)
+    except NoVisibleDevice as error:
+        return _complain(str(error), Result.ERROR_NO_DEVICE)
+    except DuplicateDevice as error:
+        return _complain(str(error), Result.ERROR_INVALID_DEVICE)
+    except BadFile as error:
+        return _complain("\n".join(problem.shown(options.apply) for problem in error.problems), 1)
+    except LookupError as error:  # the file cannot be read
+        return _complain(error.args[0], 1)
+    except (BadSetting, ValueError) as error:
+        return _complain(str(error), 1)
+    unusable = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
+    complaints = (*settings.complaints, *filter(None, (unusable, complaint)))
+    settings = evolve(settings, complaints=complaints)
+    for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
+        _complain(complaint, 0)
+    for variable, folder in (
+        ("CUDA_MPS_PIPE_DIRECTORY", settings.pipe_directory),
+        ("CUDA_MPS_LOG_DIRECTORY", settings.log_directory),
+    ):
+        _warn_of_owner(variable, folder)
+    journal = _open_journal(settings, foreground, protocol)
+    return DaemonSetup(
+        settings,
+        machine,
+        directory,
+        journal,
+        SERVER_NAMES[options.name],
+        options.multiuser,
+        options.terminate_by_reset,
+        protocol,
+        frozenset(options.start_flags),
+        configuration,
+        plan.rules if plan else None,
+        metrics,
+        turn_policy,
+    )
+
+
+def _policies(machine: Machine) -> TurnPolicy:
+    """Return the turn policy; raise BadSetting, also for a scheduling policy that executors could not have."""
+    policy, turns = os.environ.get(SCHEDULING_POLICY), os.environ.get(TURN_POLICY)
+    if policy and machine.backend != "emulated":
+        raise BadSetting(f"{SCHEDULING_POLICY} is for emulated devices: a GPU has a scheduler of its own")
+    if policy:
+        named_policy(SCHEDULING_POLICIES, SCHEDULING_POLICY, policy)
+    # The default one is not looked up: that takes longer than all else here.
+    chosen: TurnPolicy = named_policy(TURN_POLICIES, TURN_POLICY, turns) if turns else order()
+    return chosen
+
+
+def _check_metrics(address: str, pipe_directory: str) -> None:
+    """Raise BadSetting for an address of --metrics that cannot be, before the running daemon is replaced.
+
+    An address that is in use passes, because that daemon itself may use it.
+    """
+    try:
+        end(listen(address, pipe_directory), handed_over=False)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise BadSetting(_cannot_listen(address, error)) from None
+
+
+def _metrics(options: Options, pipe_directory: str) -> tuple[socket.socket | None, str]:
+    """Return the socket of --metrics; None and why, if a daemon was replaced that cannot come back."""
+    try:
+        return listen(options.metrics, pipe_directory), ""
+    except OSError as error:
+        reason = _cannot_listen(options.metrics, error)
+        if not options.replace:
+            raise BadSetting(reason) from None
+        return None, f"{reason}; the daemon starts without metrics"
+
+
+def _cannot_listen(address: str, error: OSError) -> str:
+    return f"--metrics {address}: {error.strerror or error}"
+
+
+def _configuration(
+    options: Options, settings: Settings, machine: Machine, protocol: int
+) -> tuple[tuple[str, bytes], Plan]:
+    """Return the path and the text of the configuration file, and its plan; raise BadFile or LookupError."""
+    text = text_of([options.apply])
+    surroundings = Surroundings(
+        machine.devices,
+        os.geteuid(),
+        options.multiuser,
+        settings.pipe_directory,
+        protocol,
+        settings.backend != "vendor",
+    )
+    plan, warnings = read_plan(text, surroundings)
+    for warning in warnings:
+        _complain(warning.shown(options.apply), 0)
+    return (os.path.abspath(options.apply), text), plan
+
+
+def _defaults(settings: Settings, machine: Machine) -> Limits:
+    limits, _ = default_limits(machine.devices, settings.memory_limits)
+    return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
+
+
+def _would_lose(lost: list[str], settings: Settings) -> str:
+    state = os.path.join(settings.pipe_directory, files.STATE)
+    return (
+        f"the daemon before spoke protocol 3, and protocol 2 has no {', '.join(lost)}: start with -p 3, or give "
+        f"these up: end that daemon first (pympsd -q); only if it was killed, remove {state}, which ends its servers"
+    )
+
+
+def _complain(reason: str, status: int) -> int:
+    sys.stderr.write(f"{reason}\n")
+    return int(status)
+
+
+def _warn_of_owner(variable: str, folder: str) -> None:
+    """Warn that a directory is another user's, who can replace the daemon's files."""
+    with contextlib.suppress(OSError):
+        owner = os.stat(folder).st_uid
+        if owner not in (0, os.geteuid()):
+            _complain(f"{variable}={folder} belongs to user {owner}, who can replace what the daemon has there", 0)
+
+
+def _open_journal(settings: Settings, foreground: bool, protocol: int) -> Journal:
+    directory, dialect = settings.log_directory, Dialect(settings.log_dialect)
+    try:
+        check_links(os.path.abspath(directory))
+        # As for the pipe directory: only the last component is created.
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        control = LogFile(None if foreground else os.path.join(directory, files.CONTROL_LOG))
+        server = _server_log(os.path.join(os.path.abspath(directory), files.SERVER_LOG), protocol)
+    except OSError as error:
+        # As recorded; why is ours.
+        print(f"Warning: Failed writing log files to directory [{directory}]. No logs will be available.")
+        _complain(f"{error.filename}: {error.strerror}; choose one in CUDA_MPS_LOG_DIRECTORY", 0)
+        return Journal(LogFile(None) if foreground else None, None, dialect)
+    return Journal(control, server, dialect, os.path.abspath(directory))
+
+
+def _server_log(path: str, protocol: int) -> LogFile:
+    """Return the log of all servers: in protocol 3 each has its own, and only what is no server's comes here."""
+    folder = os.path.dirname(path)
+    if protocol == 3 and not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+    return LogFile(path, late=protocol == 3)
+
+
+def _foreground(daemon: DaemonSetup, show: Sequence[str]) -> int:
+    sys.stdout.flush()
+    show_as(show)
+    return _run(daemon, ready=lambda: _say_how_to_connect(daemon))
+
+
+def _say_how_to_connect(daemon: DaemonSetup) -> None:
+    """Print the line that protocol 3 has for the user that starts a daemon."""
+    if daemon.protocol == 3:
+        print(f"{CONNECT_HINT}{daemon.directory.path}", flush=True)
+
+
+def _background(daemon: DaemonSetup, show: Sequence[str]) -> int:
+    sys.stdout.flush()
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        answer = os.read(reader, 1)
+        if not answer:
+            sys.stderr.write("the control daemon ended before it was ready; control.log may say why\n")
+        # The child owns everything now: exit without running cleanup handlers of this copy.
+        elif answer == READY:
+            _say_how_to_connect(daemon)
+        sys.stderr.flush()
+        os._exit(0 if answer == READY else 1)
+    os.close(reader)
+    os.setsid()
+    _release_terminal(keep_stderr=True)
+    show_as(show)
+
+    pending = [writer]
+
+    def notify(outcome: bytes) -> None:
+        while pending:
+            os.write(writer, outcome)
+            os.close(pending.pop())
+
+    def ready() -> None:
+        _release_terminal(keep_stderr=False)
+        notify(READY)
+
+    status = _run(daemon, ready, reported=lambda: notify(REPORTED))
+    sys.stderr.flush()
+    # Scripts look for the daemon's name in ps right after a quit; PID 1 may take seconds to reap it.
+    show_as(["exited"])
+    os._exit(status)
+
+
+def _run(daemon: DaemonSetup, ready: Callable[[], None], reported: Callable[[], None] = lambda: None) -> int:
+    try:
+        return run(daemon, ready)
+    except Unusable as error:
+        status = _complain(str(error), 1)
+        sys.stderr.flush()
+        reported()
+        return status
+
+
+def _release_terminal(*, keep_stderr: bool) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1) if keep_stderr else (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)

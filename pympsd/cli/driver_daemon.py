@@ -1,0 +1,104 @@
+"""Give commands to the vendor's own control daemon, as its nvidia-cuda-mps-control does.
+
+It says neither which commands it refuses nor, before the last one, where the answer to each line ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+from pympsd.channel.descriptors import UCRED
+from pympsd.cli.options import BAD_USAGE
+from pympsd.errors import RemoteError
+from pympsd.vocabulary import files
+from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
+from pympsd.vocabulary.untrusted import escape_controls
+from pympsd.wire.driver.handshake import CREDENTIALS, HELLO, Role, encode_role
+from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
+
+Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
+_REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
+"""Printed by our daemon at a socket for clients only: the protocol has no place for what is wrong."""
+
+
+class _TakesNoCommands(ConnectionError):
+    """The message is what the daemon says."""
+
+
+def give_commands(
+    path: bytes,
+    groups: Iterable[list[bytes]],
+    strict: bool,
+    timeout: float,
+    select: Selection,
+) -> int:
+    """Give groups of command lines, few enough that the socket holds them; return the exit status.
+
+    The daemon reads no lines while it waits for its answers to be read. ``timeout``: seconds to wait for a daemon
+    that says nothing at first; commands take as long as they take. Raise TimeoutError for a silent daemon, and
+    ConnectionError for one that cannot be spoken to or takes no commands. ``select`` returns which of some lines
+    the daemon at a socket is given, and whether it is another user's, whose time and texts are then limited.
+    """
+    if strict:
+        sys.stderr.write("--strict: this is NVIDIA's own daemon, which does not say which commands it refuses\n")
+        return BAD_USAGE
+    try:
+        for lines in groups:
+            _give(path, lines, timeout, select)
+    except (TimeoutError, _TakesNoCommands):
+        raise
+    except (OSError, RemoteError) as error:
+        raise ConnectionError(f"The MPS control daemon cannot be spoken to: {error}") from error
+    return 0
+
+
+def _give(path: bytes, lines: list[bytes], timeout: float, select: Selection) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
+        daemon.settimeout(timeout)
+        try:
+            # There alone settings may be changed; only root and the daemon's user can connect to it.
+            daemon.connect(os.path.join(os.path.dirname(path), files.CONTROL_PRIVILEGED.encode()))
+        except OSError:
+            daemon.connect(path)
+        if daemon.recv(LINE_BYTES) != HELLO:
+            raise RemoteError("it speaks another protocol: is it of an older driver?")
+        lines, is_foreign = select(daemon, lines)
+        own = UCRED.pack(os.getpid(), os.getuid(), os.getgid())
+        daemon.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, own)])
+        daemon.send(encode_role(Role.TOOL))
+        # A daemon of root or of this user is waited for as long as its command takes.
+        daemon.settimeout(timeout if is_foreign else None)
+        give_up = time.monotonic() + (timeout if is_foreign else math.inf)
+        # A daemon that was asked to quit may have gone before the last line; what it answered is still there.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for line in lines:
+                for packet in encode_line(line):
+                    daemon.send(packet)
+            daemon.send(encode_line(None)[0])
+        while (packet := _receive(daemon, give_up)) not in (b"", END_OF_ANSWERS):
+            if (text := printed_of(packet)) in _REFUSALS:
+                raise _TakesNoCommands(text.decode())  # one of ours
+            is_escaped = is_foreign or sys.stdout.isatty()
+            sys.stdout.buffer.write((escape_controls(text) if is_escaped else text) + b"\n")
+        sys.stdout.flush()
+        if not packet and not any(line.split()[:1] == [b"quit"] for line in lines):
+            raise RemoteError("it closed the connection before it had answered")
+
+
+def _receive(daemon: socket.socket, give_up: float) -> bytes:
+    while True:
+        remaining = give_up - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        try:
+            daemon.settimeout(None if math.isinf(remaining) else remaining)
+            return daemon.recv(LINE_BYTES)
+        except ConnectionResetError:
+            # It left lines unread; its last packets come after this error.
+            continue

@@ -1,0 +1,123 @@
+"""What comes with the packages: manual pages, completions, units, profile.d, scripts of batch systems, samples.
+
+A wheel has them below ``pympsd/_extras`` as they are below a prefix; in a checkout they are where PLACES says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from pympsd.process.files import write_whole
+from pympsd.process.version import EXTRAS
+
+FOLDER: Final = Path(__file__).parents[1] / EXTRAS
+CHECKOUT: Final = Path(__file__).parents[2]
+PLACES: Final = (
+    ("docs/man/*.1", "share/man/man1"),
+    ("docs/completions/bash/*", "share/bash-completion/completions"),
+    ("docs/completions/zsh/*", "share/zsh/site-functions"),
+    ("docs/completions/fish/*", "share/fish/vendor_completions.d"),
+    ("docs/systemd/*.service", "lib/systemd/system"),
+    ("docs/systemd/user/*.service", "lib/systemd/user"),
+    ("docs/profile.d/*.sh", "etc/profile.d"),
+    ("docs/examples/*.*", "share/pympsd/examples"),
+    ("docs/samples/*", "share/pympsd/samples"),
+    ("docs/grafana/*.json", "share/pympsd/grafana"),
+    ("scripts/pbs/*", "share/pympsd/pbs"),
+    ("scripts/slurm/*", "share/pympsd/slurm"),
+)
+"""The files of the checkout, and their folders below a prefix."""
+LINKS: Final = {
+    "nvidia-cuda-mps-control": "pympsd",
+    "nvidia-cuda-mps-server": "pympsd-server",
+    "nvidia-smi": "pympsd-smi",
+}
+_WRITTEN_BIN: Final = "/usr/local/bin/"
+"""The folder of pympsd as units and scripts have it."""
+
+
+class CannotInstall(Exception):
+    """Something could not be installed; the message says what and why."""
+
+
+def link_nvidia_names(folder: Path, launchers: Path) -> None:
+    """Link the vendor's names to the launchers in a folder, which is made when it is missing. Raise CannotInstall.
+
+    Links to launchers are replaced, and nothing else.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CannotInstall(f"{folder} is no directory")
+    for name, launcher in LINKS.items():
+        _check_free(folder / name, launcher)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotInstall(f"{folder}: {error.strerror}") from None
+    for name, launcher in LINKS.items():
+        link = folder / name
+        try:
+            link.unlink(missing_ok=True)
+            link.symlink_to(launchers / launcher)
+        except OSError as error:
+            raise CannotInstall(f"{link}: {error.strerror}") from None
+
+
+def _check_free(link: Path, launcher: str) -> None:
+    """Raise CannotInstall if something else is there than a link to a launcher, of whichever installation."""
+    if link.is_symlink():
+        if (target := link.readlink()).name == launcher:
+            return
+        found = f"is there, and leads to {target}, not to {launcher}"
+    elif link.exists():
+        found = "is there, and no link"
+    else:
+        return
+    raise CannotInstall(f"{link} {found}: move it away, or choose another folder")
+
+
+def install(prefix: Path, launchers: Path | None = None) -> list[tuple[Path, Path | None]]:
+    """Copy everything below a prefix; return the new files, and where what was there before is. Raise CannotInstall.
+
+    Units and scripts name the folder of the launchers, if it is given. A link is not followed: it is put aside, and
+    so is a file that differs.
+    """
+    installed = []
+    for source, place in _files():
+        target = prefix / place
+        try:
+            content = source.read_bytes()
+            if launchers is not None:
+                content = content.replace(_WRITTEN_BIN.encode(), f"{launchers}/".encode())
+            target.parent.mkdir(parents=True, exist_ok=True)
+            aside = None
+            if target.is_symlink() or (target.exists() and target.read_bytes() != content):
+                aside = _free_name(target)
+                target.rename(aside)
+            write_whole(str(target), content, source.stat().st_mode & 0o777)  # some are programs
+        except OSError as error:
+            raise CannotInstall(f"{target}: {error.strerror}") from None
+        installed.append((target, aside))
+    return installed
+
+
+def _free_name(file: Path) -> Path:
+    """Return a name as cp --backup=numbered gives it: shells, man and systemd take no notice of such a file."""
+    names = (file.with_name(f"{file.name}.~{number}~") for number in count(1))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _files() -> Iterator[tuple[Path, Path]]:
+    """Yield each file, and its place below a prefix."""
+    if FOLDER.is_dir():
+        files = (file for file in sorted(FOLDER.rglob("*")) if file.is_file())
+        # pip compiles the examples where they lie.
+        yield from ((file, file.relative_to(FOLDER)) for file in files if file.parent.name != "__pycache__")
+        return
+    for pattern, folder in PLACES:
+        for file in sorted(CHECKOUT.glob(pattern)):
+            if file.is_file():
+                yield file, Path(folder, file.name)

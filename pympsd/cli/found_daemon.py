@@ -1,0 +1,103 @@
+"""Which daemon there is, in a line, and its protocol.
+
+``python -m pympsd.cli.found_daemon`` prints it; status 1: none, 2: one that does not answer.
+"""
+
+import errno
+import os
+import sys
+from typing import Final
+
+from pympsd.cli import control_client
+from pympsd.cli.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
+from pympsd.vocabulary import files
+from pympsd.wire import frames
+
+LISTENING: Final = "00010000"
+STREAM: Final = "0001"
+"""Of /proc/net/unix: the flag of a listening socket, and the type of a stream socket."""
+OF_A_DAEMON: Final = (files.CONTROL, files.CONTROL_PRIVILEGED, files.OWN_CONTROL)
+"""The names of a daemon's sockets."""
+
+
+def found_daemon(timeout: float) -> tuple[str, int, bytes]:
+    """Return a line that says which daemon there is, the status, and its protocol, nothing if it does not say; wait
+    ``timeout`` seconds for an answer.
+    """
+    daemon = Daemon()
+    path, status, protocol = control_client.control_socket(), 0, b""
+    asked = path
+    try:
+        reason = daemon.connect(path, timeout)
+        kind = "pympsd, with servers of its own"
+        if reason == OTHER_KIND:
+            asked = control_client.own_socket()
+            is_vendor = daemon.connect(asked, timeout)
+            kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
+        elif not reason and daemon.has_ended():
+            reason = "it has ended; the next one goes on with its servers"
+        if reason:
+            kind, status = f"no daemon ({reason})", UNREACHABLE
+        elif not kind.startswith("NVIDIA"):
+            protocol = _asked_protocol(daemon, asked)
+    except TimeoutError:
+        remedy = f"if it is stopped, continue it: kill -CONT {daemon.pid()}"
+        kind, status = f"a daemon that has said nothing for {timeout:g} s; {remedy}", SILENT
+    finally:
+        daemon.close()
+    return f"at {path.decode('utf-8', 'backslashreplace')}: {kind}\n", status, protocol
+
+
+def _asked_protocol(daemon: Daemon, path: bytes) -> bytes:
+    """Return the protocol of a daemon; nothing if it answers otherwise. Raise TimeoutError."""
+    if daemon.owner_warning(path, TIMEOUT):
+        daemon.distrust(TIMEOUT)
+    try:
+        daemon.send(frames.encode(frames.OPERATOR_HELLO, frames.ASKS_PROTOCOL))
+        return daemon.protocol()
+    except (DaemonGone, ConnectionError):
+        return b""
+
+
+def look_for_daemon() -> tuple[str, str]:
+    """Return a line that says which daemon there is, and its protocol, empty if there is none.
+
+    The daemon is not asked: it writes each connection into its log. The kernel lists the sockets at which a process
+    listens, with their types, and a daemon of protocol 3 marks its directory.
+    """
+    path = os.fsdecode(control_client.control_socket())
+    types = _listening_sockets()
+    kind = types.get(os.path.realpath(path), "")
+    protocol = ""
+    if not os.path.exists(path):
+        said = f"no daemon ({os.strerror(errno.ENOENT)})"
+    elif not kind:
+        said = "no daemon (nothing in this network namespace listens there)"
+    elif kind == STREAM or os.path.realpath(os.fsdecode(control_client.own_socket())) in types:
+        said = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which leads the driver's server"
+        is_marked = os.path.lexists(os.path.join(os.path.dirname(path), files.NAMED_SERVERS))
+        protocol = "3" if is_marked else "2"
+    else:
+        said, protocol = "NVIDIA's own daemon", "2"
+    return f"at {path.encode('utf-8', 'surrogateescape').decode('utf-8', 'backslashreplace')}: {said}\n", protocol
+
+
+def _listening_sockets() -> dict[str, str]:
+    """Return the types of the sockets at which processes listen, by path (proc(5), /proc/net/unix)."""
+    found = {}
+    try:
+        with open("/proc/net/unix", errors="surrogateescape") as file:
+            for line in file:
+                # Num RefCount Protocol Flags Type St Inode Path
+                words = line.rstrip("\n").split(None, 7)
+                if len(words) == 8 and words[3] == LISTENING and os.path.basename(words[7]) in OF_A_DAEMON:
+                    found[os.path.realpath(words[7])] = words[4]
+    except OSError:  # hidden, as in some containers
+        pass
+    return found
+
+
+if __name__ == "__main__":
+    line, status, _ = found_daemon(TIMEOUT)
+    print(line, end="")
+    sys.exit(status)

@@ -1,0 +1,114 @@
+"""Commands typed at a terminal: line editing, history, completion of names, and help (at a terminal only)."""
+
+from __future__ import annotations
+
+import os
+import readline
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from pympsd.commands.grammar.registry import COMMANDS, find_command, first_words, verbs_of
+from pympsd.commands.help import help_of, list_commands
+from pympsd.vocabulary.mistyped import find_similar
+
+PROMPT = "> "
+HISTORY_LINES = 1000
+HELP = ("help", "?")
+LEAVE = ("exit", "bye", "logout")
+"""What people type to leave, which is no command."""
+KNOWN = (*{command.module: None for command in COMMANDS.values()}, *HELP)
+LIST_SECONDS = 2.0
+"""The longest wait for the list of servers, at a press of TAB."""
+
+
+def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
+    """Yield each line for the daemon; stop at the end of input (Ctrl-D).
+
+    Help is answered here, or in protocol 3 by the daemon.
+    """
+    readline.set_completer(_complete_v3 if in_v3 else _complete)
+    readline.set_completer_delims(" \t")
+    readline.parse_and_bind("tab: complete")
+    readline.set_history_length(HISTORY_LINES)
+    while (line := _ask()) is not None:
+        words = line.split()
+        if words and words[0] in HELP and in_v3:
+            yield " ".join((*words[1:], "help")).encode("utf-8", "surrogateescape")
+        elif words and words[0] in HELP:
+            print(help_of(words[1:]) or list_commands(2), end="")
+        elif words and words[0] in LEAVE:
+            print("Ctrl-D leaves this prompt; quit ends the daemon and its servers")
+        elif words:
+            yield line.encode("utf-8", "surrogateescape")
+            print(_suggestion(words[0]), end="")
+
+
+def _suggestion(name: str) -> str:
+    """Return a question for a name that is near a command's, and no command."""
+    similar = "" if name in KNOWN else find_similar(name, KNOWN)
+    return f"Did you mean {similar}?\n" if similar else ""
+
+
+def _ask() -> str | None:
+    try:
+        return input(PROMPT)
+    except EOFError:
+        print()
+        return None
+    except KeyboardInterrupt:
+        # As in a shell: drop the line and continue.
+        print()
+        return ""
+
+
+def _complete(text: str, state: int) -> str | None:
+    before = readline.get_line_buffer()[: readline.get_begidx()].split()
+    names = _candidates(before, text) if state == 0 else _found
+    _found[:] = names
+    return f"{names[state]} " if state < len(names) else None
+
+
+def _complete_v3(text: str, state: int) -> str | None:
+    before = readline.get_line_buffer()[: readline.get_begidx()].split()
+    if before and before[0] in HELP:
+        before = before[1:]
+    found = sorted(each for each in _words_v3(before) if each.startswith(text))
+    return found[state] if state < len(found) else None
+
+
+def _words_v3(before: list[str]) -> Iterator[str]:
+    """Yield the words that may follow others: modules, verbs, options."""
+    command = find_command(before)
+    if not before:
+        yield from (f"{name} " for name in (*(each for each in first_words(3) if verbs_of(each, 3)), *HELP))
+    elif len(before) == 1:
+        yield from (f"{verb} " for verb in (*verbs_of(before[0], 3), "help"))
+    elif command is not None:
+        yield from (f"--{option}=" for option in command.syntax.options)
+        yield from (f"{flag.spelling} " for flag in command.syntax.flags)
+
+
+_found: list[str] = []
+"""The candidates of the completion that goes on."""
+
+
+def _candidates(before: list[str], text: str) -> list[str]:
+    if not before or (before[0] in HELP and len(before) == 1):
+        words = KNOWN
+    elif len(before) == 1 and before[0] in COMMANDS and COMMANDS[before[0]].names_server:
+        words = tuple(_servers())
+    else:
+        words = ()
+    return sorted(word for word in words if word.startswith(text))
+
+
+def _servers() -> list[str]:
+    """Return the PIDs of the servers; none if the daemon does not say."""
+    program = os.path.join(os.path.dirname(os.path.dirname(__file__)), "__main__.py")
+    command = [sys.executable, "-I", "-S", program, "get_server_list"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.split()

@@ -1,0 +1,160 @@
+"""Who may change what, and what a caller sees.
+
+Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
+owner of a server may change that server. A query answers from `seen_by`, the state without the parts that are not the
+caller's, so that no command has to think of tenants by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from pympsd.commands.grammar.syntax import Refused
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limit_table import PERCENTAGE
+from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+from pympsd.vocabulary.rules import Origin
+
+_OWNERS: Final = "Control deamon settings can only be modified by the user who started it or by the root user."
+INSUFFICIENT: Final = f"Insufficient privileges for UID {{uid}}. {_OWNERS}"
+IN_CONTAINER: Final = f"Insufficient privileges in a container, whose users are not known here. {_OWNERS}"
+ASK_FROM: Final = "Ask from the daemon's own PID and user namespace, or start it with --trust-containers."
+
+
+@frozen
+class Caller:
+    """The origin of a command: an operator session, and the uid that the kernel reports for it."""
+
+    session: int
+    uid: int
+    at: float = 0.0
+    """When the command was given, in seconds since 1970."""
+    server: str = ""
+    """The server whose socket the caller came by; empty: the daemon's own."""
+    namespace: str = ""
+    process: Origin | None = None
+    """The process that the line names, if there is one."""
+
+
+def is_owner(daemon: Daemon, caller: Caller) -> bool:
+    """Return whether the caller is root or the user who started the daemon."""
+    return caller.uid in (0, daemon.options.uid)
+
+
+def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
+    """Return the recorded refusal for another user (its misspelling is recorded too), or None."""
+    if is_owner(daemon, caller):
+        return None
+    if caller.uid == NO_USER:
+        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.options.protocol == 3 else "")
+    return refusal(INSUFFICIENT.format(uid=caller.uid))
+
+
+def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
+    """Raise Refused unless the caller is the owner of a server, or root."""
+    if caller.uid not in (0, server.uid):
+        raise insufficient(caller, command, "server")
+
+
+def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
+    """Raise Refused unless the caller is the user who started the daemon, or root."""
+    if not is_owner(daemon, caller):
+        raise insufficient(caller, command, "daemon")
+
+
+def insufficient(caller: Caller, command: str, owned: str) -> Refused:
+    """Return the refusal of a command whose caller does not own what it changes."""
+    if caller.uid != NO_USER:
+        return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
+    sentence = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
+    return Refused(sentence, ASK_FROM)
+
+
+def sees_all(daemon: Daemon, caller: Caller) -> bool:
+    """Return whether queries of a caller show more than the namespace whose socket it came by."""
+    named = daemon.named_servers.get(caller.server)
+    owns_server = caller.uid == 0 or (named is not None and caller.uid == named.uid)
+    return daemon.options.open_queries or not caller.server or owns_server
+
+
+def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+    """Return the state as a caller may see it.
+
+    A caller that came by the socket of a namespace, and is neither root nor the server's owner, sees that namespace
+    only: a tenant in a container must not see the limits and programs of others.
+    """
+    if sees_all(daemon, caller):
+        return daemon
+    named = daemon.named_servers.get(caller.server)
+    # Neither the text of the file nor its differences concern others.
+    hidden: dict[str, Any] = {
+        "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
+        "usage": Usage(daemon.usage.shares),
+        "configuration": evolve(daemon.configuration, text=None, plan=None),
+    }
+    if named is None:
+        return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
+    name = caller.namespace or DEFAULT
+    own = {each: namespace for each, namespace in named.namespaces.items() if each == name}
+    process = daemon.server_named(named.name)
+    processes = {}
+    if process is not None:
+        clients = {id_: client for id_, client in process.clients.items() if namespace_of(client) == name}
+        processes[process.serial] = evolve(process, clients=clients)
+    servers = evolve(daemon.named_servers, by_name={named.name: evolve(named, namespaces=own)})
+    return evolve(daemon, named_servers=servers, servers=processes, **hidden)
+
+
+def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+    """Return the state as a caller may see it, with the limits of namespaces ``default`` in the places that the
+    queries of protocol 2 read: the daemon's defaults are those of the user's own server, if it has one, and a
+    server's those of its later clients. A server whose namespace ``default`` may not be seen is left out.
+    """
+    if daemon.options.protocol != 3:
+        return daemon
+    daemon = seen_by(daemon, caller)
+    servers = {}
+    for serial, server in daemon.servers.items():
+        default = _default(daemon, server.name)
+        if default is not None:
+            memory, percentage = dict(default.limits.pinned_memory or {}), min(_percentages(daemon, server.name))
+            servers[serial] = evolve(server, thread_percentage=percentage, memory_limits=memory)
+    name = server_of_user(daemon.options.serving_uid(caller.uid))
+    default = _default(daemon, name)
+    if default is None:
+        return evolve(daemon, servers=servers)
+    priority, memory = default.limits.client_priority or ClientPriority(), dict(default.limits.pinned_memory or {})
+    return evolve(daemon, servers=servers, defaults=Defaults(min(_percentages(daemon, name)), priority, memory))
+
+
+def check_one_percentage(daemon: Daemon, server: str, command: str) -> None:
+    """Raise Refused if the devices of a server's later clients have different percentages in protocol 3."""
+    if len(_percentages(daemon, server)) > 1:
+        question = f"namespace get {DEFAULT} {server} {PERCENTAGE.name}"
+        raise Refused(f"'{command}' prints one percentage, and the devices of server '{server}' differ: {question}")
+
+
+def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
+    """Return the percentages of a server's devices in its namespace ``default``: one, unless they differ."""
+    named, default = daemon.named_servers.get(server), _default(daemon, server)
+    if named is None or default is None:
+        return set()
+    return set(PERCENTAGE.entries(default.limits, named.ordinals(len(daemon.devices))))
+
+
+def namespace_of(client: Client) -> str:
+    """Return the name of a client's namespace."""
+    return client.mps_namespace or DEFAULT
+
+
+def _default(daemon: Daemon, server: str) -> Namespace | None:
+    """Return the namespace ``default`` of a server, if both exist and may be seen."""
+    named = daemon.named_servers.get(server)
+    return named.namespaces.get(DEFAULT) if named is not None else None

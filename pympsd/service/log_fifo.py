@@ -1,0 +1,142 @@
+"""The log FIFO: any user may write to it, so what comes is sanitised, rate-limited and marked Other.
+
+Only the records of the driver's own servers, where the daemon runs them, are lines of theirs. A FIFO does not say
+which process wrote: as with the vendor's daemon, any user can write a record with a server's PID.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import trio
+from attrs import define, field
+
+from pympsd.journal.line_format import sanitised
+from pympsd.journal.setup import Journal
+from pympsd.service.rate_limit import RateLimit, cost_of
+from pympsd.wire.driver.log_records import PIPE_BUF, Foreign, LogReader, LogRecord
+
+LINES_PER_SECOND: Final = 100
+"""The limit of all writers but servers together."""
+RECORDS_PER_SECOND: Final = 5000
+"""The limit of each server and its clients, as of one of ours (sessions.server)."""
+UNKNOWN_PID: Final = 0
+"""A FIFO does not say which process wrote."""
+PAUSE: Final = 0.1
+"""Seconds for which only writers to the FIFO wait when they write too much. A server may be among them."""
+READ_BYTES: Final = 4 * PIPE_BUF
+"""Few enough that even malformed input is parsed in milliseconds."""
+RECENT_SERVERS: Final = 16
+"""Servers whose lines are still theirs after their end."""
+CLOCK_TOLERANCE: Final = 60.0
+"""Seconds between a record's time and now."""
+
+
+def _no_server(_: int) -> bool:
+    return False
+
+
+@define
+class _Writer:
+    """The rate limit of one writer, and the number of its lines that were dropped."""
+
+    limit: RateLimit
+    dropped: int = 0
+
+
+@define
+class _FifoLog:
+    """Logs what came from the FIFO, within each writer's limit."""
+
+    _journal: Journal
+    _is_server: Callable[[int], bool]
+    _writers: dict[int, _Writer] = field(factory=dict, init=False)
+    """By the PIDs of servers that wrote within the last second; UNKNOWN_PID for all others."""
+    _recent: deque[int] = field(factory=lambda: deque(maxlen=RECENT_SERVERS), init=False)
+    """Servers that wrote: the last lines of one may be read after its end."""
+
+    def log(self, said: LogRecord | Foreign) -> int:
+        """Log a record or lines; return how many of them were over the limit."""
+        if isinstance(said, Foreign):
+            return self._log_foreign(said.lines)
+        if not self._is_servers(said.pid):
+            return self._log_foreign((said.text,))
+        text = sanitised(said.text)
+        cost = cost_of([text])
+        if self._take(said.pid, RECORDS_PER_SECOND, cost) < cost:
+            return self._drop(said.pid, 1)
+        self._journal.write_server_text(said.origin.name.capitalize(), said.pid, text, _time_of(said))
+        return 0
+
+    def _is_servers(self, pid: int) -> bool:
+        if pid in self._recent:
+            return True
+        is_server = self._is_server(pid)
+        if is_server:
+            self._recent.append(pid)
+        return is_server
+
+    def _log_foreign(self, lines: Sequence[bytes]) -> int:
+        allowed = self._take(UNKNOWN_PID, LINES_PER_SECOND, len(lines))
+        for line in lines[:allowed]:
+            self._journal.write_server("Other", UNKNOWN_PID, "fifo_line", {"text": sanitised(line)})
+        return self._drop(UNKNOWN_PID, len(lines) - allowed)
+
+    def _take(self, pid: int, per_second: int, cost: int) -> int:
+        writer = self._writers.setdefault(pid, _Writer(RateLimit(per_second)))
+        return writer.limit.take(cost, trio.current_time())
+
+    def _drop(self, pid: int, count: int) -> int:
+        self._writers[pid].dropped += count
+        return count
+
+    def report_time(self) -> float:
+        """Return when dropped lines are to be reported; infinity if none were dropped."""
+        return min((each.limit.resets_at() for each in self._writers.values() if each.dropped), default=math.inf)
+
+    def report_dropped(self) -> None:
+        """Log how many lines of each writer were dropped in its second, once that is over."""
+        now = trio.current_time()
+        for pid, writer in list(self._writers.items()):
+            if now >= writer.limit.resets_at():
+                del self._writers[pid]
+                if writer.dropped:
+                    who = "Other" if pid == UNKNOWN_PID else "Server"
+                    self._journal.write_server(who, pid, "records_dropped", {"count": writer.dropped})
+
+
+def _time_of(record: LogRecord) -> float:
+    """Return a record's time; now, if that is far off.
+
+    Its local time is one of two in the hour that summer time's end repeats, and any in a forged record.
+    """
+    now = time.time()
+    said = record.moment.timestamp()
+    return said if abs(said - now) <= CLOCK_TOLERANCE else now
+
+
+async def read_fifo(journal: Journal, fd: int, is_server: Callable[[int], bool] = _no_server) -> None:
+    """Log what is written to the FIFO, for ever.
+
+    ``is_server``: whether a PID is that of a server of the driver's own that this daemon runs.
+    """
+    reader = LogReader()
+    log = _FifoLog(journal, is_server)
+    while True:
+        with trio.move_on_at(log.report_time()):
+            await trio.lowlevel.wait_readable(fd)
+        log.report_dropped()
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            continue  # nothing came, or another process read it: any user may open the FIFO
+        found = list(reader.feed(data))
+        dropped = sum(log.log(said) for said in found)
+        # This many bytes without a line or a record are written only to keep the daemon busy.
+        if dropped or (not found and len(data) == READ_BYTES):
+            await trio.sleep(PAUSE)

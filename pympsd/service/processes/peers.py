@@ -1,0 +1,232 @@
+"""The peer of a connection: credentials, groups and a pidfd, taken once, when it connects."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import socket
+import struct
+from pathlib import Path
+
+import trio
+from attrs import define
+
+from pympsd.channel.daemon_owner import SO_PEERPIDFD, is_one_user
+from pympsd.channel.descriptors import UCRED
+from pympsd.journal.line_format import sanitised
+from pympsd.service.processes.status import has_ended, status_numbers
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.vocabulary.identities import NO_USER, Peer
+from pympsd.wire import frames
+
+_SO_PEERGROUPS = 59
+_GET_CGROUP_NAMESPACE, _GET_PID_NAMESPACE, _GET_USER_NAMESPACE = 0xFF01, 0xFF05, 0xFF09
+"""ioctls of a pidfd, which open the namespace (linux/pidfd.h, Linux 6.11)."""
+_GROUPS_ROOM = 1024
+"""The largest buffer that getsockopt takes in Python: 256 groups."""
+ENVIRONMENT_BYTES = 1 << 18
+"""More of an environment is not read."""
+COMMAND_BYTES = 4096
+"""The rest of a longer command line is cut."""
+AnySocket = socket.socket | trio.socket.SocketType
+
+
+@define
+class KnownPeer:
+    """A peer with its pidfd (-1 if none is available); the owner closes the pidfd."""
+
+    peer: Peer
+    pidfd: int
+
+    def close(self) -> None:
+        """Close the pidfd."""
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+def credentials(sock: AnySocket) -> Peer:
+    """Return the peer as the kernel recorded it; raise OSError if that cannot be read."""
+    pid, uid, gid = UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size))
+    is_foreign = not is_one_user(uid) and not _in_our_user_namespace(sock, pid)
+    return Peer(pid, uid, gid, _groups(sock, pid), is_foreign)
+
+
+def send_credentials(sock: AnySocket, peer: Peer) -> None:
+    """Show a peer whose daemon this is, as far as the kernel lets it (``pympsd/channel/daemon_owner.py``).
+
+    The credentials are the peer's own if this process may send them, which only root or the peer's user may.
+    """
+    data, gid = frames.encode(frames.CREDENTIALS), os.getegid()
+    plain = socket.socket(fileno=sock.fileno())
+    try:
+        for pid, uid in itertools.product((peer.pid, os.getpid()), (peer.uid, os.geteuid())):
+            control = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, UCRED.pack(pid, uid, gid))
+            with contextlib.suppress(OSError):  # denied, or no such user or process here
+                plain.sendmsg([data], [control], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                return
+        # Without a number for anybody nothing can be shown; the peer need not wait to learn that.
+        with contextlib.suppress(OSError):
+            plain.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    finally:
+        plain.detach()
+
+
+def user_of(sock: AnySocket) -> int | None:
+    """Return the peer's uid, without using a descriptor; None if it cannot be read."""
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, UCRED.size)
+    except OSError:
+        return None
+    return int(UCRED.unpack(packed)[1])
+
+
+def _in_our_user_namespace(sock: AnySocket, pid: int) -> bool:
+    # The overflow uid is also a real user's number (nobody): then the peer is in our own user namespace.
+    try:
+        ours = os.stat("/proc/self/ns/user").st_ino
+        if pid > 0:
+            return os.stat(f"/proc/{pid}/ns/user").st_ino == ours
+        pidfd = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD)
+    except OSError:
+        return False
+    try:
+        return _namespace(pidfd, _GET_USER_NAMESPACE) == ours
+    finally:
+        os.close(pidfd)
+
+
+def _namespace(pidfd: int, which: int) -> int:
+    """Return the inode of a namespace of a pidfd's process, which need not be visible; 0 if unknown."""
+    if pidfd < 0:
+        return 0
+    try:
+        fd = fcntl.ioctl(pidfd, which)
+    except OSError:  # an older kernel, or a process that this one may not look at
+        return 0
+    try:
+        return os.fstat(fd).st_ino
+    finally:
+        os.close(fd)
+
+
+def _groups(sock: AnySocket, pid: int) -> tuple[int, ...]:
+    try:
+        packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_ROOM)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        # More groups than fit in the buffer.
+        return status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"Groups")
+    return struct.unpack(f"={len(packed) // 4}I", packed)
+
+
+def with_pidfd(sock: AnySocket, peer: Peer) -> KnownPeer:
+    """Return the peer with a pidfd: from the kernel (SO_PEERPIDFD, Linux 6.5), else opened by PID.
+
+    The kernel's also works for a process in another PID namespace, which has no PID here.
+    """
+    try:
+        return KnownPeer(peer, sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD))
+    except OSError:
+        pass
+    if peer.pid <= 0:
+        return KnownPeer(peer, -1)
+    try:
+        return KnownPeer(peer, os.pidfd_open(peer.pid))
+    except OSError:
+        return KnownPeer(peer, -1)
+
+
+def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
+    """Return the uid by which an operator has privileges: in protocol 3 none's if it is in a container.
+
+    Root in a container without a user namespace of its own is root here: it would lift the container's own limits.
+    """
+    if daemon.options.protocol == 2 or daemon.options.trusts_containers or not _is_in_container(sock, peer):
+        return peer.operator
+    return NO_USER
+
+
+def _is_in_container(sock: AnySocket, peer: Peer) -> bool:
+    """Whether a process is in another PID or user namespace than this one, or cannot be seen."""
+    known = with_pidfd(sock, peer)
+    try:
+        pids = status_numbers(Path(f"/proc/{peer.pid}/status").read_bytes(), b"NSpid")
+        # Readable by every user, unlike the links in /proc/PID/ns.
+        same = Path(f"/proc/{peer.pid}/uid_map").read_bytes() == Path("/proc/self/uid_map").read_bytes()
+        return peer.pid == 0 or len(pids) != 1 or not same or (known.pidfd >= 0 and has_ended(known.pidfd))
+    except OSError:
+        return True
+    finally:
+        known.close()
+
+
+def process_of(pidfd: int) -> int:
+    """Return a number of a pidfd's process that no other has; 0 if the kernel has none (pidfs, Linux 6.9)."""
+    if pidfd < 0:
+        return 0
+    try:
+        other = os.eventfd(0)
+    except OSError:  # no descriptor is left
+        return 0
+    try:
+        # Before pidfs all pidfds share the inode of anonymous files.
+        status, anonymous = os.fstat(pidfd), os.fstat(other)
+    finally:
+        os.close(other)
+    return 0 if status.st_dev == anonymous.st_dev else status.st_ino
+
+
+def command_of(pid: int, reported: str) -> str:
+    """Return a process's command line for ps, as one line; ``reported`` if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb", buffering=0) as file:
+            data = file.read(COMMAND_BYTES)
+    except OSError:
+        data = b""
+    return sanitised((data.rstrip(b"\0") or reported.encode()).replace(b"\0", b" "))
+
+
+def cuda_variables_of(known: KnownPeer) -> dict[str, str]:
+    """Return CUDA's variables in the environment that a process began with; none if it cannot be read."""
+    try:
+        with open(f"/proc/{known.peer.pid}/environ", "rb", buffering=0) as file:
+            data = file.read(ENVIRONMENT_BYTES)
+    except OSError:
+        return {}
+    if known.pidfd < 0 or has_ended(known.pidfd):  # another process may have the PID by now
+        return {}
+    entries = (os.fsdecode(entry).partition("=") for entry in data.split(b"\0"))
+    return {name: text for name, _, text in entries if name.startswith("CUDA_")}
+
+
+def namespace_of(known: KnownPeer, reported: int) -> int:
+    """Return the inode of a process's PID namespace; ``reported`` if it cannot be read."""
+    try:
+        return os.stat(f"/proc/{known.peer.pid}/ns/pid").st_ino
+    except OSError:
+        return _namespace(known.pidfd, _GET_PID_NAMESPACE) or reported
+
+
+def container_pid_of(pid: int) -> int:
+    """Return a process's PID in its own PID namespace; 0 if that is this one's, or cannot be read."""
+    try:
+        pids = status_numbers(Path(f"/proc/{pid}/status").read_bytes(), b"NSpid")
+    except OSError:
+        return 0
+    return pids[-1] if len(pids) > 1 else 0
+
+
+def command_of_hidden(known: KnownPeer) -> str:
+    """Return what ps shows for the command of a process without a PID here: what the kernel tells of it.
+
+    Not its cgroup: PIDFD_GET_INFO refuses a process of a PID namespace that is not below this one's (EREMOTE).
+    """
+    kinds = {"user": _GET_USER_NAMESPACE, "cgroup": _GET_CGROUP_NAMESPACE}
+    found = {kind: _namespace(known.pidfd, number) for kind, number in kinds.items()}
+    shown = [f"{kind} namespace {namespace}" for kind, namespace in found.items() if namespace]
+    return f"[{', '.join((f'user {known.peer.uid}', *shown))}]"

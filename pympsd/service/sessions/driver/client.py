@@ -1,0 +1,166 @@
+"""One conversation of libcuda: it has one in cuInit, and one for each context that it makes.
+
+It waits until it gets its connection to a server; a refusal closes it (CUDA_ERROR_MPS_CONNECTION_FAILED there), as
+its protocol has no place for a reason. Limits of the client's own environment go from it to its server.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Final
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.packet_channel import PacketChannel
+from pympsd.service.dispatcher import Dispatcher, RunningServer
+from pympsd.service.processes.peers import (
+    command_of,
+    command_of_hidden,
+    container_pid_of,
+    cuda_variables_of,
+    namespace_of,
+    process_of,
+)
+from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.origins import origin_of
+from pympsd.service.sessions.waiting import Waiting
+from pympsd.state_machine.events import ClientConnected, ClientGonePushed
+from pympsd.vocabulary.limit_table import ClientLimits
+from pympsd.vocabulary.variables import Reader, problems
+from pympsd.wire.driver.handshake import DESCRIPTOR, PACKET_BYTES
+
+HANG_UP_SECONDS: Final = 10.0
+"""Time for the client to report that it is connected to its server."""
+SECOND_END_SECONDS: Final = 0.2
+"""Time for a client to take its end if an earlier daemon may have sent it: later it has, and takes no other."""
+
+
+@define(eq=False)
+class VendorClientSession(Waiting):
+    """A conversation between its role and its connection to a server."""
+
+    channel: PacketChannel
+    dispatcher: Dispatcher
+    key: int
+    """The serial of its connection to this daemon."""
+    to_server: str = ""
+    """The server and the namespace whose socket it came by."""
+    to_namespace: str = ""
+    is_ready: bool = field(default=False, init=False)
+    offer: Offer | None = None
+    """Its connection to a server, until a server has it."""
+    offered_at: float = field(default=0.0, init=False)
+    _offered: trio.Event = field(factory=trio.Event, init=False)
+    _admitted: VendorServerSession | None = field(default=None, init=False)
+    """The server that it was admitted to; until that takes it, it may be another's."""
+
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Wait until the client is handed over to a server or refused, or is gone."""
+        self._report_settings()
+        try:
+            await self.queue(dispatcher, self, self._connected(), self._left)
+            if self.offer is not None:
+                self.offer.drop(dispatcher)
+        finally:
+            if self.offer is not None:
+                self.offer.close()
+        if self.server is not None:
+            with trio.move_on_after(HANG_UP_SECONDS):
+                await self._hung_up()
+        elif self._admitted is not None:
+            self._admitted.handoffs.remove(self)
+            dispatcher.feed(ClientGonePushed(self._admitted.serial, self.client))
+
+    def _report_settings(self) -> None:
+        """Log the wrong settings of a new client process: the driver ignores them and reports nothing."""
+        pid, uid = self.peer.pid, self.peer.uid
+        servers = self.dispatcher.state.running_servers()
+        if not pid or any(client.pid == pid for server in servers for client in server.clients.values()):
+            return
+        for problem in problems(cuda_variables_of(self.known), Reader.CLIENT).values():
+            if self.dispatcher.may_log(uid, problem):
+                self.dispatcher.log.warning("client_setting_wrong", pid=pid, uid=uid, problem=problem)
+
+    def _connected(self) -> ClientConnected:
+        return ClientConnected(
+            self.client,
+            self.peer,
+            command_of(self.peer.pid, "") if self.peer.pid else command_of_hidden(self.known),
+            namespace_of(self.known, 0),
+            joins=True,
+            process=process_of(self.known.pidfd) if not self.peer.pid else 0,
+            server=self.to_server,
+            mps_namespace=self.to_namespace,
+            origin=origin_of(self.known) if self.dispatcher.state.needs_origins else None,
+            at=self.since,
+            container_pid=container_pid_of(self.peer.pid),
+            connection=self.key,
+        )
+
+    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
+        """Give the client its end of a connection, and wait for the server; raise OSError."""
+        assert isinstance(server, VendorServerSession)
+        if self.offer is None:
+            self.offer = Offer.make(self.dispatcher, self.key)
+            self._send_end()
+        self._admitted = server
+        self.offered_at = trio.current_time()
+        self._offered.set()
+        server.handoffs.add(self, priority, limits)
+
+    def _send_end(self) -> None:
+        if self.offer is not None:
+            self.channel.send_raw(DESCRIPTOR, (os.dup(self.offer.clients),))
+
+    def take(self) -> Offer:
+        """Return the connection, which is the caller's then: the server is given it."""
+        assert self.offer is not None
+        offer, self.offer = self.offer, None
+        self.server = self._admitted
+        self.settled.set()
+        return offer
+
+    def wait_again(self) -> None:
+        """Wait for another server: the one that the client was admitted to has ended, or does."""
+        self._admitted = None
+        self.dispatcher.feed(self._connected())
+
+    def refuse(self, code: int, reason: str) -> None:
+        """Close the conversation."""
+        self.settled.set()
+
+    def go_without_mps(self, reason: str) -> None:
+        """Close the conversation: its protocol cannot say that a client is to go on without MPS."""
+        self.settled.set()
+
+    async def _left(self) -> None:
+        """Return when it hangs up; meanwhile note when it takes its end of a connection."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._taken)
+            # Left there: if this daemon is killed the next one learns that the client has its end.
+            if await self.channel.peek(PACKET_BYTES) and self.offer is not None:
+                self._note_ready()
+                await trio.sleep_forever()
+            nursery.cancel_scope.cancel()
+
+    async def _taken(self) -> None:
+        await self._offered.wait()
+        with suppress(OSError):  # out of descriptors: it is not known
+            if self.offer is not None and self.offer.is_inherited and not self.channel.has_untaken():
+                self._send_end()
+                with trio.move_on_after(SECOND_END_SECONDS):
+                    await self.channel.taken()
+            else:
+                await self.channel.taken()
+        self._note_ready()
+
+    def _note_ready(self) -> None:
+        self.is_ready = True
+        if self._admitted is not None:
+            self._admitted.handoffs.look()
+
+    async def _hung_up(self) -> None:
+        await self.channel.receive(PACKET_BYTES)

@@ -1,0 +1,158 @@
+"""A connection on the driver's wire: the daemon's hello, the peer's credentials, and the session of its role."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import trio
+from attrs import define
+
+from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.peers import operator_uid, with_pidfd
+from pympsd.service.sessions.driver.client import VendorClientSession
+from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.server import VendorServerSession
+from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
+from pympsd.service.sessions.running import run_with_sender
+from pympsd.state_machine.state.server import Phase
+from pympsd.state_machine.v3 import routing
+from pympsd.takeover.state.entries import KeptFd, link_name, serial_of
+from pympsd.vocabulary.identities import Peer
+from pympsd.wire.driver.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
+from pympsd.wire.driver.server_commands import END_IF_IDLE
+
+HELLO_SECONDS: Final = 10.0
+"""A connection without credentials and role is closed after this time."""
+SPAWN_SECONDS: Final = 1.0
+"""Time for a server that connects to become known as the process that was just started."""
+POLL_SECONDS: Final = 0.005
+
+
+@define
+class VendorConversation:
+    """A connection to ``control`` (``accepts_clients``) or ``control_privileged``."""
+
+    dispatcher: Dispatcher
+    accepts_clients: bool
+    server: str = ""
+    """As in Conversation."""
+    namespace: str = ""
+
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
+        """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
+        channel = PacketChannel(sock, self.dispatcher.buffers.allowance(peer.uid))
+        try:
+            packet = entry.note or await self._role(channel, peer, entry)
+            if packet:
+                await self._run_session(entry, role_of(packet), channel, sock, peer)
+            # The keeper has a copy, with which the peer would not see the end at once.
+            channel.shut_down()
+        except LimitExceeded as error:
+            channel.shut_down()
+            self.dispatcher.log_closed(peer.uid, error)
+        except (ProtocolError, trio.TooSlowError) as error:
+            server = self._server(peer.pid)
+            if server is not None and isinstance(error, ProtocolError):
+                server.is_unknown(str(error))
+            channel.shut_down()
+            if self.dispatcher.may_log(peer.uid):
+                self.dispatcher.log.error("connection_type_unreadable")
+        finally:
+            channel.close()
+
+    async def _role(self, channel: PacketChannel, peer: Peer, entry: KeptFd[bytes]) -> bytes:
+        """Return the packet of the peer's role; empty if it sends none, or no credentials."""
+        with trio.fail_after(HELLO_SECONDS):
+            packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
+        if len(packet) == ROLE_BYTES and not entry.is_new:
+            return packet  # an earlier daemon has received the credentials
+        if packet != CREDENTIALS or sender is None:
+            if self.dispatcher.may_log(peer.uid):
+                self.dispatcher.log.error("credentials_invalid")
+            server = await self._expected(peer.pid)
+            if server is not None and packet:
+                server.is_unknown(f"{packet[:32]!r} where {CREDENTIALS!r} and credentials are due")
+            return b""
+        # A server that starts is bounded by the state machine.
+        with trio.CancelScope() if self._server(peer.pid) else trio.fail_after(HELLO_SECONDS):
+            return await channel.receive(PACKET_BYTES)
+
+    async def _run_session(
+        self,
+        entry: KeptFd[bytes],
+        role: Role,
+        channel: PacketChannel,
+        sock: trio.socket.SocketType,
+        peer: Peer,
+    ) -> None:
+        if (
+            self.accepts_clients
+            and (role is Role.TOOL or (role is not Role.CLIENT and self.server))
+            and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace)
+        ):
+            if role is Role.TOOL:
+                self.dispatcher.drop(entry.name)
+                await run_with_sender(channel, RefusedTool(peer, channel, self.server).run, self.dispatcher)
+            else:
+                self.dispatcher.log_refused_operator(peer)
+            return
+        if role is Role.TOOL:
+            self.dispatcher.drop(entry.name)
+            session = ToolSession(
+                self.dispatcher.serials.take(),
+                operator_uid(sock, peer, self.dispatcher.state),
+                channel,
+                (self.server, self.namespace),
+            )
+            await run_with_sender(channel, session.run, self.dispatcher)
+            return
+        if not self.accepts_clients:
+            raise RemoteError(f"a {role.name.lower()} on the operators' socket")
+        if not entry.note:
+            self.dispatcher.hold(entry.name, sock.fileno(), encode_role(role))
+        if role is Role.CLIENT:
+            known = with_pidfd(sock, peer)
+            try:
+                serial, key = self.dispatcher.serials.take(), serial_of(entry.name)
+                offer = Offer(key, *entry.offered, is_inherited=True) if entry.offered else None
+                place = (self.server, self.namespace)
+                client = VendorClientSession(serial, known, channel, self.dispatcher, key, *place, offer)
+                await run_with_sender(channel, client.run, self.dispatcher)
+            finally:
+                known.close()
+        else:
+            await self._register(entry.name, channel, sock, peer)
+
+    async def _register(self, name: str, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer) -> None:
+        server = await self._expected(peer.pid)
+        if server is None:
+            if self.dispatcher.may_log(peer.uid):
+                reason = "this daemon started no such server"
+                self.dispatcher.log.warning("server_refused", pid=peer.pid, uid=peer.uid, reason=reason)
+            return
+        channel.allowance.lift()
+        registration = await channel.receive(PACKET_BYTES)
+        if server.registered.is_set():
+            raise RemoteError("the server has registered already")
+        with self.dispatcher.held(link_name(server.serial), sock.fileno(), END_IF_IDLE):
+            self.dispatcher.drop(name)
+            await server.serve(channel, registration)
+
+    async def _expected(self, pid: int) -> VendorServerSession | None:
+        """Return the server that was started as this process and is not registered yet."""
+        with trio.move_on_after(SPAWN_SECONDS):
+            while self._server(pid) is None and self._is_spawning():
+                # The process may run before this task hears that it was started.
+                await trio.sleep(POLL_SECONDS)
+        return self._server(pid)
+
+    def _server(self, pid: int) -> VendorServerSession | None:
+        for server in self.dispatcher.servers.values():
+            if server.pid == pid and isinstance(server, VendorServerSession) and not server.registered.is_set():
+                return server
+        return None
+
+    def _is_spawning(self) -> bool:
+        return any(server.phase is Phase.SPAWNING for server in self.dispatcher.state.servers.values())

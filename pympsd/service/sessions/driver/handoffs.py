@@ -1,0 +1,241 @@
+"""Handing clients over to the driver's server: one after another, as it serves one new client at a time.
+
+A client waits in its conversation with the daemon until it has its end of the connection and it is its turn: if its
+server ends before that, it gets the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Final, Protocol
+
+import trio
+from attrs import define, field
+
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.status import is_asleep, is_stopped
+from pympsd.service.sessions.driver.offer import Offer
+from pympsd.service.sessions.driver.server_link import ServerLink
+from pympsd.state_machine import events
+from pympsd.takeover.state.entries import new_client_name, offer_name
+from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limit_table import ClientLimits
+from pympsd.vocabulary.results import ServerStatus
+from pympsd.wire.driver import server_commands as commands
+
+FIRST_ANSWER_SECONDS: Final = 1.0
+"""Time for a client to answer its server, which waits for nothing else meanwhile."""
+ANSWER_CHECKS: Final = 20
+"""How often an answer is looked for in that time."""
+ASLEEP_CHECKS: Final = 4
+"""After this many checks in a row a client that sleeps and has not read its server's message is unresponsive.
+
+One that is stopped for a moment, or slow for lack of a processor, has the whole time."""
+STATUS: Final = {commands.STATUS_ACTIVE: ServerStatus.ACTIVE, commands.STATUS_FAULT: ServerStatus.FAULT}
+
+
+class Newcomer(Protocol):
+    """A client that was admitted to the server, and has no connection to it yet (vendor.client)."""
+
+    client: int
+
+    is_ready: bool
+    """It has its end of the connection."""
+    offered_at: float
+    """When it was sent that."""
+
+    @property
+    def peer(self) -> Peer: ...
+    def take(self) -> Offer: ...
+    def wait_again(self) -> None: ...
+
+
+_Entry = tuple[Newcomer, int, ClientLimits | None]
+
+
+@define(eq=False)
+class Handoffs:
+    """The clients that are yet to be handed over to a server."""
+
+    _dispatcher: Dispatcher
+    _server: int
+    _pid: int
+    priority: int = 0
+    """The priority of later clients that the server was sent last."""
+    earlier: tuple[tuple[str, int], ...] = ()
+    """The clients' ends, with their names at the keeper, of connections that an earlier daemon sent the server."""
+    exchange: trio.Lock = field(factory=trio.Lock, init=False)
+    """Held while a client is handed over."""
+    set_limits: Callable[[ClientLimits], None] = lambda _: None
+    """Sends the server the limits of the client that it gets next."""
+    _queue: list[_Entry] = field(factory=list, init=False)
+    """With their priorities and limits."""
+    _unresponsive: set[int] = field(factory=set, init=False)
+    """The users whose last client did not answer the server."""
+    _current: int = field(default=0, init=False)
+    """The client that is being handed over."""
+    _current_name: str = field(default="", init=False)
+    _has_ended: bool = field(default=False, init=False)
+    """Its process has ended."""
+    _patience: trio.CancelScope = field(factory=trio.CancelScope, init=False)
+    _added: trio.Event = field(factory=trio.Event, init=False)
+
+    @property
+    def may_be_delayed(self) -> bool:
+        """Whether all that wait are clients that take no connection, or of users whose last client did not answer."""
+        late = trio.current_time() - FIRST_ANSWER_SECONDS
+        return all(
+            one.peer.uid in self._unresponsive or (not one.is_ready and one.offered_at < late)
+            for one, *_ in self._queue
+        )
+
+    def add(self, newcomer: Newcomer, priority: int, limits: ClientLimits | None = None) -> None:
+        """Hand over a client when it is its turn."""
+        self._queue.append((newcomer, priority, limits))
+        self._added.set()
+
+    def look(self) -> None:
+        """Note that a client has its end of its connection."""
+        self._added.set()
+
+    def remove(self, newcomer: Newcomer) -> None:
+        """Remove a client that has left."""
+        self._queue = [entry for entry in self._queue if entry[0] is not newcomer]
+
+    def ended(self, client: int) -> None:
+        """Note that a client's process has ended: the server need not wait for its answer."""
+        if client == self._current:
+            self._has_ended = True
+            self._patience.cancel()
+
+    def clients(self) -> tuple[int, ...]:
+        """Return the clients that are yet to be handed over."""
+        return tuple(entry[0].client for entry in self._queue)
+
+    def give_back(self) -> None:
+        """Let the clients that are yet to be handed over wait for the next server: this one ends."""
+        queue, self._queue = self._queue, []
+        for entry in queue:
+            entry[0].wait_again()
+
+    async def run(self, link: ServerLink, is_adopted: bool) -> None:
+        """Hand over one client after another, for the server takes the next when the one before has answered it."""
+        if is_adopted:
+            async with self.exchange:
+                # Answered when the server has carried out an earlier daemon's commands.
+                await self._await_answer(link, [end for _, end in self.earlier])
+                self._release(self.earlier)
+        while True:
+            while self._next() is None:
+                self._added = trio.Event()
+                await self._added.wait()
+            async with self.exchange:
+                if (entry := self._next()) is not None:
+                    self._queue.remove(entry)
+                    await self._hand_over(link, *entry)
+
+    def _next(self) -> _Entry | None:
+        """Return the first client that is ready, but of a user whose last one did not answer only if no other is."""
+        ready = [entry for entry in self._queue if entry[0].is_ready]
+        # Of those the last: a user's many unresponsive clients do not delay the one that comes after them.
+        return next(
+            (entry for entry in ready if entry[0].peer.uid not in self._unresponsive), ready[-1] if ready else None
+        )
+
+    async def _hand_over(
+        self, link: ServerLink, newcomer: Newcomer, priority: int, limits: ClientLimits | None
+    ) -> None:
+        offer = newcomer.take()
+        self._current, self._current_name = newcomer.client, new_client_name(offer.key)
+        keeper = self._dispatcher.keeper
+        # Before it is sent: without this end the next daemon cannot free the server from an unresponsive client.
+        if keeper is not None and not keeper.is_silent:
+            self._dispatcher.hold(self._current_name, offer.clients, str(self._server).encode())
+        try:
+            if priority != self.priority:
+                self.priority = priority
+                link.send(commands.set_priority(priority))
+            if limits is not None:
+                self.set_limits(limits)
+            if offer.is_inherited and offer.is_taken_by(self._pid):
+                os.close(offer.servers)
+            else:
+                link.send(commands.NEW_CLIENT, offer.servers)
+            self._dispatcher.drop(offer_name(offer.key))
+            is_unresponsive = await self._await_answer(link, [offer.clients], newcomer.peer.pid)
+        finally:
+            os.close(offer.clients)
+        (self._unresponsive.add if is_unresponsive else self._unresponsive.discard)(newcomer.peer.uid)
+        self._dispatcher.drop(self._current_name)
+        self._current = 0
+
+    async def _await_answer(self, link: ServerLink, ends: Sequence[int], pid: int = 0) -> bool:
+        """Wait until the server has taken what it was sent; return whether a living client did not answer it.
+
+        ``pid``: the client's, if that is known.
+        """
+        self._has_ended, is_unresponsive = False, False
+        answered = trio.Event()
+        link.ask(commands.status(), partial(self._taken, answered))
+        while not await self._in_time(answered, lambda: is_asleep(pid) and all(map(_is_unread, ends))):
+            if not is_stopped(self._pid):
+                is_unresponsive = bool(ends) and not self._has_ended
+                self._free(ends, is_unresponsive)
+                await answered.wait()
+        return is_unresponsive
+
+    async def _in_time(self, answered: trio.Event, is_asleep: Callable[[], bool]) -> bool:
+        """Return whether the server answers in time, less that in which it or this process is stopped.
+
+        A client that is asleep has less time.
+        """
+        left, asleep = ANSWER_CHECKS, 0
+        with trio.CancelScope() as self._patience:
+            while left and asleep < ASLEEP_CHECKS and not answered.is_set():
+                # However long this process is stopped, that is one check: its end and the answer are seen together.
+                with trio.move_on_after(FIRST_ANSWER_SECONDS / ANSWER_CHECKS):
+                    await answered.wait()
+                left -= not is_stopped(self._pid)
+                asleep = asleep + 1 if is_asleep() else 0
+        return answered.is_set()
+
+    def _free(self, ends: Iterable[int], is_unresponsive: bool) -> None:
+        """Free the server from clients that do not answer it: others would wait as long as those.
+
+        Driver 580's server never goes on if such a client leaves without an answer; after an answer from any it does.
+        """
+        if is_unresponsive:
+            self._dispatcher.log.warning("client_mute", server=self._pid)
+        for end in ends:
+            with suppress(OSError), socket.socket(fileno=os.dup(end)) as sock:
+                sock.send(b"\0", socket.MSG_DONTWAIT)
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _taken(self, answered: trio.Event, status: int) -> None:
+        answered.set()
+        self._dispatcher.feed(events.StatusPushed(self._server, STATUS[status]))
+
+    def _release(self, held: Iterable[tuple[str, int]]) -> None:
+        self.earlier = ()
+        for name, fd in held:
+            self._dispatcher.drop(name)
+            os.close(fd)
+
+    def close(self) -> None:
+        """Clean up after the server's end."""
+        self._release(self.earlier)
+        if self._current:
+            self._dispatcher.drop(self._current_name)
+        self.give_back()
+
+
+def _is_unread(end: int) -> bool:
+    """Return whether something lies at a client's end of its connection that it has not read."""
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    return bool(poll.poll(0))

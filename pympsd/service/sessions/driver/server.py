@@ -1,0 +1,358 @@
+"""The session of the driver's server, which is sent commands and asked for what own servers report by themselves.
+
+It is asked for an operator's query, and while a client waits for its end. Its clients' processes are watched,
+so the turn passes on at the end of the last one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+import trio
+from attrs import Factory, define, field
+
+from pympsd.channel.packet_channel import PacketChannel
+from pympsd.channel.trace_file import TraceFile
+from pympsd.devices.driver_probe import driver_version
+from pympsd.errors import RemoteError
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.status import is_stopped
+from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
+from pympsd.service.sessions.driver.server_link import ServerLink
+from pympsd.service.sessions.driver.watched_clients import WatchedClients
+from pympsd.state_machine import events
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
+from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.results import Result, ServerStatus
+from pympsd.wire.driver import server_commands as commands
+from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
+
+ANSWER_SECONDS: Final = 1.0
+"""Time that an operator waits for a server's answers."""
+FIRST_PAUSE: Final = 0.02
+"""Seconds between two questions whether a server's clients have gone; doubled each time, up to LAST_PAUSE."""
+LAST_PAUSE: Final = 0.1
+LOGGED_PAUSE: Final = 1.6
+"""The same for the question that a server with clients logs."""
+
+
+@define(eq=False)
+class VendorServerSession:
+    """A server process of the driver's; it has no link until it registers."""
+
+    dispatcher: Dispatcher
+    serial: int
+    uid: int
+    pid: int
+    kill: Callable[[], None]
+    inherited: dict[int, events.ReturnedClient] | None = None
+    """The clients of a server that an earlier daemon started, by serial."""
+    pidfds: dict[int, int] = field(factory=dict)
+    """Their pidfds, until they are watched."""
+    _is_leaving: bool = False
+    """It was asked to end when its last client has gone."""
+    registered: trio.Event = field(factory=trio.Event, init=False)
+    ended: trio.Event = field(factory=trio.Event, init=False)
+    """Its connection has ended."""
+    _link: ServerLink | None = field(default=None, init=False)
+    _percentage: float = field(default=100.0, init=False)
+    _memory_limits: dict[int, int] = field(factory=dict, init=False)
+    """The limits of later clients that it was sent last."""
+    _limits_unknown: bool = field(
+        default=Factory(lambda self: self.inherited is not None, takes_self=True), init=False
+    )
+    """It was another daemon's, and this one has sent it no limits."""
+    _refreshed: trio.Event | None = field(default=None, init=False)
+    """Set when the questions of a refresh that is under way are answered."""
+    _asked_at: float = field(default=0.0, init=False)
+    _ends: bool = field(default=False, init=False)
+    """It has answered that it ends."""
+    _wanted: trio.Event = field(factory=trio.Event, init=False)
+    """A client or user waits for its end."""
+    _changed: trio.Event = field(factory=trio.Event, init=False)
+    """A client's process has ended."""
+    _nursery: trio.Nursery | None = field(default=None, init=False)
+    clients: WatchedClients = field(
+        default=Factory(
+            lambda self: WatchedClients(self.dispatcher, self.serial, self.ended, self._gone), takes_self=True
+        ),
+        init=False,
+    )
+    handoffs: Handoffs = field(
+        default=Factory(
+            lambda self: Handoffs(self.dispatcher, self.serial, self.pid, set_limits=self._set_next), takes_self=True
+        ),
+        init=False,
+    )
+
+    @property
+    def queued_descriptors(self) -> int:
+        """None: a client is given to the driver's server when that asks for one."""
+        return 0
+
+    @property
+    def watched_clients(self) -> int:
+        """The number of clients whose processes are watched."""
+        return len(self.clients)
+
+    @property
+    def has_room(self) -> bool:
+        """Always true: nothing is queued for it."""
+        return True
+
+    @property
+    def link(self) -> ServerLink:
+        """The connection; no client is admitted to a server without one."""
+        assert self._link is not None
+        return self._link
+
+    def _register(self, channel: PacketChannel, registration: bytes) -> None:
+        """Accept the server's registration, and send it the limits of its clients; raise RemoteError."""
+        shared_memory_of(registration)
+        server = self.dispatcher.state.servers[self.serial]
+        self._percentage = server.thread_percentage.value
+        self.handoffs.priority = self.dispatcher.state.defaults.client_priority.level
+        self._memory_limits = {device: limit.value for device, limit in server.memory_limits.items()}
+        self._link = ServerLink(channel)
+        self._link.send(encode_defaults(self._percentage, self._memory_limits, self.handoffs.priority))
+        self.registered.set()
+        self._ask_devices()
+
+    def _ask_devices(self) -> None:
+        if not self.dispatcher.state.devices:
+            self.link.ask(commands.devices(), self._report_devices)
+
+    def _report_devices(self, devices: tuple[commands.ServerDevice, ...]) -> None:
+        facts = (DeviceFacts(one.name, one.uuid, one.pci, (7, 0), 0, 0, {}) for one in devices)
+        self.dispatcher.feed(events.DevicesReported(tuple(facts)))
+
+    def set_limits(self, percentage: float, memory_limits: dict[int, int]) -> None:
+        """Send it the limits of its later clients, if they have changed; before it is registered there is no need."""
+        if self._link is None:
+            return
+        if percentage != self._percentage:
+            self._percentage = percentage
+            self.link.send(commands.set_percentage(percentage))
+        for device, limit in self._effective(memory_limits).items():
+            if self._memory_limits.get(device) != limit:
+                self.link.send(commands.set_memory_limit(device, limit))
+        self._memory_limits = memory_limits
+
+    def _set_next(self, limits: ClientLimits) -> None:
+        """Send it the limits of the client that it gets next, as far as they differ from what it was sent last."""
+        if self._limits_unknown:
+            # An earlier daemon may have sent it others.
+            self._limits_unknown = False
+            count = len(self.dispatcher.state.devices)
+            self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
+        combined = limits.combine()
+        self.set_limits(percentage_on(combined).value, in_bytes(combined.pinned_memory))
+
+    def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
+        """Return limits with those that were removed: they become the device's whole memory."""
+        devices = self.dispatcher.state.devices
+        removed = {
+            device: devices[device].memory_bytes or MOST_MEMORY
+            for device in self._memory_limits
+            if device < len(devices)
+        }
+        return {**removed, **memory_limits}
+
+    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
+        """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
+
+        def answered(code: int) -> None:
+            self.dispatcher.feed(events.TerminationAnswered(self.serial, token, code))
+
+        if self._link is None:
+            answered(Result.ERROR_INVALID_CONTEXT)
+        else:
+            self.clients.terminations.terminate(self._link, pid, answered)
+
+    def shut_down(self, forced: bool, is_deletion: bool) -> None:
+        """Ask it to end when its last client has gone; forced: close the connection, at which it ends."""
+        self._is_leaving = True
+        self._wanted.set()
+        if forced and self._link is not None:
+            self._link.channel.shut_down()
+
+    def note_waiting(self) -> None:
+        """Look from now on whether its clients have gone."""
+        self._wanted.set()
+
+    def start_trace(self, trace: TraceFile) -> None:
+        """Do nothing: the driver's server does not report when it works."""
+
+    async def stop_trace(self) -> None:
+        """Do nothing."""
+
+    def watch(self, dispatcher: Dispatcher, client: int, pidfd: int) -> None:
+        """Feed ClientGonePushed when a client's process ends; take over the pidfd.
+
+        With too many clients, or without a pidfd (-1), it is noticed when a client waits and the server is asked.
+        """
+        server = dispatcher.state.servers.get(self.serial)
+        known = server.clients.get(client) if server is not None else None
+        self.clients.add(self._nursery, client, known, pidfd)
+
+    def watch_by_pid(self, dispatcher: Dispatcher, client: int, pid: int) -> None:
+        """Watch a client that an earlier daemon admitted."""
+        self.watch(dispatcher, client, self.pidfds.pop(client, -1))
+
+    def _gone(self, client: int) -> None:
+        self.handoffs.ended(client)
+        self.dispatcher.feed(events.ClientGonePushed(self.serial, client))
+        self._changed.set()
+
+    async def refresh(self) -> bool:
+        """Ask for status, clients and contexts; return whether the answers came in time."""
+        if self._link is None or self._ends or self.ended.is_set():
+            return True
+        if self._refreshed is None:
+            self._refreshed = trio.Event()
+            self._asked_at = trio.current_time()
+            found: list[commands.ClientProcess] = []
+            self._link.ask(commands.processes(), found.extend)
+            devices: list[commands.DeviceClients] = []
+            self._link.ask(commands.device_clients(), devices.extend)
+            self._link.ask(commands.status(), lambda status: self._report(status, found, devices))
+        refreshed = self._refreshed
+        # Several operators wait for the same answers, and none longer than the first for a server that is silent.
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_memory)
+            with trio.move_on_at(self._asked_at + (0 if is_stopped(self.pid) else ANSWER_SECONDS)):
+                await refreshed.wait()
+        return refreshed.is_set()
+
+    async def _read_memory(self) -> None:
+        """Note what the clients hold, as far as NVML knows it."""
+        source, server = self.dispatcher.client_memory, self.dispatcher.state.servers.get(self.serial)
+        if source is None or server is None or not server.clients:
+            return
+        memory = await source.current()
+        held: dict[int, dict[int, int]] = {}
+        for ordinal, device in enumerate(self.dispatcher.state.devices):
+            for pid, count in memory.get(device.uuid, {}).items():
+                held.setdefault(pid, {})[ordinal] = count
+        self.dispatcher.feed(events.ClientMemoryRead(self.serial, held))
+
+    def _report(
+        self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
+    ) -> None:
+        ordinals = {facts.uuid: ordinal for ordinal, facts in enumerate(self.dispatcher.state.devices)}
+        contexts: dict[int, list[events.ReturnedContext]] = {process.pid: [] for process in found}
+        first = {(process.pid, process.context, process.uuid): process.identity for process in found}
+        others = 0
+        for device in devices:
+            for context in device.contexts:
+                # Only the first context of a process has an ID; the others need a key of their own.
+                others -= 1
+                serial = first.get((context.pid, context.number, device.uuid), others)
+                reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, -1))
+                contexts.setdefault(context.pid, []).append(reported)
+        ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
+        self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
+        if self._refreshed is not None:
+            self._refreshed.set()
+            self._refreshed = None
+
+    async def serve(self, channel: PacketChannel, registration: bytes) -> None:
+        """Handle a server from its registration to the end of its connection; kill one that breaks the protocol."""
+        if self.serial not in self.dispatcher.state.servers:
+            self.ended.set()  # its process has ended since it sent the registration
+            return
+        try:
+            self._register(channel, registration)
+        except RemoteError as error:
+            self._misbehaved(error)
+            self.ended.set()
+            return
+        await self._run()
+
+    async def resume(self, channel: PacketChannel) -> None:
+        """Handle a server that registered with an earlier daemon, until its connection ends."""
+        self._link = ServerLink(channel)
+        self.registered.set()
+        # What the earlier daemon sent last may not have reached it.
+        self._percentage, self.handoffs.priority, self._memory_limits = 0.0, -1, {}
+        self._link.ask(commands.resume(random.randrange(1, 100 << 10) / 1024), lambda _: None)
+        self._ask_devices()
+        await self._run()
+
+    def _report_ready(self) -> None:
+        if self.inherited is None:
+            self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
+        else:
+            clients = tuple(self.inherited.values())
+            self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
+
+    async def _run(self) -> None:
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._report_ready()
+                nursery.start_soon(self._pass_the_turn)
+                nursery.start_soon(self.handoffs.run, self.link, self.inherited is not None)
+                wrong = await self.link.run()
+                self.ended.set()
+                nursery.cancel_scope.cancel()
+            if wrong is not None:
+                self._misbehaved(wrong)
+        finally:
+            self.ended.set()
+
+    def _misbehaved(self, error: RemoteError) -> None:
+        self.dispatcher.log.error("server_misbehaved", server=self.pid, reason=str(error))
+        self.is_unknown(str(error))
+        self.kill()
+
+    def is_unknown(self, reason: str) -> None:
+        """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
+        server = self.dispatcher.state.servers.get(self.serial)
+        if server is not None and not server.proven:
+            version = driver_version()
+            self.dispatcher.log.error("driver_unknown", server=self.pid, version=version, reason=reason)
+            text = f"the MPS server of driver {version} is not known to pympsd: {reason}"
+            self.dispatcher.feed(events.ServerUnknown(self.serial, text))
+
+    async def _pass_the_turn(self) -> None:
+        """Ask, while a client or user waits for its end, whether its clients have gone."""
+        pause = FIRST_PAUSE
+        while not self._ends:
+            if not (self._is_leaving or self._is_waited_for()):
+                self._wanted = trio.Event()
+                await self._wanted.wait()
+                pause = FIRST_PAUSE
+                continue
+            self._changed = trio.Event()
+            was_asked_to_end = await self._ask_whether_idle()
+            pause = min(pause * 2, LOGGED_PAUSE if was_asked_to_end else LAST_PAUSE)
+            with trio.move_on_after(pause):
+                await self._changed.wait()
+                pause = FIRST_PAUSE
+
+    def _is_waited_for(self) -> bool:
+        """Whether clients may wait for this server's end: with ``--users together`` only if there is no more room."""
+        state = self.dispatcher.state
+        return bool(state.queue) and (state.is_full or not state.options.together)
+
+    async def _ask_whether_idle(self) -> bool:
+        """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""
+        server = self.dispatcher.state.servers.get(self.serial)
+        if server is None or not (server.clients or self._is_leaving):
+            return False
+        if server.clients and await self.link.answer(commands.clients()) != ():
+            return False
+        # Without a limit: a client that it is sent before it has answered would be lost if it ends.
+        async with self.handoffs.exchange:
+            if not self.handoffs.may_be_delayed:
+                return False
+            workers = await self.link.answer(commands.shut_down_if_idle())
+            if not workers:
+                self._ends = True
+                self.dispatcher.feed(events.ServerEnds(self.serial, self.handoffs.clients()))
+                self.handoffs.give_back()
+        return bool(workers and server.clients)

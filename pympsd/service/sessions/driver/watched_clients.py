@@ -1,0 +1,72 @@
+"""The clients of a server of the driver's: it does not report their ends, which their pidfds tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
+import trio
+from attrs import Factory, define, evolve, field
+
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.status import process_end
+from pympsd.service.sessions.driver.terminations import Terminations
+from pympsd.state_machine.state.client import Client
+from pympsd.takeover.state.entries import ClientNote, client_name
+
+
+@define(eq=False)
+class WatchedClients:
+    """Calls ``_gone`` with a client's serial when its process ends, until the server has (``_ended``)."""
+
+    _dispatcher: Dispatcher
+    _server: int
+    """The server's serial."""
+    _ended: trio.Event
+    _gone: Callable[[int], None]
+    terminations: Terminations = field(
+        default=Factory(lambda self: Terminations(self._note_terminated), takes_self=True), init=False
+    )
+    _noted: dict[int, tuple[int, ClientNote]] = field(factory=dict, init=False)
+    """Their pidfds, and what the keeper knows of them, by serial."""
+
+    def __len__(self) -> int:
+        return len(self._noted)
+
+    def add(self, nursery: trio.Nursery | None, client: int, known: Client | None, pidfd: int) -> None:
+        """Watch a client; take over the pidfd. Does nothing without one (-1), or if there are too many clients."""
+        if pidfd < 0:
+            return
+        server = self._dispatcher.servers.get(self._server)
+        has_room = server is not None and self._dispatcher.may_watch(server) and not self._ended.is_set()
+        if known is None or nursery is None or not has_room:
+            os.close(pidfd)
+            return
+        shown = known.command, known.namespace, known.mps_namespace, known.since
+        terminated = tuple(sorted(self.terminations.of(known.pid)))
+        self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated, known.limits)
+        nursery.start_soon(self._watch, client)
+
+    async def _watch(self, client: int) -> None:
+        pidfd, note = self._noted[client]
+        try:
+            with suppress(OSError), self._dispatcher.held(client_name(client), pidfd, msgspec.json.encode(note)):
+                await process_end(pidfd)
+                # Several may be shown with PID 0.
+                if sum(other.pid == note.pid for _, other in self._noted.values()) == 1:
+                    self.terminations.forget(note.pid)
+                self._gone(client)
+        finally:
+            if self._ended.is_set():
+                self._dispatcher.drop(client_name(client))
+            del self._noted[client]
+            os.close(pidfd)
+
+    def _note_terminated(self, pid: int, contexts: frozenset[int]) -> None:
+        for client, (pidfd, note) in self._noted.items():
+            if note.pid == pid:
+                noted = evolve(note, terminated=tuple(sorted(contexts)))
+                self._noted[client] = pidfd, noted
+                self._dispatcher.hold(client_name(client), pidfd, msgspec.json.encode(noted))

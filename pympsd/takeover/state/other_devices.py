@@ -1,0 +1,101 @@
+"""What a daemon left for one that has other devices: what is by ordinal goes with its device, or with it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from attrs import define, evolve, field, frozen
+
+from pympsd.takeover.state.records import PersistentNamedServer, PersistentNamespace, PersistentState
+from pympsd.vocabulary.limit_table import BY_DEVICE, Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
+from pympsd.vocabulary.rules import Rule
+
+V = TypeVar("V")
+
+
+@frozen
+class OtherDevices:
+    """The devices of an earlier daemon and of this one: for each, in order, a text that begins with its UUID."""
+
+    before: tuple[str, ...]
+    now: tuple[str, ...]
+
+    @property
+    def places(self) -> dict[int, int]:
+        """The ordinal of each earlier device that is there, by the one that it had."""
+        return {old: self.now.index(key) for old, key in enumerate(self.before) if key in self.now}
+
+
+def moved(left: PersistentState, devices: OtherDevices) -> tuple[PersistentState, list[tuple[str, str]]]:
+    """Return a state for the devices of now, and what was said of devices that are gone: its owner and the UUID.
+
+    One limit for all devices is one for all devices of now: none is without.
+    """
+    move = _Move(devices.places, devices.before, len(devices.now))
+    state = evolve(
+        left,
+        memory_limits=None if left.memory_limits is None else move.memory(left.memory_limits, "The default limits"),
+        cgroup_limits=move.of_cgroups(left.cgroup_limits),
+        cgroup_soft_limits=move.of_cgroups(left.cgroup_soft_limits),
+        rules=left.rules and tuple(map(move.rule, left.rules)),
+        named_servers=tuple(map(move.server, left.named_servers)),
+    )
+    return state, move.lost
+
+
+@define
+class _Move:
+    places: Mapping[int, int]
+    before: Sequence[str]
+    count: int
+    lost: list[tuple[str, str]] = field(factory=list)
+
+    def memory(self, limits: Mapping[int, V], what: str) -> dict[int, V]:
+        """Return a limit by device for the devices of now."""
+        values = list(limits.values())
+        if (
+            ALL_DEVICES not in limits
+            and len(limits) >= len(self.before)
+            and all(value == values[0] for value in values)
+        ):
+            return dict.fromkeys(range(self.count), values[0])
+        places = {**self.places, ALL_DEVICES: ALL_DEVICES}
+        self._note(what, limits.keys() - {ALL_DEVICES})
+        return {places[old]: limit for old, limit in limits.items() if old in places}
+
+    def of_cgroups(self, limits: Mapping[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+        return {path: self.memory(each, f"The limits of cgroup {path}") for path, each in limits.items()}
+
+    def rule(self, rule: Rule) -> Rule:
+        return evolve(rule, limits=self.limits(rule.limits, f"The limits of rule {rule}"))
+
+    def limits(self, limits: Limits, what: str) -> Limits:
+        stated = {row.field: value for row in BY_DEVICE if (value := row.of(limits)) is not None}
+        moved: Any = {name: self.memory(value, what) for name, value in stated.items()}
+        return evolve(limits, **moved)
+
+    def server(self, server: PersistentNamedServer) -> PersistentNamedServer:
+        allowed, who = server.allowed_devices, f"Server '{server.name}'"
+        if allowed is not None:
+            self._note(who, allowed)
+            allowed = tuple(self.places[old] for old in allowed if old in self.places)
+        for one in server.partitions:
+            self._note(f"SM partition '{one.name}' of server '{server.name}'", (one.device,))
+        return evolve(
+            server,
+            allowed_devices=allowed,
+            namespaces=tuple(self._namespace(server.name, each) for each in server.namespaces),
+            maximum=self.limits(server.maximum, who),
+            partitions=tuple(
+                evolve(one, device=self.places[one.device]) for one in server.partitions if one.device in self.places
+            ),
+        )
+
+    def _namespace(self, server: str, namespace: PersistentNamespace) -> PersistentNamespace:
+        return evolve(namespace, limits=self.limits(namespace.limits, f"Namespace '{server}/{namespace.name}'"))
+
+    def _note(self, what: str, ordinals: Iterable[int]) -> None:
+        gone = (self.before[old].partition(" ")[0] for old in ordinals if old not in self.places)
+        self.lost += [(what, device) for device in gone if (what, device) not in self.lost]

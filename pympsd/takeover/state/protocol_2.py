@@ -1,0 +1,88 @@
+"""What a daemon of protocol 3 left for one of protocol 2, which has none of most of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.takeover.state.records import (
+    PersistentNamedServer,
+    PersistentServer,
+    PersistentState,
+    in_memory,
+)
+from pympsd.vocabulary.limit_table import (
+    LIMITS,
+    PERCENTAGE,
+    PINNED_MEMORY,
+    WITH_MAXIMUM,
+    Limits,
+    in_bytes,
+    percentages,
+)
+from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+
+
+def lost(left: PersistentState, own: Limits) -> Iterator[str]:
+    """Yield, in words, what a daemon of protocol 2 could not go on with; ``own``: the defaults it starts with."""
+    by_command = Limits(
+        None if left.thread_percentage is None else percentages(left.thread_percentage),
+        None if left.memory_limits is None else in_memory(left.memory_limits),
+        None if left.client_priority is None else ClientPriority(left.client_priority),
+    )
+    defaults = own.changed_by(by_command)
+    running = {process.name for process in left.servers}
+    for server in left.named_servers:
+        yield from _of_server(server)
+        for namespace in server.namespaces:
+            if namespace.name != DEFAULT:
+                yield f"namespace '{namespace.name}' of server '{server.name}'"
+            else:
+                settings = _of_default(namespace.limits, defaults, server.name in running)
+                yield from (f"{setting} of server '{server.name}'" for setting in settings)
+    yield from _of_daemon(left)
+
+
+def limits_of(process: PersistentServer, left: PersistentState) -> tuple[float, dict[int, int]]:
+    """Return the percentage and memory limits of a server of protocol 2: in 3 they were those of ``default``."""
+    for server in left.named_servers:
+        for namespace in server.namespaces:
+            if (server.name, namespace.name) == (process.name, DEFAULT):
+                percentages_of_devices = (namespace.limits.thread_percentage or {}).values()
+                percentage = min(percentages_of_devices, default=ThreadPercentage())
+                return percentage.value, in_bytes(namespace.limits.pinned_memory)
+    return process.thread_percentage, process.memory_limits
+
+
+def _of_server(server: PersistentNamedServer) -> Iterator[str]:
+    if server.name != server_of_user(server.uid):
+        yield f"server '{server.name}'"
+    settings = {
+        "allowed-devices": server.allowed_devices is not None,
+        **{f"max-{row.name}": bool(row.of(server.maximum)) for row in WITH_MAXIMUM},
+        "contain=partition": server.contains_partitions,
+    }
+    yield from (f"{setting} of server '{server.name}'" for setting, is_set in settings.items() if is_set)
+    yield from (f"SM partition '{one.name}' of server '{server.name}'" for one in server.partitions)
+
+
+def _of_default(stated: Limits, defaults: Limits, is_running: bool) -> Iterator[str]:
+    """Yield the settings of a namespace ``default`` that are lost; a server that runs keeps percentage and memory."""
+    has_one_percentage = (stated.thread_percentage or {}).keys() <= {ALL_DEVICES}
+    kept = (PINNED_MEMORY, *([PERCENTAGE] if has_one_percentage else [])) if is_running else ()
+    for row in LIMITS:
+        if row not in kept and row.differs(stated, defaults, row.indices(stated, defaults)):
+            yield row.name
+
+
+def _of_daemon(left: PersistentState) -> Iterator[str]:
+    if not left.default_socket:
+        yield "default_socket=off of context-share"
+    if not left.accounts_cgroups:
+        yield "disabled feature memacct"
+    if left.audits_memory:
+        yield "audit-log of memacct"
+    yield from (f"memacct limit of cgroup {path}" for path in {**left.cgroup_limits, **left.cgroup_soft_limits})
+    for rule in left.rules or ():
+        if any(condition.kind == "namespace" for condition in rule.conditions):
+            yield f"condition namespace of rule {rule}"

@@ -1,0 +1,330 @@
+"""What a daemon leaves to the next on its pipe directory: limits set by commands, start requests, servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, evolve, field, frozen
+
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Daemon, Quit
+from pympsd.state_machine.state.named_server import NamedServer, Source
+from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, in_bytes
+from pympsd.vocabulary.limits import (
+    ALL_DEVICES,
+    MOST_MEMORY,
+    CgroupLimit,
+    ClientPriority,
+    PinnedMemory,
+    ThreadPercentage,
+)
+from pympsd.vocabulary.namespaces import name_problem
+from pympsd.vocabulary.partitions import SmPartition
+from pympsd.vocabulary.rules import KINDS, Rule
+from pympsd.vocabulary.shares import read_share
+
+MOST_GENERATIONS: Final = 1 << 22
+"""With 40 bits for the serials of each generation, all fit 63 bits."""
+
+
+@frozen
+class PersistentServer:
+    """A server that ran; it reports its clients and contexts itself when it returns."""
+
+    serial: int
+    pid: int
+    uid: int
+    thread_percentage: float
+    memory_limits: dict[int, int]
+    """Bytes by device ordinal."""
+    leaving: bool = False
+    """It was asked to end. Own servers say so themselves."""
+    name: str = ""
+
+
+@frozen
+class PersistentNamespace:
+    """A namespace of a named server, with what was stated of its limits."""
+
+    name: str
+    limits: Limits = NO_LIMITS
+    clients_only: bool = False
+
+
+@frozen
+class PersistentNamedServer:
+    """A server of protocol 3, whether or not it has a process."""
+
+    name: str
+    uid: int
+    namespaces: tuple[PersistentNamespace, ...]
+    allowed_devices: tuple[int, ...] | None = None
+    source: str = Source.COMMAND
+    failed: str = ""
+    partitions: tuple[SmPartition, ...] = ()
+    maximum: Limits = NO_LIMITS
+    contains_partitions: bool = False
+    created: float = 0.0
+
+
+@frozen
+class PersistentQuit:
+    """A quit under way that an operator asked for."""
+
+    timeout: float | None = None
+    """The seconds that were given before force; 0 once it is used."""
+
+
+@frozen
+class PersistentConfiguration:
+    """As Configuration; ``failed``: the number of its changes that were refused."""
+
+    generation: int
+    source: str
+    applied: str
+    failed: int = 0
+    text: bytes | None = None
+
+
+@frozen
+class PersistentState:
+    """What a daemon knew. A default is None if no command has set it: then the next daemon's own applies."""
+
+    generation: int = 0
+    """Counts the daemons whose servers were handed on; the serials of each lie above those of the earlier ones."""
+    thread_percentage: float | None = None
+    client_priority: int | None = None
+    memory_limits: dict[int, int] | None = None
+    wishes: tuple[int, ...] = ()
+    """The users with a queued start request (the name is the state file's key)."""
+    queue_order: tuple[int, ...] = ()
+    """The queue: the serial of each client's connection, or 0 for the next of the start requests."""
+    servers: tuple[PersistentServer, ...] = ()
+    quit: PersistentQuit | None = None
+    protocol: int = 2
+    named_servers: tuple[PersistentNamedServer, ...] = ()
+    rules: tuple[Rule, ...] | None = None
+    default_socket: bool = True
+    cgroup_limits: dict[str, dict[int, int]] = field(factory=dict)
+    """Hard limits, bytes by device ordinal."""
+    cgroup_soft_limits: dict[str, dict[int, int]] = field(factory=dict)
+    passing_cgroups: dict[str, bool] = field(factory=dict)
+    accounts_cgroups: bool = True
+    audits_memory: bool = False
+    configuration: PersistentConfiguration | None = None
+    shares: dict[str, int] = field(factory=dict)
+    """Each user's shares, by resource, of the configuration file."""
+
+
+EMPTY_STATE = PersistentState()
+
+
+@define
+class _Kept:
+    changes: int = 0
+    servers: tuple[PersistentNamedServer, ...] = ()
+
+
+@frozen
+class InitialDefaults:
+    """The defaults a daemon started with: those of its environment."""
+
+    thread_percentage: ThreadPercentage
+    client_priority: ClientPriority
+    memory_limits: dict[int, PinnedMemory]
+    _kept: _Kept = field(factory=_Kept, init=False, eq=False)
+
+    @classmethod
+    def of(cls, daemon: Daemon) -> InitialDefaults:
+        """Return the defaults of a daemon that has just started."""
+        return cls(
+            daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
+        )
+
+    def named_servers(self, daemon: Daemon) -> tuple[PersistentNamedServer, ...]:
+        """Return what is kept of the named servers; the same tuple again until they change."""
+        if self._kept.changes != daemon.named_servers.changes:
+            kept = tuple(_persistent_named(one) for one in daemon.named_servers.values() if not one.deleted)
+            self._kept.changes, self._kept.servers = daemon.named_servers.changes, kept
+        return self._kept.servers
+
+
+def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
+    """Return the state that the next daemon needs."""
+    percentage, priority, limits = (
+        daemon.defaults.thread_percentage,
+        daemon.defaults.client_priority,
+        daemon.defaults.memory_limits,
+    )
+    return PersistentState(
+        generation=daemon.lifetime.generation,
+        thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
+        client_priority=None if priority == initial.client_priority else priority.level,
+        memory_limits=None if limits == initial.memory_limits else in_bytes(limits),
+        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client) if daemon.options.protocol == 2 else (),
+        queue_order=_queue_order(daemon),
+        servers=tuple(_persistent(server) for server in daemon.running_servers()),
+        quit=_persistent_quit(daemon.quitting),
+        protocol=daemon.options.protocol,
+        named_servers=initial.named_servers(daemon),
+        rules=daemon.process_limits.rules,
+        default_socket=daemon.named_servers.default_socket,
+        cgroup_limits=_of_cgroups(daemon, lambda limit: limit.hard),
+        cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
+        passing_cgroups=dict(daemon.process_limits.transient_cgroups),
+        accounts_cgroups=daemon.process_limits.accounts_cgroups,
+        audits_memory=daemon.process_limits.audits_memory,
+        configuration=_persistent_configuration(daemon.configuration),
+        shares=dict(daemon.usage.shares.configured),
+    )
+
+
+def _queue_order(daemon: Daemon) -> tuple[int, ...]:
+    """Return the order of the queue, with the clients whose return is still awaited; empty if it does not matter."""
+    if daemon.options.protocol == 3:
+        return ()
+    entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
+    places = [(ticket, connection) for connection, ticket in daemon.queue.reserved.items()]
+    return tuple(connection for _, connection in sorted((*entries, *places)))
+
+
+def check(state: PersistentState, devices: int) -> None:
+    """Raise ValueError for a state that no daemon with this number of devices can have had."""
+    if state.thread_percentage is not None:
+        ThreadPercentage(state.thread_percentage)
+    if state.client_priority is not None:
+        ClientPriority(state.client_priority)
+    if not 0 <= state.generation < MOST_GENERATIONS:
+        raise ValueError(f"there is no generation {state.generation}")
+    for server in state.servers:
+        _check_server(server, devices)
+    for alike in ("serial", "pid"):
+        if len({getattr(server, alike) for server in state.servers}) < len(state.servers):
+            raise ValueError(f"two servers have one {alike}")
+    for uid in state.wishes:
+        _check_user(uid)
+    for named in state.named_servers:
+        _check_named(named, devices)
+    if len({named.name for named in state.named_servers}) < len(state.named_servers):
+        raise ValueError("two servers have one name")
+    for name, value in state.shares.items():
+        read_share(name, value)
+    _check_limits(state.memory_limits or {}, devices)
+    for limits in (*state.cgroup_limits.values(), *state.cgroup_soft_limits.values()):
+        _check_limits(limits, devices)
+    for rule in state.rules or ():
+        _check_stated(rule.limits, devices)
+        if any(condition.kind not in KINDS for condition in rule.conditions):
+            raise ValueError(f"rule {rule} has an unknown condition")
+    if state.quit is not None and state.quit.timeout is not None and not 0 <= state.quit.timeout < 1 << 31:
+        raise ValueError(f"there is no quit within {state.quit.timeout:g} s")
+
+
+def _check_server(server: PersistentServer, devices: int) -> None:
+    ThreadPercentage(server.thread_percentage)
+    if not 0 < server.pid < 1 << 31 or not 0 < server.serial < 1 << 63:
+        raise ValueError(f"there is no process {server.pid} with serial {server.serial}")
+    _check_user(server.uid)
+    _check_limits(server.memory_limits, devices)
+
+
+def _check_named(named: PersistentNamedServer, devices: int) -> None:
+    _check_user(named.uid)
+    Source(named.source)
+    problems = [name_problem(named.name, of_server=True)]
+    problems += [name_problem(namespace.name) for namespace in named.namespaces]
+    if any(problems):
+        raise ValueError(" ".join(problems))
+    if not all(0 <= ordinal < devices for ordinal in named.allowed_devices or ()):
+        raise ValueError(f"server {named.name} has a device that is not there")
+    for partition in named.partitions:
+        if (
+            name_problem(partition.name)
+            or not 0 <= partition.device < devices
+            or min(partition.chunks, default=-1) < 0
+        ):
+            raise ValueError(f"server {named.name} cannot have the SM partition {partition.name}")
+    for limits in (named.maximum, *(namespace.limits for namespace in named.namespaces)):
+        _check_stated(limits, devices)
+
+
+def _check_user(uid: int) -> None:
+    # To the kernel it means "unchanged", which is the daemon's own user.
+    if not 0 <= uid < NO_USER:
+        raise ValueError(f"there is no user {uid}")
+
+
+def _check_limits(limits: dict[int, int], devices: int) -> None:
+    for ordinal, limit in limits.items():
+        if not 0 <= ordinal < devices or not 0 < limit <= MOST_MEMORY:
+            raise ValueError(f"there is no limit of {limit} bytes for device {ordinal}")
+
+
+def _check_stated(limits: Limits, devices: int) -> None:
+    """Raise ValueError for limits by device that no daemon with this number of devices can have had."""
+    for row in BY_DEVICE:
+        ordinals = (row.of(limits) or {}).keys()
+        if not all(row.is_for_all if ordinal == ALL_DEVICES else 0 <= ordinal < devices for ordinal in ordinals):
+            raise ValueError(f"there is no {row.name} for the devices {', '.join(map(str, ordinals))}")
+    for memory in (limits.pinned_memory, limits.total_memory):
+        _check_limits(in_bytes(memory), devices)
+
+
+def _persistent(server: Server) -> PersistentServer:
+    percentage, limits = server.thread_percentage.value, in_bytes(server.memory_limits)
+    return PersistentServer(
+        server.serial, server.pid, server.uid, percentage, limits, server.phase is Phase.LEAVING, server.name
+    )
+
+
+def _persistent_named(named: NamedServer) -> PersistentNamedServer:
+    return PersistentNamedServer(
+        named.name,
+        named.uid,
+        tuple(PersistentNamespace(one.name, one.limits, one.clients_only) for one in named.namespaces.values()),
+        named.allowed_devices,
+        named.source.value,
+        named.failed,
+        tuple(named.partitions),
+        named.maximum,
+        named.contains_partitions,
+        named.created,
+    )
+
+
+def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
+    """Return limits that are given in bytes."""
+    return {ordinal: PinnedMemory(limit) for ordinal, limit in in_bytes.items()}
+
+
+def _of_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | None]) -> dict[str, dict[int, int]]:
+    return {
+        path: {ordinal: chosen.value for ordinal, limit in limits.items() if (chosen := choose(limit)) is not None}
+        for path, limits in daemon.process_limits.cgroups.items()
+    }
+
+
+def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit]]:
+    """Return the limits of cgroups."""
+    found: dict[str, dict[int, CgroupLimit]] = {}
+    for limits, kind in ((state.cgroup_limits, "hard"), (state.cgroup_soft_limits, "soft")):
+        for path, by_device in limits.items():
+            known = found.setdefault(path, {})
+            for ordinal, limit in in_memory(by_device).items():
+                known[ordinal] = evolve(known.get(ordinal, CgroupLimit()), **{kind: limit})
+    return found
+
+
+def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
+    if quitting is None or not quitting.by_operator:
+        return None
+    return PersistentQuit(0.0 if quitting.forced else quitting.timeout)
+
+
+def _persistent_configuration(known: Configuration) -> PersistentConfiguration | None:
+    if not known.generation:
+        return None
+    return PersistentConfiguration(known.generation, known.source, known.applied, known.failed, known.text)

@@ -1,0 +1,318 @@
+"""The state file: what the next daemon has to know if this one is killed. Mode 0600, replaced atomically.
+
+It names the processes that are the daemon's servers, so it is believed only if it is the daemon's own: a regular file
+of its user, not readable or writable by others, written since the machine was started.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from attrs import define, evolve, field, frozen
+
+from pympsd.journal.log_folders import MadeFolder
+from pympsd.service.files import remains
+from pympsd.service.processes.status import has_ended, started_at
+from pympsd.takeover.state.protocol_2 import lost
+from pympsd.takeover.state.records import PersistentState, check
+from pympsd.vocabulary import files
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
+
+FORMAT: Final = 2
+"""Format 1, of pympsd before 27 November 2026, is read too."""
+MODE: Final = 0o600
+MOST_BYTES: Final = 4 << 20
+"""The largest configuration file takes 1.4 MiB of it."""
+MOST_DEVICES: Final = 256
+"""Limits of devices with higher ordinals than any machine has are refused, even where the devices are not known."""
+DYING_SECONDS: Final = 1.0
+"""A killed daemon releases its lock shortly before it has ended."""
+
+
+class StateRefused(ValueError):
+    """The state file cannot be used; the message says why."""
+
+
+class StillRuns(StateRefused):
+    """The daemon that wrote the file runs, though its lock was removed."""
+
+
+@frozen
+class SavedState:
+    """The contents of the file."""
+
+    format: int
+    boot: str
+    """The kernel's boot_id: PIDs and start times of another boot mean nothing."""
+    pid_namespace: int
+    devices: tuple[str, ...]
+    """For each device what must not change while a server keeps running; empty: they were not known."""
+    started: dict[int, int]
+    """The start time of each server's process by PID, in clock ticks since boot (proc(5), stat, field 22)."""
+    remembered: PersistentState
+    writer: tuple[int, int] = (0, 0)
+    """The daemon's PID and start time."""
+    backend: str = ""
+    trace: str = ""
+    """The path of the trace that it writes."""
+    log_folders: tuple[MadeFolder, ...] = ()
+    """Those that it, or an earlier daemon, has made for the logs of servers."""
+
+
+def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
+    """Return a text for each device that tells it from others, in order."""
+    return tuple(
+        f"{facts.uuid} {facts.name} {facts.multiprocessors} SMs {facts.memory_bytes} bytes" for facts in devices
+    )
+
+
+def read(folder: str) -> SavedState | None:
+    """Return what a daemon left in a pipe directory; None if there is no file. Raise StateRefused."""
+    data = _own_bytes(folder)
+    return None if data is None else _checked(data)
+
+
+def _own_bytes(folder: str) -> bytes | None:
+    """Return the contents of the file, which is this user's own; None if there is no file. Raise StateRefused."""
+    path = os.path.join(folder, files.STATE)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StateRefused(error.strerror) from None
+    try:
+        _check_owner(os.fstat(fd))
+        return os.read(fd, MOST_BYTES + 1)
+    finally:
+        os.close(fd)
+
+
+def lost_in_protocol_2(folder: str, own: Limits) -> list[str]:
+    """Return what a daemon left, in words, that one of protocol 2 with these defaults could not go on with."""
+    if (saved := _left(folder)) is None:
+        return []
+    running = tuple(one for one in saved.remembered.servers if started_at(one.pid) == saved.started.get(one.pid))
+    return list(lost(evolve(saved.remembered, servers=running), own))
+
+
+def directories_left(folder: str) -> set[tuple[str, ...]]:
+    """Return the directories of servers and namespaces below a pipe directory, by their names, that this user's
+    daemon has there, or left to the next.
+    """
+    saved = _left(folder)
+    found: set[tuple[str, ...]] = set()
+    for one in saved.remembered.named_servers if saved is not None else ():
+        found |= {(one.name,), *((one.name, each.name) for each in one.namespaces)}
+    return found
+
+
+def trace_left(folder: str) -> str:
+    """Return the path of the trace that a daemon writes, or wrote when it ended; empty: it wrote none."""
+    saved = _left(folder)
+    return saved.trace if saved is not None else ""
+
+
+def log_folders_left(folder: str) -> tuple[MadeFolder, ...]:
+    """Return the folders that the daemon before made for the logs of servers."""
+    saved = _left(folder)
+    return saved.log_folders if saved is not None else ()
+
+
+def _left(folder: str) -> SavedState | None:
+    """Return what this user's daemon left there since the machine started; None if that cannot be read."""
+    try:
+        saved = _decoded(_own_bytes(folder) or b"")
+    except (StateRefused, ValueError, RecursionError):
+        return None
+    return saved if saved.boot == _boot() else None
+
+
+def writer_runs(folder: str) -> bool:
+    """Return whether the daemon that wrote the file still runs, so that what its keeper holds is in use."""
+    try:
+        read(folder)
+    except StillRuns:
+        return True
+    except StateRefused:
+        pass
+    return False
+
+
+def _check_owner(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise StateRefused("it is no regular file")
+    if status.st_uid != os.geteuid():
+        raise StateRefused(f"it belongs to user {status.st_uid}, not to {os.geteuid()}")
+    if status.st_mode & 0o077 or status.st_nlink != 1:
+        raise StateRefused("others than its owner may have changed it")
+
+
+def _checked(data: bytes) -> SavedState:
+    if len(data) > MOST_BYTES:
+        raise StateRefused(f"it is longer than {MOST_BYTES} bytes")
+    try:
+        saved = _decoded(data)
+    except (ValueError, RecursionError) as error:
+        raise StateRefused(f"it is damaged: {error}") from None
+    if saved.format != FORMAT:
+        raise StateRefused(f"it has format {saved.format}, not {FORMAT}")
+    if (saved.boot, saved.pid_namespace) != (_boot(), _pid_namespace()):
+        raise StateRefused("it was written before this machine, or this container, was started")
+    if _runs(*saved.writer):
+        raise StillRuns(f"the daemon that wrote it, process {saved.writer[0]}, still runs: its lock was removed")
+    return saved
+
+
+def _decoded(data: bytes) -> SavedState:
+    """Return the contents; raise ValueError (msgspec's own errors are ValueErrors) or RecursionError."""
+    contents = msgspec.json.decode(data)
+    if isinstance(contents, dict) and contents.get("format") == 1:
+        _upgrade(contents)
+    saved = msgspec.convert(contents, SavedState, str_keys=True)
+    check(saved.remembered, len(saved.devices) or MOST_DEVICES)
+    return saved
+
+
+_FORMAT_1_LIMITS: Final = ("thread_percentage", "pinned_memory", "client_priority", "total_memory", "sm_partition")
+
+
+def _upgrade(contents: Any) -> None:
+    """Make the contents of format 1 those of format 2, in which limits stand in objects of their own.
+
+    Format 1 has those of a namespace and a server's maxima among their other values, as numbers, and in rules one
+    percentage for all devices. Contents that are no daemon's are left to the check that follows.
+    """
+    try:
+        remembered = contents["remembered"]
+        for server in remembered.get("named_servers", ()):
+            maxima = {name: server.pop(f"max_{name}", None) for name in ("thread_percentage", "pinned_memory")}
+            server["maximum"] = _limits_of_numbers(maxima)
+            for namespace in server["namespaces"]:
+                stated = {name: namespace.pop(name, None) for name in _FORMAT_1_LIMITS}
+                namespace["limits"] = _limits_of_numbers(stated)
+        for rule in remembered.get("rules") or ():
+            if (percentage := rule["limits"].get("thread_percentage")) is not None:
+                rule["limits"]["thread_percentage"] = {str(ALL_DEVICES): percentage}
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("its format is not what it says") from None
+    contents["format"] = FORMAT
+
+
+def _limits_of_numbers(stated: dict[str, Any]) -> dict[str, Any]:
+    """Return limits as objects, which format 1 has as numbers."""
+    percentage, priority = stated.get("thread_percentage"), stated.get("client_priority")
+    limits = {
+        "thread_percentage": None if percentage is None else {str(ALL_DEVICES): {"value": percentage}},
+        "client_priority": None if priority is None else {"level": priority},
+        "sm_partition": stated.get("sm_partition"),
+    }
+    for name in ("pinned_memory", "total_memory"):
+        memory = stated.get(name)
+        limits[name] = None if memory is None else {index: {"value": count} for index, count in memory.items()}
+    return limits
+
+
+def _runs(pid: int, started: int) -> bool:
+    """Return whether the daemon that wrote the file, which still owns its servers, is running."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, OverflowError):
+        return False
+    try:
+        return pid != os.getpid() and started_at(pid) == started and not has_ended(pidfd, DYING_SECONDS)
+    finally:
+        os.close(pidfd)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+@define
+class StateFile:
+    """Keeps the file of the running daemon up to date.
+
+    It exists even if there is nothing to save: it shows clients that their daemon has not ended in order.
+    """
+
+    folder: str
+    devices: Callable[[], tuple[str, ...]]
+    """Returns what is known of the devices: the driver's server may report them later."""
+    log: Any
+    taken_by_another: Callable[[], bool] = lambda: False
+    """Returns whether another daemon has taken the folder."""
+    backend: str = ""
+    trace: Callable[[], str] = lambda: ""
+    """Returns the path of the trace that the daemon writes."""
+    log_folders: Callable[[], tuple[MadeFolder, ...]] = tuple
+    """Returns the folders made for the logs of servers."""
+    _written: tuple[PersistentState, str, tuple[MadeFolder, ...]] | None = None
+    _started: dict[int, int] = field(factory=dict)
+    _failed: bool = False
+
+    def save(self, remembered: PersistentState) -> None:
+        """Replace the file if its content has changed or it was removed; log a failure once.
+
+        Called at every event, so a failure is retried.
+        """
+        current = remembered, self.trace(), self.log_folders()
+        if current == self._written and os.path.lexists(self._path(files.STATE)):
+            return
+        try:
+            self._replace(remembered)
+        except OSError as error:
+            if not self._failed:
+                reason = str(error) if isinstance(error, remains.NotOfADaemon) else error.strerror
+                self.log.error("state_not_kept", reason=reason)
+            self._failed = True
+            return
+        self._written, self._failed = current, False
+
+    def _replace(self, remembered: PersistentState) -> None:
+        if self.taken_by_another():
+            raise FileExistsError(errno.EEXIST, "another daemon has taken the pipe directory")
+        self._started = {
+            server.pid: self._started.get(server.pid) or started_at(server.pid) for server in remembered.servers
+        }
+        writer = os.getpid(), started_at(os.getpid())
+        saved = SavedState(
+            FORMAT,
+            _boot(),
+            _pid_namespace(),
+            self.devices(),
+            self._started,
+            remembered,
+            writer,
+            self.backend,
+            self.trace(),
+            self.log_folders(),
+        )
+        remains.check(self._path(files.STATE))
+        remains.remove(self._path(files.NEW_STATE))
+        try:
+            self._write(msgspec.json.encode(saved))
+            os.rename(self._path(files.NEW_STATE), self._path(files.STATE))
+        except OSError:
+            remains.remove(self._path(files.NEW_STATE))
+            raise
+
+    def _write(self, data: bytes) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._path(files.NEW_STATE), flags, MODE), "wb") as file:
+            file.write(data)
+
+    def _path(self, file: str) -> str:
+        return os.path.join(self.folder, file)

@@ -1,0 +1,75 @@
+"""The beginning of every conversation with the control daemon: its hello, the peer's credentials and role.
+
+The daemon speaks first. Each message is one packet of a SOCK_SEQPACKET socket; integers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Final
+
+from pympsd.errors import RemoteError
+
+HELLO: Final = b"OUTBHELL\0"
+CREDENTIALS: Final = b"OUTBCRED\0"
+"""Sent with SCM_CREDENTIALS."""
+DESCRIPTOR: Final = b"OUTBCUFD\0"
+"""Sent with one descriptor: an end of the connection between a client and its server."""
+PACKET_BYTES: Final = 4096
+"""No packet of a server or client is longer; of a longer one the rest would be lost."""
+DEVICE_BYTES: Final = 41
+"""A device's ordinal or UUID in ASCII, padded with zeros."""
+ROLE_BYTES: Final = 4
+_INT: Final = struct.Struct("<i")
+_LONG: Final = struct.Struct("<q")
+_DOUBLE: Final = struct.Struct("<d")
+_SIZE: Final = struct.Struct("<Q")
+_REGISTRATION: Final = struct.Struct("<256s256s4x")
+
+
+class Role(IntEnum):
+    """What a peer says it is."""
+
+    SERVER = 1
+    CLIENT = 2
+    TOOL = 4
+
+
+def role_of(packet: bytes) -> Role:
+    """Return the role in a packet; raise RemoteError for anything else."""
+    if len(packet) != _INT.size:
+        raise RemoteError(f"a role of {len(packet)} bytes, not {_INT.size}")
+    (number,) = _INT.unpack(packet)
+    try:
+        return Role(number)
+    except ValueError:
+        raise RemoteError(f"there is no role {number}") from None
+
+
+def encode_role(role: Role) -> bytes:
+    """Return the packet of a role."""
+    return _INT.pack(role)
+
+
+def shared_memory_of(packet: bytes) -> str:
+    """Return the name in a server's registration, ``mps.shm.UID.PID``; raise RemoteError if it is none."""
+    if len(packet) != _REGISTRATION.size:
+        raise RemoteError(f"a registration of {len(packet)} bytes, not {_REGISTRATION.size}")
+    _, name = _REGISTRATION.unpack(packet)
+    text = bytes(name).rstrip(b"\0")
+    if not text.startswith(b"mps.shm.") or not text.isascii():
+        raise RemoteError(f"a registration that names {text[:64]!r}")
+    return text.decode()
+
+
+def encode_defaults(percentage: float, memory_limits: Mapping[int, int], priority: int) -> tuple[bytes, ...]:
+    """Return the packets that answer a registration: limits of later clients, in bytes by device ordinal."""
+    limits = [part for device, count in memory_limits.items() for part in (encode_device(device), _SIZE.pack(count))]
+    return (_DOUBLE.pack(percentage), _LONG.pack(len(memory_limits)), *limits, _INT.pack(priority))
+
+
+def encode_device(ordinal: int) -> bytes:
+    """Return the packet that names a device."""
+    return str(ordinal).encode().ljust(DEVICE_BYTES, b"\0")

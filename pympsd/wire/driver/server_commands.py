@@ -1,0 +1,246 @@
+"""The commands and questions of the daemon to the driver's server; decoding checks every size and count.
+
+A command is a tuple of packets, sent without a pause between them. The server takes one command at a time and answers
+in order, so questions may be sent before earlier ones are answered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Generator
+from typing import Final, Generic, TypeVar
+
+from attrs import frozen
+
+from pympsd.errors import RemoteError
+from pympsd.vocabulary.device_facts import uuid_text
+from pympsd.wire.driver.handshake import DESCRIPTOR, encode_device
+
+T = TypeVar("T")
+Reader = Generator[int, bytes, T]
+"""Yields the size of the packet that it expects, receives that packet, and returns the answer at the end."""
+
+_INT: Final = struct.Struct("<i")
+_LONG: Final = struct.Struct("<q")
+_DOUBLE: Final = struct.Struct("<d")
+_SIZE: Final = struct.Struct("<Q")
+_CONTEXT: Final = struct.Struct("<ii32x")
+_PROCESS: Final = struct.Struct("<ii4xi16sii")
+_DEVICE: Final = struct.Struct("<6i16s132s")
+"""Ordinal, then bus, device and domain in the order of cudaDeviceProp (only the device was seen not to be 0)."""
+_DEVICE_NAME: Final = struct.Struct("<8x68s")
+_UUID_BYTES: Final = 16
+_MOST_RECORDS: Final = 1 << 16
+_DEVICE_QUERY_ROOM: Final = 11024
+"""Sent with the question for devices, as recorded; its meaning is not known."""
+STATUS_ACTIVE: Final = 1
+STATUS_FAULT: Final = 0
+
+_NEW_CLIENT: Final = 2
+_SHUT_DOWN: Final = 5
+_CLIENTS: Final = 6
+_DEVICE_CLIENTS: Final = 7
+_GET_PERCENTAGE: Final = 8
+_SET_PERCENTAGE: Final = 9
+_TERMINATE: Final = 13
+_PROCESSES: Final = 14
+_SET_PRIORITY: Final = 15
+_STATUS: Final = 17
+_SET_MEMORY_LIMIT: Final = 20
+_DEVICES: Final = 24
+
+
+@frozen
+class Question(Generic[T]):
+    """A command that is answered; ``read`` makes a reader of its answer."""
+
+    packets: tuple[bytes, ...]
+    read: Callable[[], Reader[T]]
+
+
+@frozen
+class ClientContext:
+    """A client context: the process's PID (0: not visible to the server), and its number in the process."""
+
+    pid: int
+    number: int
+
+
+@frozen
+class ClientProcess:
+    """A client process with its first context, as ps shows it."""
+
+    pid: int
+    context: int
+    device: int
+    uuid: str
+    identity: int
+    """ID in ps: counts the contexts of the server."""
+
+
+@frozen
+class DeviceClients:
+    """The client contexts on one device."""
+
+    uuid: str
+    name: str
+    contexts: tuple[ClientContext, ...]
+
+
+@frozen
+class ServerDevice:
+    """A device as the server knows it; ``pci`` as device_query prints it."""
+
+    ordinal: int
+    pci: str
+    uuid: str
+    name: str
+
+
+NEW_CLIENT: Final = (_INT.pack(_NEW_CLIENT), DESCRIPTOR)
+"""The last packet is sent with the server's end of the connection to the client."""
+
+
+def set_percentage(percentage: float) -> tuple[bytes, ...]:
+    """Set the active thread percentage of later clients."""
+    return _INT.pack(_SET_PERCENTAGE), _DOUBLE.pack(percentage)
+
+
+def set_priority(priority: int) -> tuple[bytes, ...]:
+    """Set the priority of later clients."""
+    return _INT.pack(_SET_PRIORITY), _INT.pack(priority)
+
+
+def set_memory_limit(device: int, count: int) -> tuple[bytes, ...]:
+    """Set the memory limit of later clients on a device, in bytes."""
+    return _INT.pack(_SET_MEMORY_LIMIT), encode_device(device), _SIZE.pack(count)
+
+
+def shut_down_if_idle() -> Question[int]:
+    """Ask for the server's end if no client is left; answered by the number of client threads, 0 if it ends."""
+    return Question((_INT.pack(_SHUT_DOWN),), _one(_INT))
+
+
+END_IF_IDLE: Final = _INT.pack(_SHUT_DOWN)
+"""The same question, for the keeper, which has no use for the answer."""
+
+
+def clients() -> Question[tuple[int, ...]]:
+    """Ask for the PIDs of the client processes that have contexts."""
+
+    def read() -> Reader[tuple[int, ...]]:
+        count = yield from _count()
+        pids = []
+        for _ in range(count):
+            pids.append((yield from _integer()))
+        return tuple(pids)
+
+    return Question((_INT.pack(_CLIENTS),), read)
+
+
+def device_clients() -> Question[tuple[DeviceClients, ...]]:
+    """Ask for the client contexts on each device in use."""
+
+    def read() -> Reader[tuple[DeviceClients, ...]]:
+        count = yield from _count()
+        devices = []
+        for _ in range(count):
+            uuid = uuid_text((yield _UUID_BYTES))
+            (name,) = _DEVICE_NAME.unpack((yield _DEVICE_NAME.size))
+            found = yield from _count()
+            contexts = []
+            for _ in range(found):
+                contexts.append(ClientContext(*_CONTEXT.unpack((yield _CONTEXT.size))))
+            devices.append(DeviceClients(uuid, _text(name), tuple(contexts)))
+        return tuple(devices)
+
+    return Question((_INT.pack(_DEVICE_CLIENTS),), read)
+
+
+def processes() -> Question[tuple[ClientProcess, ...]]:
+    """Ask for what ps shows: client processes that have contexts."""
+
+    def read() -> Reader[tuple[ClientProcess, ...]]:
+        count = yield from _count()
+        found = []
+        for _ in range(count):
+            pid, context, device, uuid, identity, _ = _PROCESS.unpack((yield _PROCESS.size))
+            found.append(ClientProcess(pid, context, device, uuid_text(uuid), identity))
+        return tuple(found)
+
+    # The server waits for the second packet after its answer.
+    return Question((_INT.pack(_PROCESSES), _INT.pack(0)), read)
+
+
+def terminate(pid: int) -> Question[int]:
+    """Ask for the end of a client process's contexts; answered by a CUresult number."""
+    return Question((_INT.pack(_TERMINATE), _INT.pack(pid)), _one(_INT))
+
+
+def status() -> Question[int]:
+    """Ask for the status: STATUS_ACTIVE or STATUS_FAULT."""
+
+    def read() -> Reader[int]:
+        number = yield from _integer()
+        if number not in (STATUS_ACTIVE, STATUS_FAULT):
+            raise RemoteError(f"there is no server status {number}")
+        return number
+
+    return Question((_INT.pack(_STATUS),), read)
+
+
+def devices() -> Question[tuple[ServerDevice, ...]]:
+    """Ask for the server's devices."""
+
+    def read() -> Reader[tuple[ServerDevice, ...]]:
+        count = yield from _count()
+        found = []
+        for _ in range(count):
+            ordinal, bus, device, domain, function, _, uuid, name = _DEVICE.unpack((yield _DEVICE.size))
+            pci = f"{domain:04x}:{bus:02x}.{device:02x}.{function:02x}"
+            found.append(ServerDevice(ordinal, pci, uuid_text(uuid), _text(name)))
+        return tuple(found)
+
+    return Question((_INT.pack(_DEVICES), _LONG.pack(_DEVICE_QUERY_ROOM)), read)
+
+
+def resume(percentage: float) -> Question[None]:
+    """Find the beginning of the answers to a daemon that takes a server over; an earlier one's may be left.
+
+    It sets a percentage that no other daemon sets, one that a float of 32 bits can hold, and waits for it. Another
+    has to be set before the next client comes.
+    """
+    expected = _DOUBLE.pack(percentage)
+
+    def read() -> Reader[None]:
+        while (yield 0) != expected:
+            pass
+
+    return Question((*set_percentage(percentage), _INT.pack(_GET_PERCENTAGE)), read)
+
+
+def _one(layout: struct.Struct) -> Callable[[], Reader[T]]:
+    """Make a reader of a single number."""
+
+    def read() -> Reader[T]:
+        (value,) = layout.unpack((yield layout.size))
+        number: T = value
+        return number
+
+    return read
+
+
+def _integer() -> Reader[int]:
+    (number,) = _INT.unpack((yield _INT.size))
+    return int(number)
+
+
+def _count() -> Reader[int]:
+    number = yield from _integer()
+    if not 0 <= number <= _MOST_RECORDS:
+        raise RemoteError(f"it counts {number} records")
+    return number
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("ascii", "replace")

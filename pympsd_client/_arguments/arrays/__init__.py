@@ -1,1 +1,0 @@
-"""Structures that describe arrays, textures and surfaces."""

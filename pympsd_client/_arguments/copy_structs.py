@@ -1,0 +1,200 @@
+"""Copies: the structures of cuda.bindings, or C's in memory, as plain values, and back."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Final
+
+from attrs import frozen
+
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import address_of, addresses_of
+
+
+@frozen
+class CopySide:
+    """One side of a copy of rows and slices. ``pitch`` and ``rows`` are 0 if the program gave none."""
+
+    memory_type: int
+    host: int
+    device: int
+    pitch: int
+    """Bytes between rows."""
+    rows: int
+    """Rows between slices."""
+    x: int
+    y: int
+    z: int
+    level: int
+    """0: a level of a mipmapped array is an array."""
+    array: int = 0
+    """The handle of an array."""
+
+
+@frozen
+class Copy3D:
+    """A copy of ``depth`` slices of ``height`` rows of ``width`` bytes; in 2D of one slice."""
+
+    destination: CopySide
+    source: CopySide
+    width: int
+    height: int
+    depth: int
+
+
+_HOST, _DEVICE = 1, 2
+"""CUmemorytype."""
+
+
+def copy_side(is_host: bool, address: int, pitch: int = 0, rows: int = 0) -> CopySide:
+    """Return one side of a copy."""
+    kind = _HOST if is_host else _DEVICE
+    return CopySide(kind, address if is_host else 0, 0 if is_host else address, pitch, rows, 0, 0, 0, 0)
+
+
+def linear_copy(to_host: bool, destination: int, from_host: bool, source: int, count: int) -> Copy3D:
+    """Return the description of a copy of ``count`` bytes."""
+    return Copy3D(copy_side(to_host, destination), copy_side(from_host, source), count, 1, 1)
+
+
+def _fields(names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, ctypes.c_int if name.endswith("MemoryType") else ctypes.c_size_t) for name in names.split())
+
+
+class _Memcpy2D(ctypes.Structure):
+    _fields_ = _fields(
+        "srcXInBytes srcY srcMemoryType srcHost srcDevice srcArray srcPitch "
+        "dstXInBytes dstY dstMemoryType dstHost dstDevice dstArray dstPitch WidthInBytes Height"
+    )
+
+
+class Memcpy3D(ctypes.Structure):
+    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the places of the contexts."""
+
+    _fields_ = _fields(
+        "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcContext srcPitch srcHeight "
+        "dstXInBytes dstY dstZ dstLOD dstMemoryType dstHost dstDevice dstArray dstContext dstPitch dstHeight "
+        "WidthInBytes Height Depth"
+    )
+
+
+def copy_2d(given: Any) -> Copy3D | None:
+    """Return the values of a CUDA_MEMCPY2D, None for None; TypeError for anything else."""
+    return None if given is None else copy_at(address_of(given, "CUDA_MEMCPY2D"), _Memcpy2D)
+
+
+def copy_3d(given: Any) -> Copy3D | None:
+    """Return the values of a CUDA_MEMCPY3D, None for None; TypeError for anything else."""
+    return None if given is None else copy_at(address_of(given, "CUDA_MEMCPY3D"), Memcpy3D)
+
+
+def copy_3d_peer(given: Any) -> tuple[Copy3D, int, int] | None:
+    """Return the values of a CUDA_MEMCPY3D_PEER with the contexts of destination and source, None for None."""
+    if given is None:
+        return None
+    place = address_of(given, "CUDA_MEMCPY3D_PEER")
+    raw: Any = Memcpy3D.from_address(place)
+    return copy_at(place, Memcpy3D), raw.dstContext, raw.srcContext
+
+
+_SIDE_FIELDS: Final = {
+    "MemoryType": "memory_type",
+    "Host": "host",
+    "Device": "device",
+    "Pitch": "pitch",
+    "Height": "rows",
+    "XInBytes": "x",
+    "Y": "y",
+    "Z": "z",
+    "LOD": "level",
+    "Array": "array",
+}
+"""The attribute of `CopySide` by the name of C's field, which ``src`` or ``dst`` precedes. 2D lacks some."""
+
+
+def copy_at(address: int, layout: type[_Memcpy2D | Memcpy3D] = Memcpy3D) -> Copy3D:
+    """Return the values of a C structure in memory."""
+    raw: Any = layout.from_address(address)
+    destination, source = (
+        CopySide(**{name: getattr(raw, side + field, 0) for field, name in _SIDE_FIELDS.items()})
+        for side in ("dst", "src")
+    )
+    return Copy3D(destination, source, raw.WidthInBytes, raw.Height, getattr(raw, "Depth", 1))
+
+
+def copy_bytes(copy: Copy3D) -> bytes:
+    """Return the bytes of a CUDA_MEMCPY3D."""
+    raw = Memcpy3D(WidthInBytes=copy.width, Height=copy.height, Depth=copy.depth)
+    for prefix, side in (("dst", copy.destination), ("src", copy.source)):
+        for field, name in _SIDE_FIELDS.items():
+            setattr(raw, prefix + field, getattr(side, name))
+    return bytes(raw)
+
+
+# --- the operations of cuMemcpy3DBatchAsync
+
+_POINTER, _ARRAY = 1, 2
+"""CUmemcpy3DOperandType"""
+
+
+@frozen
+class Operand:
+    """A CUmemcpy3DOperand: an array, or memory at an address."""
+
+    is_array: bool
+    place: int
+    """The handle or the address."""
+    sizes: tuple[int, int, int]
+    """The offset in an array, in elements, rows and slices; or memory's row length, layer height and 0."""
+
+    def described(self, element: int) -> CopySide:
+        """Return it as a side of a copy, with the bytes of an element."""
+        first, second, third = self.sizes
+        if self.is_array:
+            return CopySide(3, 0, 0, 0, 0, first * element, second, third, 0, self.place)
+        return CopySide(4, 0, self.place, first * element, second, 0, 0, 0, 0)
+
+
+@frozen
+class BatchCopy:
+    """A CUDA_MEMCPY3D_BATCH_OP; sizes are in elements."""
+
+    sides: tuple[Operand, Operand]
+    """Destination and source."""
+    width: int
+    height: int
+    depth: int
+
+
+class _Operand(ctypes.Structure):
+    # of a pointer the address, rowLength, layerHeight and a hint; of an array its handle and an offset
+    _fields_ = (("type", ctypes.c_int), ("place", ctypes.c_uint64), ("sizes", ctypes.c_size_t * 3))
+
+
+class _BatchCopy(ctypes.Structure):
+    _fields_ = (
+        ("source", _Operand),
+        ("destination", _Operand),
+        ("extent", ctypes.c_size_t * 3),
+        ("order", ctypes.c_int),
+        ("flags", ctypes.c_uint),
+    )
+
+
+def batch_copies(given: Any, count: int) -> list[BatchCopy]:
+    """Return the first ``count`` operations; INVALID_VALUE for fewer, and for operands of no known type."""
+    addresses = addresses_of(given, count, "CUDA_MEMCPY3D_BATCH_OP", ctypes.sizeof(_BatchCopy))
+    return [_read(address) for address in addresses]
+
+
+def _read(address: int) -> BatchCopy:
+    raw: Any = _BatchCopy.from_address(address)
+    return BatchCopy((_operand(raw.destination), _operand(raw.source)), *raw.extent)
+
+
+def _operand(raw: Any) -> Operand:
+    if raw.type not in (_POINTER, _ARRAY):
+        raise invalid_value(f"the type of an operand is POINTER (1) or ARRAY (2), not {raw.type}")
+    is_array = raw.type == _ARRAY
+    first, second, third = raw.sizes
+    return Operand(is_array, raw.place, (first, second, third if is_array else 0))

@@ -1,0 +1,129 @@
+"""Green contexts: contexts whose kernels have a part of the device's SMs (CUDA driver API, Green Contexts)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream import operations
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects import event as events
+from pympsd_client._objects.context import Context, contexts, new_handle, when_closed
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import streams
+
+
+@frozen(eq=False)
+class GreenContext:
+    """A green context by its handle, and the context that it is converted to."""
+
+    handle: int
+    context: Context
+
+
+@frozen
+class Description:
+    """What a CUdevResourceDesc stands for: a number of SMs of a device."""
+
+    device: int
+    count: int
+
+
+green_contexts: Final[dict[int, GreenContext]] = {}
+_by_context: Final[dict[Context, GreenContext]] = {}
+_descriptions: Final[dict[int, Description]] = {}
+
+
+def describe(device: int, count: int) -> int:
+    """Return a handle of a description; CUDA has no function that frees one."""
+    handle = new_handle()
+    _descriptions[handle] = Description(device, count)
+    return handle
+
+
+def create(handle: int, device: Device) -> GreenContext:
+    """Make a green context by a description; raise CudaError."""
+    description = _descriptions.get(handle)
+    if description is None:
+        raise invalid_value(f"{handle:#x} is not what cuDevResourceGenerateDesc returned")
+    if description.device != device.number:
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"the resources are device {description.device}'s")
+    context = Context(device, 0, primary=False, partition=description.count)
+    try:
+        context.open(process.require())
+    except BaseException:
+        contexts.pop(context.handle, None)
+        raise
+    green = GreenContext(new_handle(), context)
+    green_contexts[green.handle] = _by_context[context] = green
+    return green
+
+
+def find(handle: int) -> GreenContext:
+    """Return a green context by its handle; INVALID_CONTEXT."""
+    green = green_contexts.get(handle)
+    if green is None:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no green context of this process")
+    return green
+
+
+def of(context: Context) -> GreenContext | None:
+    """Return the green context that was converted to a context, or None."""
+    return _by_context.get(context)
+
+
+def destroy(handle: int) -> None:
+    """Destroy a green context, and free what was made in it."""
+    context = find(handle).context
+    contexts.pop(context.handle, None)
+    context.close(process.require())
+    _drop(context)
+
+
+def _drop(context: Context) -> None:
+    green = _by_context.pop(context, None)
+    if green is not None:
+        green_contexts.pop(green.handle, None)
+
+
+when_closed.append(_drop)
+
+
+# --- events of all streams
+
+
+def _streams_of(context: Context) -> list[int]:
+    return [0, *(stream.handle for stream in streams.all() if stream.context is context)]
+
+
+def record(context: Context, event: int) -> None:
+    """Have an event stand for the work so far in all streams of a context; raise CudaError."""
+    recorded_event = events.events.find(event)
+    handle = recorded_event.handle_in(context)
+    joining_stream, passed = context.allocate_handle(), context.allocate_handle()
+    context.post(operations.CREATE_STREAM, joining_stream, 1, 0)
+    context.post(operations.CREATE_EVENT, passed, events.DISABLE_TIMING)
+    for stream in _streams_of(context):
+        context.post(operations.RECORD_EVENT, passed, stream)
+        context.post(operations.WAIT_EVENT, joining_stream, passed)
+    context.post(operations.RECORD_EVENT, handle, joining_stream)
+    context.post(operations.DESTROY_EVENT, passed)
+    context.post(operations.DESTROY_STREAM, joining_stream)
+    recorded_event.recorded = True
+
+
+def wait(context: Context, event: int) -> None:
+    """Make the later work in all streams that a context has now wait for an event; raise CudaError.
+
+    An event of another context is waited for here.
+    """
+    waited_event = events.events.find(event)
+    if context is not waited_event.context and not waited_event.is_related_to(context):
+        events.synchronize(event)
+        return
+    handle = waited_event.handle_in(context)
+    for stream in _streams_of(context):
+        context.post(operations.WAIT_EVENT, stream, handle)

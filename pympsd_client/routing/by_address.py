@@ -1,0 +1,222 @@
+"""Driver functions that get or give values at C addresses in ways that rows do not describe.
+
+A row says of each parameter whether it is an input or an output, which is enough for Python. C passes some of them
+differently: a value of any type through ``void *``, an array and the place of its length, a number that is read and
+then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from ctypes import c_int, c_size_t, c_uint32, c_uint64, memmove, string_at
+from typing import Any, Final
+
+from pympsd_client._api import green_context, settings
+from pympsd_client._api.memory import managed, pointer, pools, virtual
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.graph_structs import Elements
+from pympsd_client._arguments.resources import RESOURCE_BYTES
+from pympsd_client._arguments.values import AttributeValue, InMemory, check_count
+from pympsd_client._graphs import capture_functions, executable_functions, structure
+from pympsd_client._objects.process import process
+
+Resolved = tuple[Callable[..., Any], str]
+"""A function and the format of its parameters."""
+
+
+def _check(*addresses: int) -> None:
+    """Raise NOT_INITIALIZED before cuInit; INVALID_VALUE if an address is NULL."""
+    process.require()
+    if 0 in addresses:
+        raise invalid_value("the address for a value is NULL")
+
+
+def _copy(data: bytes, address: int) -> None:
+    memmove(address, data, len(data))
+
+
+# --- values of any type through void *
+
+
+def _output(core: Callable[..., AttributeValue], index: int, format: str) -> Resolved:
+    """Return a function that writes the core's value to the argument at ``index``."""
+
+    def get(*arguments: int) -> None:
+        _check(arguments[index])
+        value = core(*arguments[:index], *arguments[index + 1 :])
+        _copy(value.packed, arguments[index])
+
+    return get, format
+
+
+def _input(core: Callable[..., None], index: int, format: str) -> Resolved:
+    """Return a function whose core reads the argument at ``index`` from memory."""
+
+    def put(*arguments: int) -> None:
+        _check(arguments[index])
+        core(*arguments[:index], InMemory(arguments[index]), *arguments[index + 1 :])
+
+    return put, format
+
+
+def _write_values(values: Sequence[AttributeValue], data: int) -> None:
+    """Write values to the addresses in an array."""
+    for value, address in zip(values, (c_uint64 * len(values)).from_address(data), strict=True):
+        _check(address)
+        _copy(value.packed, address)
+
+
+def _get_pointer_attributes(count: int, attributes: int, data: int, address: int) -> None:
+    _check(attributes, data)
+    _write_values(pointer.attributes(count, InMemory(attributes), address), data)
+
+
+def _get_range_attributes(data: int, sizes: int, attributes: int, count: int, address: int, length: int) -> None:
+    _check(data, sizes, attributes)
+    _write_values(managed.attributes(InMemory(sizes), InMemory(attributes), count, address, length), data)
+
+
+# --- settings of core dumps: void *, and a size that is read and written
+
+
+def _get_setting(core: Callable[[int], bool | int | bytes]) -> Resolved:
+    def get(setting: int, value: int, size: int) -> None:
+        process.require()
+        content = core(setting)
+        if isinstance(content, bytes):
+            data = content + b"\0"
+        else:
+            data = int(content).to_bytes(1 if type(content) is bool else 4, "little")
+        if not size:
+            raise invalid_value("the address of the size is NULL")
+        length = c_size_t.from_address(size)
+        if value and length.value < len(data):
+            raise invalid_value(f"the value has {len(data)} bytes; its place has {length.value}")
+        if value:
+            _copy(data, value)
+        length.value = len(data)
+
+    return get, "iQQ"
+
+
+def _set_setting(core: Callable[[int, Any], None]) -> Resolved:
+    def put(setting: int, value: int, size: int) -> None:
+        _check(value, size)
+        count = c_size_t.from_address(size).value
+        check_count(count, "a setting")
+        data = string_at(value, count)
+        core(setting, data if settings.is_dump_text(setting) else int.from_bytes(data[:4], "little"))
+
+    return put, "iQQ"
+
+
+# --- resources of green contexts: arrays
+
+
+def _read_resource(address: int) -> InMemory | None:
+    return InMemory(address) if address else None
+
+
+def _write_parts(parts: list[bytes], result: int, rest: bytes, remaining: int) -> None:
+    if result:
+        _copy(b"".join(parts), result)
+    if remaining:
+        memmove(remaining, rest, RESOURCE_BYTES)
+
+
+def _split_by_count(result: int, number: int, resource: int, remaining: int, flags: int, minimum: int) -> None:
+    process.require()
+    if not number:
+        raise invalid_value("the address of nbGroups is NULL")
+    count = c_uint32.from_address(number)
+    requested = count.value if result else 0
+    parts, count.value, rest = green_context.split_by_count(requested, _read_resource(resource), flags, minimum)
+    _write_parts(parts, result, rest, remaining)
+
+
+def _split(result: int, number: int, resource: int, remaining: int, flags: int, groups: int) -> None:
+    process.require()
+    parts, rest = green_context.split(number, _read_resource(resource), flags, _read_resource(groups))
+    _write_parts(parts, result, rest, remaining)
+
+
+# --- graphs: arrays of pympsd itself, and numbers that are read and written
+
+
+def _list(core: Callable[[int, int], tuple[Any, ...]], arrays: int) -> Resolved:
+    """Return a function of a handle, addresses of arrays, and the address of their length."""
+
+    def write(handle: int, *addresses: int) -> None:
+        process.require()
+        *lists, size = addresses
+        if not size:
+            raise invalid_value("the address of the number is NULL")
+        length = c_uint64.from_address(size)
+        values = core(handle, length.value if any(lists) else 0)
+        for address, elements in zip(lists, values, strict=False):
+            if address and elements:
+                memmove(address, (c_uint64 * len(elements))(*elements), 8 * len(elements))
+        length.value = values[-1]
+
+    return write, "Q" * (arrays + 2)
+
+
+def _exchange_mode(address: int) -> None:
+    _check(address)
+    mode = c_int.from_address(address)
+    mode.value = capture_functions.exchange_mode(mode.value)
+
+
+def _get_capture_info(core: Callable[[int], tuple[Any, ...]], arrays: int) -> Resolved:
+    """Return cuStreamGetCaptureInfo, in which every output but the status may be NULL."""
+
+    def info(stream: int, status: int, *addresses: int) -> None:
+        _check(status)
+        c_int.from_address(status).value, *values = core(stream)
+        for address, value in zip(addresses, values, strict=True):
+            if address:
+                c_uint64.from_address(address).value = value.address if isinstance(value, Elements) else value
+
+    return info, "Q" * (arrays + 5)
+
+
+def _update_executable(executable: int, graph: int, address: int) -> None:
+    process.require()
+    try:
+        info = executable_functions.update(executable, graph)
+    except CudaError as error:
+        for info in error.outputs if address else ():
+            _copy(info, address)
+        raise
+    if address:
+        _copy(info, address)
+
+
+FUNCTIONS: Final[dict[str, Resolved]] = {
+    "cuCoredumpGetAttribute": _get_setting(settings.dump_setting),
+    "cuCoredumpGetAttributeGlobal": _get_setting(settings.global_dump_setting),
+    "cuCoredumpSetAttribute": _set_setting(settings.set_dump_setting),
+    "cuCoredumpSetAttributeGlobal": _set_setting(settings.set_global_dump_setting),
+    "cuDevSmResourceSplit": (_split, "QIQQIQ"),
+    "cuDevSmResourceSplitByCount": (_split_by_count, "QQQQII"),
+    "cuGraphExecUpdate": (_update_executable, "QQQ"),
+    "cuGraphGetEdges": _list(structure.edges, 3),
+    "cuGraphGetNodes": _list(structure.nodes, 1),
+    "cuGraphGetRootNodes": _list(structure.root_nodes, 1),
+    "cuGraphNodeGetDependencies": _list(structure.dependencies, 2),
+    "cuGraphNodeGetDependentNodes": _list(structure.dependent_nodes, 2),
+    "cuMemExportToShareableHandle": _output(virtual.export, 0, "QQiQ"),
+    "cuMemPoolGetAttribute": _output(pools.attribute, 2, "QiQ"),
+    "cuMemPoolSetAccess": _input(pools.set_access, 1, "QQQ"),
+    "cuMemPoolSetAttribute": _input(pools.set_attribute, 2, "QiQ"),
+    "cuMemRangeGetAttribute": _output(managed.attribute, 0, "QQiQQ"),
+    "cuMemRangeGetAttributes": (_get_range_attributes, "QQQQQQ"),
+    "cuMemSetAccess": _input(virtual.set_access, 2, "QQQQ"),
+    "cuPointerGetAttribute": _output(pointer.attribute, 0, "QiQ"),
+    "cuPointerGetAttributes": (_get_pointer_attributes, "IQQQ"),
+    "cuPointerSetAttribute": _input(pointer.set_attribute, 0, "QiQ"),
+    "cuStreamGetCaptureInfo": _get_capture_info(capture_functions.info, 2),
+    "cuStreamGetCaptureInfo_v2": _get_capture_info(capture_functions.info_without_edges, 1),
+    "cuThreadExchangeStreamCaptureMode": (_exchange_mode, "Q"),
+}
+"""Each function, and the format of its parameters."""

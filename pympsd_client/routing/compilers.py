@@ -1,0 +1,315 @@
+"""NVRTC, nvJitLink and nvFatbin as routed: in place of machine code they give and take PTX.
+
+The problem: a program asks NVRTC or nvJitLink for machine code of its GPU and loads that as a module. An emulated GPU
+executes PTX only, and on a GPU the server's driver compiles PTX as well as it loads machine code.
+
+The idea: the libraries themselves do all the work. Only the functions that make or take machine code are replaced:
+
+- NVRTC compiles for a virtual architecture (``compute_90``) where the program names a real one (``sm_90``). Where the
+  program asks for the machine code it gets the PTX.
+- nvJitLink links the inputs, and its errors and logs are the program's. Its answer is replaced by PTX that is joined
+  from the inputs. Code for link-time optimization becomes PTX by a second link with the option ``-ptx``.
+- nvFatbin gets PTX as PTX where the program adds it as machine code.
+
+Inputs without PTX, such as objects, are linked by nvJitLink alone: an emulated GPU then reports that it executes no
+machine code. Where a program runs natively nothing is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint32, c_void_p, create_string_buffer, memmove, string_at
+from importlib import import_module
+from typing import Any, Final
+
+from attrs import define, field
+
+from pympsd_client._objects.code.ptx_text import LinkError, is_ptx, join, limit_registers
+from pympsd_client._objects.process import process
+from pympsd_client.routing.explain import result_of
+from pympsd_client.routing.pointers import original
+
+_C_TYPES: Final = {"Q": c_void_p, "i": c_int, "I": c_uint32}
+_ORIGINALS: Final = {
+    "nvFatbinAddPTX": "QQQQQQ",
+    "nvJitLinkGetLinkedPtx": "QQ",
+    "nvJitLinkGetLinkedPtxSize": "QQ",
+    "nvrtcGetPTX": "QQ",
+    "nvrtcGetPTXSize": "QQ",
+}
+"""The formats of the functions that are called and not replaced."""
+_FAILURES: Final = {"nvrtc": 11, "nvJitLink": 6, "nvFatbin": -1}
+"""The result for an exception, by the beginning of a function's name: NVRTC_ERROR_INTERNAL_ERROR and
+NVJITLINK_ERROR_INTERNAL. That of nvFatbin has another number in each version: -1 stands for no other error."""
+_REGISTERS: Final = re.compile(rb"--?maxrregcount=(\d+)$")
+
+
+def _call(name: str, *arguments: Any) -> int:
+    """Return the result of a library's own function."""
+    format = _ORIGINALS.get(name) or _FUNCTIONS[name][1]
+    return int(original(name, *(_C_TYPES[code] for code in format))(*arguments))
+
+
+def _options_at(address: int, count: int) -> list[bytes]:
+    """Return the options of an array of C strings."""
+    texts = (c_void_p * count).from_address(address) if count > 0 and address else ()
+    return [string_at(text) for text in texts if text]
+
+
+def _array_of(options: list[bytes]) -> Any:
+    """Return an array of C strings."""
+    return (c_char_p * len(options))(*options)
+
+
+def _max_registers(options: list[bytes]) -> int:
+    """Return the most registers that a thread may use; 0 without a limit."""
+    limits = [int(match[1]) for match in map(_REGISTERS.match, options) if match]
+    return limits[-1] if limits else 0
+
+
+def _read_text(name: str, handle: Any) -> bytes | int:
+    """Return the PTX that ``name`` gives, without its end; the result of the call that gives none."""
+    size = c_size_t()
+    if result := _call(f"{name}Size", handle, byref(size)):
+        return result
+    text = create_string_buffer(size.value)
+    return _call(name, handle, text) or text.raw.rstrip(b"\0")
+
+
+def _write_size(code: bytes | int, place: int) -> int:
+    """Write the size of code, or return the result of the call that gave none."""
+    if isinstance(code, int):
+        return code
+    c_size_t.from_address(place).value = len(code)
+    return 0
+
+
+def _write_code(code: bytes | int, place: int) -> int:
+    """Write code, or return the result of the call that gave none."""
+    if isinstance(code, int):
+        return code
+    memmove(place, code, len(code))
+    return 0
+
+
+# --- NVRTC
+
+_ARCHITECTURE: Final = re.compile(rb"(-arch=|--gpu-architecture=)sm_(\w+)$")
+_SPLIT: Final = (b"-arch", b"--gpu-architecture")
+_LINK_LATER: Final = (b"-dlto", b"--dlink-time-opt", b"-dlink-time-opt")
+_programs: Final[dict[int, int]] = {}
+"""The programs whose machine code is PTX, and the most registers that a thread of theirs may use (0: no limit)."""
+
+
+def _compile(program: int, count: int, options: int) -> int:
+    texts = _options_at(options, count)
+    _programs.pop(program, None)
+    if process.native is None and not any(text in _LINK_LATER for text in texts):
+        texts, is_code = _for_ptx(texts)
+        if is_code:
+            _programs[program] = _max_registers(texts)
+    return _call("nvrtcCompileProgram", program, len(texts), _array_of(texts))
+
+
+def _for_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
+    """Return the options with a virtual architecture for a real one, and whether there was a real one."""
+    result = [_ARCHITECTURE.sub(rb"\1compute_\2", option) for option in options]
+    for index, option in enumerate(options[:-1]):
+        if option in _SPLIT and options[index + 1].startswith(b"sm_"):
+            result[index + 1] = b"compute_" + options[index + 1][3:]
+    return result, result != options
+
+
+def _program_code(program: int) -> bytes | int:
+    """Return a program's PTX with its end, or the result of the call that gives none."""
+    text = _read_text("nvrtcGetPTX", program)
+    return text if isinstance(text, int) else limit_registers(text, _programs[program]) + b"\0"
+
+
+def _program_code_size(program: int, size: int) -> int:
+    if program not in _programs or not size:
+        return _call("nvrtcGetCUBINSize", program, size)
+    return _write_size(_program_code(program), size)
+
+
+def _copy_program_code(program: int, code: int) -> int:
+    if program not in _programs or not code:
+        return _call("nvrtcGetCUBIN", program, code)
+    return _write_code(_program_code(program), code)
+
+
+def _destroy_program(program: int) -> int:
+    if program:
+        _programs.pop(c_void_p.from_address(program).value or 0, None)
+    return _call("nvrtcDestroyProgram", program)
+
+
+# --- nvJitLink
+
+_CUBIN, _PTX, _LTO, _FATBIN, _OBJECT, _LIBRARY, _ANY = 1, 2, 3, 4, 5, 6, 10
+"""nvJitLinkInputType"""
+_MAY_BE_PTX: Final = frozenset({_CUBIN, _FATBIN, _OBJECT, _LIBRARY, _ANY})
+
+
+@define
+class _Link:
+    """A program's link, by the handle of nvJitLink's own object."""
+
+    options: list[bytes]
+    inputs: list[tuple[int, bytes, bytes]] = field(factory=list)
+    """Type, data, name; a library has no data."""
+    code: bytes | None = None
+    """The answer to a request for machine code; None: nvJitLink's own."""
+
+
+_links: Final[dict[int, _Link]] = {}
+
+
+def _create_link(handle: int, count: int, options: int) -> int:
+    result = _call("nvJitLinkCreate", handle, count, options)
+    if not result and process.native is None:
+        _links[c_void_p.from_address(handle).value or 0] = _Link(_options_at(options, count))
+    return result
+
+
+def _add_data(handle: int, kind: int, data: int, size: int, name: int) -> int:
+    link = _links.get(handle)
+    if link is not None and data and kind in _MAY_BE_PTX and is_ptx(string_at(data, size)):
+        kind = _PTX  # made by the routed NVRTC or nvJitLink in an earlier step
+    result = _call("nvJitLinkAddData", handle, kind, data, size, name)
+    if not result and link is not None:
+        link.inputs.append((kind, string_at(data, size), string_at(name) if name else b""))
+    return result
+
+
+def _add_file(handle: int, kind: int, name: int) -> int:
+    link = _links.get(handle)
+    data = _read_file(string_at(name)) if link is not None and name else b""
+    if kind in _MAY_BE_PTX and is_ptx(data):
+        kind = _PTX
+    result = _call("nvJitLinkAddFile", handle, kind, name)
+    if not result and link is not None:
+        link.inputs.append((kind, data, string_at(name)))
+    return result
+
+
+def _read_file(path: bytes) -> bytes:
+    """Return the content of a file; nothing if it cannot be read, which nvJitLink reports itself."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def _complete(handle: int) -> int:
+    link = _links.get(handle)
+    result = _call("nvJitLinkComplete", handle)
+    if not result and link is not None and b"-ptx" not in link.options:
+        link.code = _join(link)
+    return result
+
+
+def _join(link: _Link) -> bytes | None:
+    """Return the PTX of all inputs, None if an input has none. Libraries are searched by nvJitLink alone."""
+    inputs = [entry for entry in link.inputs if entry[0] != _LIBRARY]
+    if len(inputs) == 1 and inputs[0][0] == _FATBIN:
+        return inputs[0][1]
+    texts = [(name.decode(errors="replace"), data) for kind, data, name in inputs if kind == _PTX]
+    for_later = [entry for entry in inputs if entry[0] == _LTO]
+    if len(texts) + len(for_later) != len(inputs) or not inputs:
+        return None
+    if for_later:
+        optimized = _optimize(link.options, for_later)
+        if optimized is None:
+            return None
+        texts.append(("code for link-time optimization", optimized))
+    try:
+        return limit_registers(join(texts), _max_registers(link.options)).rstrip(b"\0") + b"\0"
+    except LinkError:
+        return None
+
+
+def _optimize(options: list[bytes], inputs: list[tuple[int, bytes, bytes]]) -> bytes | None:
+    """Return the PTX that nvJitLink makes of code for link-time optimization, None if it makes none."""
+    handle, with_ptx = c_void_p(), [*options, b"-ptx"]
+    if _call("nvJitLinkCreate", byref(handle), len(with_ptx), _array_of(with_ptx)):
+        return None
+    try:
+        if any(_call("nvJitLinkAddData", handle, kind, data, len(data), name) for kind, data, name in inputs):
+            return None
+        if _call("nvJitLinkComplete", handle):
+            return None
+        text = _read_text("nvJitLinkGetLinkedPtx", handle)
+        return None if isinstance(text, int) else text
+    finally:
+        _call("nvJitLinkDestroy", byref(handle))
+
+
+def _link_code(handle: int) -> bytes | None:
+    link = _links.get(handle)
+    return None if link is None else link.code
+
+
+def _link_code_size(handle: int, size: int) -> int:
+    code = _link_code(handle)
+    return _call("nvJitLinkGetLinkedCubinSize", handle, size) if code is None or not size else _write_size(code, size)
+
+
+def _copy_link_code(handle: int, place: int) -> int:
+    code = _link_code(handle)
+    return _call("nvJitLinkGetLinkedCubin", handle, place) if code is None or not place else _write_code(code, place)
+
+
+def _destroy_link(handle: int) -> int:
+    if handle:
+        _links.pop(c_void_p.from_address(handle).value or 0, None)
+    return _call("nvJitLinkDestroy", handle)
+
+
+# --- nvFatbin
+
+_TARGET: Final = re.compile(rb"\.target\s+sm_(\d+)")
+
+
+def _add_code(handle: int, code: int, size: int, architecture: int, name: int) -> int:
+    if code and is_ptx(image := string_at(code, size)):
+        if architecture and _is_too_new(image, string_at(architecture)):
+            return int(import_module("cuda.bindings.nvfatbin").Result.ERROR_ELF_ARCH_MISMATCH)
+        return _call("nvFatbinAddPTX", handle, code, size, architecture, name, None)
+    return _call("nvFatbinAddCubin", handle, code, size, architecture, name)
+
+
+def _is_too_new(image: bytes, architecture: bytes) -> bool:
+    """Return whether PTX has a target that is newer than an architecture ("90", "sm_90a"), which cannot run it."""
+    target, number = _TARGET.search(image), re.search(rb"\d+", architecture)
+    return target is not None and number is not None and int(target[1]) > int(number[0])
+
+
+_FUNCTIONS: Final[dict[str, tuple[Callable[..., Any], str]]] = {
+    "nvFatbinAddCubin": (_add_code, "QQQQQ"),
+    "nvJitLinkAddData": (_add_data, "QiQQQ"),
+    "nvJitLinkAddFile": (_add_file, "QiQ"),
+    "nvJitLinkComplete": (_complete, "Q"),
+    "nvJitLinkCreate": (_create_link, "QIQ"),
+    "nvJitLinkDestroy": (_destroy_link, "Q"),
+    "nvJitLinkGetLinkedCubin": (_copy_link_code, "QQ"),
+    "nvJitLinkGetLinkedCubinSize": (_link_code_size, "QQ"),
+    "nvrtcCompileProgram": (_compile, "QiQ"),
+    "nvrtcDestroyProgram": (_destroy_program, "Q"),
+    "nvrtcGetCUBIN": (_copy_program_code, "QQ"),
+    "nvrtcGetCUBINSize": (_program_code_size, "QQ"),
+}
+"""Each function that is replaced, and the format of its parameters."""
+
+
+def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
+    """Return the function behind an entry point, and the format of its parameters."""
+    return _FUNCTIONS[name]
+
+
+def failed(name: str, error: BaseException | None) -> int:
+    """Return the result of a call that raised; explain it."""
+    result_of(name, error)
+    return next(result for beginning, result in _FAILURES.items() if name.startswith(beginning))

@@ -1,0 +1,99 @@
+"""Streams, events and execution contexts (CUDA runtime API, chapters of these names).
+
+An execution context is a device's own, which is its primary context, or a green context.
+"""
+
+from __future__ import annotations
+
+from pympsd_client._api import green_context
+from pympsd_client._api.settings import context_id
+from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._objects import context as contexts
+from pympsd_client._objects import green_context as green
+from pympsd_client._objects import stream as streams
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.process import process
+from pympsd_client.routing.driver import api
+from pympsd_client.routing.runtime.devices import initialize
+
+_DEFAULT_STREAM: int = 1
+"""CU_GREEN_CTX_DEFAULT_STREAM"""
+
+
+def create_default_stream() -> int:
+    """Return a new stream of the current context."""
+    return int(api.cuStreamCreate(0))
+
+
+def device_of_stream(stream: int) -> int:
+    """Return the device of a stream."""
+    return streams.resolve(stream)[0].device.number
+
+
+def create_event() -> int:
+    """Return a new event."""
+    return int(api.cuEventCreate(0))
+
+
+def context_of(handle: int) -> Context:
+    """Return the context under an execution context; INVALID_CONTEXT."""
+    found = green.green_contexts.get(handle)
+    return contexts.context_of(handle) if found is None else found.context
+
+
+def of_device(device: int) -> int:
+    """Return the execution context of a device; INVALID_DEVICE."""
+    initialize(device, 0, 0)
+    primary = process.primary(device).context
+    assert primary is not None
+    return primary.handle
+
+
+def create(description: int, device: int, flags: int) -> int:
+    """Return a green context with the SMs of a description; flags are 0."""
+    if flags:
+        raise invalid_value(f"the flags are 0, not {flags:#x}")
+    initialize(device, 0, 0)
+    return green_context.create(description, device, _DEFAULT_STREAM)
+
+
+def destroy(handle: int) -> None:
+    """Destroy a green context; INVALID_VALUE for a device's own."""
+    if handle not in green.green_contexts:
+        raise invalid_value(f"{handle:#x} is no green context; a device's own execution context is not destroyed")
+    green.destroy(handle)
+
+
+def resource(handle: int, kind: int) -> bytes:
+    """Return the SMs of an execution context."""
+    return green_context.of_context(context_of(handle).handle, kind)
+
+
+def device(handle: int) -> int:
+    """Return the device of an execution context."""
+    return context_of(handle).device.number
+
+
+def number(handle: int) -> int:
+    """Return a number that no other context of this process has had."""
+    return context_id(context_of(handle).handle)
+
+
+def create_stream(handle: int, flags: int, priority: int) -> int:
+    """Return a new stream of an execution context."""
+    return streams.create(context_of(handle), flags, priority).handle
+
+
+def synchronize(handle: int) -> None:
+    """Wait for all work of an execution context."""
+    context_of(handle).synchronize()
+
+
+def record_event(handle: int, event: int) -> None:
+    """Have an event stand for the work so far in all streams of an execution context."""
+    green.record(context_of(handle), event)
+
+
+def wait_event(handle: int, event: int) -> None:
+    """Make later work in all streams that an execution context has now wait for an event."""
+    green.wait(context_of(handle), event)

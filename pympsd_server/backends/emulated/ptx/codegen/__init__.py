@@ -1,1 +1,0 @@
-"""Basic blocks to Python functions over NumPy arrays."""

@@ -1,0 +1,351 @@
+"""Execution of a batch of CTAs: the choice of the threads to run next, and their reconvergence.
+
+The group at the lowest block runs first, so that diverged threads wait for each other where their paths join. Threads
+at a barrier, and lanes at a warp-synchronising operation whose partners are elsewhere, are parked. To let spin loops
+see their flags, now and then another group gets a burst.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.execution.barriers import (
+    Barriers,
+    Waiting,
+    reduce_predicates,
+    rest_of,
+    with_result,
+)
+from pympsd_server.backends.emulated.ptx.execution.thread_groups import Group, merge, part_of
+from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
+from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, LaunchFailed
+from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS
+from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag
+from pympsd_server.backends.emulated.ptx.runtime.printing import report_assertion
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
+from pympsd_server.backends.emulated.ptx.runtime.warp import all_arrived
+
+# About this many threads per batch keep the arrays of a kernel in the cache.
+PREFERRED_THREADS = 32768
+_MAXIMUM_LOCAL = 256 << 20
+_PATIENCE = 1024
+_BURST = 32
+_IN_TURN = 8
+
+
+def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
+    """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
+    threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
+    return max(1, threads // threads_per_block)
+
+
+class Batch:
+    """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
+
+    `parameters` is the flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), `dynamic_shared` in bytes,
+    `sm_of_block` what each CTA reads as %smid, `workspace` the address that %envreg1 and %envreg2 make up.
+    Raises ValueError for too few parameter bytes.
+    """
+
+    def __init__(
+        self,
+        module: LoadedModule,
+        kernel_name: str,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        parameters: bytes,
+        dynamic_shared: int,
+        first_block: int,
+        sm_of_block: Array,
+        workspace: int = 0,
+        cluster: tuple[int, int, int] | None = None,
+    ) -> None:
+        """``cluster``: None, what the kernel was compiled for."""
+        kernel = module.program.kernels[kernel_name]
+        if len(parameters) < kernel.parameter_bytes:
+            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(parameters)}")
+        self.kernel = kernel
+        self._plans = kernel.translation.plans
+        self._functions = module.functions(kernel_name)
+        self._state = BatchState(
+            module.space,
+            module.multiprocessors,
+            module.facilities,
+            grid,
+            block,
+            bytes(parameters),
+            kernel.shared_bytes,
+            dynamic_shared,
+            kernel.local_bytes,
+            first_block,
+            sm_of_block,
+            workspace,
+            cluster or kernel.cluster,
+        )
+        # Made when first needed: in most kernels all threads reach a barrier together.
+        self._barriers: Barriers | None = None
+        undefined = tuple(d.type(0) for d in self._plans[0].dtypes)
+        self._run: dict[int, list[Group]] = {0: [Group(self._state.all, undefined)]}
+        self._parked: dict[int, list[Group]] = {}
+        self._released: set[int] = set()
+        self._impatience = 0
+        self._burst, self._favoured = 0, -1
+        self._running = self._state.all
+        self.steps = 0
+
+    @property
+    def finished(self) -> bool:
+        return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
+
+    def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
+        """Run blocks until the batch is finished (True) or the time is up (False).
+
+        At least one block runs. Raises Cancelled when `cancel` is set, DeviceFault on a fault.
+        """
+        self._state.cancel, deadline = cancel, time.perf_counter() + quantum_seconds
+        with np.errstate(all="ignore"):
+            while not self.finished:
+                if cancel.is_set():
+                    raise Cancelled
+                try:
+                    if self._state.asleep:
+                        self._state.rest(deadline, alone=len(self._run) < 2)
+                    else:
+                        self._advance()
+                except DeviceFault as fault:
+                    fault.kernel = self.kernel.name
+                    ids = self._running.indices()
+                    if fault.position < len(ids):
+                        fault.block, fault.thread = self._state.place_of(int(ids[fault.position]))
+                    raise
+                if time.perf_counter() >= deadline:
+                    return self.finished
+        return True
+
+    def _has_waiting(self) -> bool:
+        """Return whether threads wait at barriers."""
+        return self._barriers is not None and bool(self._barriers.waiting)
+
+    def _advance(self) -> None:
+        if not self._run:
+            self._unblock()
+            return
+        at = self._choose()
+        parts = self._run.pop(at)
+        if self._parked:
+            parts += self._parked.pop(at, [])
+        plan = self._plans[at]
+        group = parts[0] if len(parts) == 1 else merge(parts, plan.dtypes, self._state.all)
+        if plan.meeting is not None and group.threads.ids is not None:
+            met = self._meet(at, plan, group)
+            if met is None:
+                return
+            group = met
+        if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
+            # Some at a time: others' kernels have their turns in between.
+            now, later = np.split(np.arange(group.threads.count), [_IN_TURN])
+            self._run.setdefault(at, []).append(part_of(group.threads, group.registers, later))
+            group = part_of(group.threads, group.registers, now)
+        self.steps += 1
+        self._impatience += plan.weight
+        self._running = threads = group.threads
+        outcome = self._functions[at](self._state, threads, *group.registers)
+        if plan.kind == "branch":
+            self._branch(plan, threads, *outcome)
+        elif plan.kind == "next":
+            self._go(plan.target, Group(threads, outcome))
+        else:
+            self._rare(plan, threads, outcome)
+
+    def _go(self, target: int, group: Group) -> None:
+        if target == EXIT:
+            self._state.exit(group.threads)
+            self._after_exits()
+            return
+        self._run.setdefault(target, []).append(group)
+        if self._burst:
+            self._favoured = target
+
+    def _branch(
+        self, plan: BlockPlan, threads: Threads, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
+    ) -> None:
+        if condition.ndim == 0:
+            yes = threads.count if condition else 0
+        else:
+            yes = int(np.count_nonzero(condition))
+        if yes == threads.count:
+            self._go(plan.target, Group(threads, taken))
+        elif yes == 0:
+            self._go(plan.following, Group(threads, other))
+        else:
+            self._go(plan.target, part_of(threads, taken, condition.nonzero()[0]))
+            self._go(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
+
+    def _rare(self, plan: BlockPlan, threads: Threads, outcome: object) -> None:
+        if plan.kind == "exit":
+            self._go(EXIT, Group(threads, ()))
+        elif plan.kind == "barrier":
+            self._arrive(plan, threads, *outcome)  # type: ignore[misc]
+        elif plan.kind == "index":
+            self._switch(plan, threads, *outcome)  # type: ignore[misc]
+        elif plan.kind == "assert":
+            raise report_assertion(self._state, threads, outcome)  # type: ignore[arg-type]
+        else:
+            raise LaunchFailed("a trap instruction was executed")
+
+    def _switch(
+        self, plan: BlockPlan, threads: Threads, index: Value, outgoing: tuple[tuple[Value, ...], ...]
+    ) -> None:
+        index = spread(index, threads.count)
+        if int(index.max()) >= len(plan.targets):
+            raise LaunchFailed(f"brx.idx to entry {int(index.max())} of {len(plan.targets)}")
+        for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
+            chosen = np.flatnonzero(index == entry)
+            if len(chosen):
+                self._go(target, part_of(threads, registers, chosen))
+
+    def _choose(self) -> int:
+        """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
+        run = self._run
+        if len(run) == 1 and not self._parked:
+            return next(iter(run))
+        if self._burst:
+            self._burst -= 1
+            if self._favoured in run:
+                return self._favoured
+            self._burst = 0
+        if self._impatience >= _PATIENCE:
+            self._impatience = 0
+            self._release_across()
+            waiting = sorted(run)
+            self._favoured = next((pc for pc in waiting if pc > self._favoured), waiting[0])
+            self._burst = _BURST
+            return self._favoured
+        return min(run)
+
+    # Lanes of a warp that must meet.
+
+    def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
+        """Return those threads whose partners are all here; the others are parked."""
+        if at in self._released:
+            self._released.discard(at)
+            return group
+        mask = self._mask(plan, group)
+        ready = all_arrived(self._state, group.threads, mask, plan.warps)
+        if ready.all():
+            return group
+        late = part_of(group.threads, group.registers, np.flatnonzero(~ready))
+        self._parked.setdefault(at, []).append(late)
+        if not ready.any():
+            return None
+        return part_of(group.threads, group.registers, np.flatnonzero(ready))
+
+    @staticmethod
+    def _mask(plan: BlockPlan, group: Group) -> Value:
+        mask = plan.meeting
+        return group.registers[mask].view(np.uint32) if isinstance(mask, int) else mask
+
+    def _release_across(self) -> bool:
+        """Release lanes that wait for each other at different places: each place counts as the meeting of a warp."""
+        parked = {at: parts for at, parts in self._parked.items() if self._plans[at].warps == 1}
+        if len(parked) < 2:
+            return False
+        ids = np.concatenate([group.threads.indices() for parts in parked.values() for group in parts])
+        everyone = Threads(ids, len(ids))
+        released = False
+        for at, parts in parked.items():
+            group = merge(parts, self._plans[at].dtypes, self._state.all)
+            mask = self._mask(self._plans[at], group)
+            full = np.zeros(self._state.count, np.uint32)
+            full[group.threads.indices()] = mask
+            met = all_arrived(self._state, everyone, full.take(everyone.indices()))
+            ready = np.zeros(self._state.count, np.bool_)
+            ready[everyone.indices()] = met
+            released |= self._release(at, group, ready.take(group.threads.indices()))
+        return released
+
+    def _release(self, at: int, group: Group, ready: Array) -> bool:
+        if not ready.any() or at in self._run:
+            return False
+        self._released.add(at)
+        self._run[at] = [part_of(group.threads, group.registers, np.flatnonzero(ready))]
+        del self._parked[at]
+        if not ready.all():
+            self._parked[at] = [part_of(group.threads, group.registers, np.flatnonzero(~ready))]
+        return True
+
+    def _after_exits(self) -> None:
+        """Let threads continue that waited for exited ones."""
+        for at, parts in self._parked.items():
+            self._run.setdefault(at, []).extend(parts)
+        self._parked = {}
+        if self._has_waiting():
+            self._open_barriers()
+
+    def _unblock(self) -> None:
+        """Release lanes that wait at different places when nothing can run; else the batch is deadlocked."""
+        if self._has_waiting() and self._open_barriers():
+            return
+        if not self._release_across():
+            raise LaunchFailed("deadlock: all threads wait for each other at barriers")
+
+    # Barriers of a CTA.
+
+    def _arrive(
+        self,
+        plan: BlockPlan,
+        threads: Threads,
+        what: tuple[Value, Value | None, Value | None],
+        registers: tuple[Value, ...],
+    ) -> None:
+        number, count, predicate = what
+        barrier = plan.barrier
+        assert barrier is not None
+        if not barrier.cluster and int(number.max()) >= BARRIERS:
+            raise LaunchFailed(f"barrier {int(number.max())} does not exist")
+        everyone = threads.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
+        if everyone and not barrier.arrive and predicate is None:
+            self._go(plan.following, Group(threads, registers))
+            return
+        if self._barriers is None:
+            self._barriers = Barriers(self._state)
+        if barrier.arrive:
+            if count is None:
+                raise LaunchFailed("bar.arrive without a thread count")
+            self._barriers.arrive_only(threads, number, count)
+            self._go(plan.following, Group(threads, registers))
+        else:
+            numbers = spread(number, threads.count).astype(np.int64)
+            self._barriers.wait(Waiting(plan, threads, registers, numbers, predicate), count)
+        self._open_barriers()
+
+    def _is_all(self, count: Value) -> bool:
+        return count.ndim == 0 and int(count) == self._state.warps_per_block * 32
+
+    def _open_barriers(self) -> bool:
+        barriers = self._barriers
+        if barriers is None or (opens := barriers.open()) is None:
+            return False
+        going: list[tuple[Waiting, Array]] = []
+        waiting, barriers.waiting = barriers.waiting, []
+        for entry in waiting:
+            passes = opens[entry.threads.pick(self._state.cta), entry.number]
+            if passes.any():
+                going.append((entry, np.flatnonzero(passes)))
+            if not passes.all():
+                barriers.waiting.append(rest_of(entry, np.flatnonzero(~passes)))
+        self._go_on(going)
+        return True
+
+    def _go_on(self, going: list[tuple[Waiting, Array]]) -> None:
+        for mode in {"", "popc", "and", "or"}:
+            entries = [e for e in going if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
+            results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
+            for (entry, chosen), result in zip(entries, results, strict=True):
+                group = part_of(entry.threads, entry.registers, chosen)
+                self._go(entry.plan.following, with_result(entry.plan, group, result, self._plans))

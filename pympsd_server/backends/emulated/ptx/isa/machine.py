@@ -1,0 +1,62 @@
+"""The machine that PTX code sees: its warps, its address windows and its special registers.
+
+A generic address determines its state space. The device windows of global memory begin at 0x6000_0000_0000; far below
+them the spaces of a block or a thread have a window of 2^40 bytes each:
+
+    1 << 40   shared memory of the own block, and of the other blocks of its cluster
+    2 << 40   local memory of the own thread
+    3 << 40   parameters of the kernel
+    4 << 40   functions, 16 bytes each: an address identifies a function, there is no code behind it
+
+A shared address has 24 bits for a place in a block's memory, and above these the rank of the block in its cluster
+plus one; 0 means the own block.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+WARP: Final = 32
+"""The threads of a warp."""
+GROUP_WARPS: Final = 4
+"""The warps of a warp group; the rank of the first in its block is a multiple of this."""
+BARRIERS: Final = 16
+"""The barriers of a block."""
+WINDOW_BITS: Final = 40
+WINDOWS: Final = {"shared": 1 << WINDOW_BITS, "local": 2 << WINDOW_BITS, "param": 3 << WINDOW_BITS}
+SPACE_OF_WINDOW: Final = {base >> WINDOW_BITS: space for space, base in WINDOWS.items()}
+CLUSTER_BARRIER: Final = BARRIERS
+"""The number of the one barrier of a cluster, after those of its blocks."""
+RANK_SHIFT: Final = 24
+FUNCTION_BASE: Final = 4 << WINDOW_BITS
+FUNCTION_BYTES: Final = 16
+
+AXES = ("x", "y", "z")
+_VECTORS = (
+    "tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid",
+)  # fmt: skip
+_SCALAR_NAMES = (
+    "laneid warpid nwarpid smid nsmid gridid lanemask_eq lanemask_lt lanemask_le lanemask_gt lanemask_ge "
+    "clock clock_hi clock64 globaltimer globaltimer_lo globaltimer_hi dynamic_smem_size total_smem_size "
+    "envreg1 envreg2 cluster_ctarank cluster_nctarank is_explicit_cluster aggr_smem_size"
+)
+_SCALARS = frozenset(_SCALAR_NAMES.split())
+TIMERS = frozenset(["clock", "clock_hi", "clock64", "globaltimer", "globaltimer_lo", "globaltimer_hi"])
+
+
+def is_special(text: str) -> bool:
+    """Return whether `%text` is a special register that this device has."""
+    name, _, axis = text[1:].partition(".")
+    if not text.startswith("%"):
+        return False
+    return (name in _VECTORS and axis in AXES) or (not axis and name in _SCALARS)
+
+
+def vector_axes(text: str) -> list[str]:
+    """Return the three parts of a special register that is a vector, such as %tid; its fourth part is 0."""
+    return [f"{text}.{axis}" for axis in AXES] if text[:1] == "%" and text[1:] in _VECTORS else []
+
+
+def special_names() -> list[str]:
+    """Return the names of all special registers."""
+    return sorted([f"%{name}.{{x,y,z}}" for name in _VECTORS] + [f"%{name}" for name in _SCALARS])

@@ -1,0 +1,63 @@
+"""Literals as NumPy scalars, and the initial bytes of variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, DType
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Initialiser, Variable
+
+
+def immediate_value(literal: Immediate, dtype: DType) -> Any:
+    """Return the literal as a scalar of `dtype`; integers wrap, floats convert."""
+    if literal.form == "f32":
+        return _float(np.uint32(literal.value).view(np.float32), dtype)
+    if literal.form == "f64":
+        return _float(np.uint64(literal.value).view(np.float64), dtype)
+    if dtype.kind == "b":
+        return np.bool_(literal.value != 0)
+    if dtype.kind == "f":
+        return dtype.type(literal.value)
+    size = dtype.itemsize
+    return np.frombuffer((literal.value & ((1 << 8 * size) - 1)).to_bytes(size, "little"), dtype)[0]
+
+
+def _float(value: Any, dtype: DType) -> Any:
+    if dtype.kind == "f":
+        with np.errstate(all="ignore"):
+            return value if value.dtype == dtype else dtype.type(value)
+    # A float literal for an untyped (.b32, .b64) operand stands for its bits.
+    bits = value.view(f"u{value.dtype.itemsize}")
+    if value.dtype.itemsize > dtype.itemsize:
+        with np.errstate(all="ignore"):
+            bits = np.float32(value).view(np.uint32)
+    return bits.astype(dtype)
+
+
+def initial_bytes(variable: Variable, addresses: Mapping[str, int]) -> bytes:
+    """Return a variable's initial contents; elements without an initialiser are zero."""
+    dtype = DTYPES[variable.type]
+    values = b"".join(_initial_value(v, dtype, addresses, variable) for v in variable.initial)
+    if len(values) > variable.size:
+        raise InvalidPtx(f"too many initial values for {variable.name}", variable.line)
+    return values.ljust(variable.size, b"\0")
+
+
+def _initial_value(
+    initial: Initialiser, dtype: np.dtype[Any], addresses: Mapping[str, int], variable: Variable
+) -> bytes:
+    if initial.symbol is None and initial.shift is None:
+        return immediate_value(initial.value, dtype).tobytes()  # type: ignore[no-any-return]
+    value = initial.value.value
+    if initial.symbol is not None:
+        is_allowed = dtype.kind in "iu" and (dtype.itemsize >= 4 or initial.shift is not None)
+        if initial.symbol not in addresses or initial.value.form != "int" or not is_allowed:
+            raise InvalidPtx(f"unsupported initialiser {initial.symbol} of {variable.name}", variable.line)
+        value += addresses[initial.symbol]
+    if initial.shift is not None:
+        value = value >> initial.shift & 0xFF
+    return immediate_value(Immediate(value), dtype).tobytes()  # type: ignore[no-any-return]

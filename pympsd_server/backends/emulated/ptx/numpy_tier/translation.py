@@ -1,0 +1,151 @@
+"""A kernel's blocks to Python functions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPE_NAMES
+from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
+from pympsd_server.backends.emulated.ptx.lowering.control_flow import build_blocks, without_dead_results
+from pympsd_server.backends.emulated.ptx.lowering.ir import Code, Symbol
+from pympsd_server.backends.emulated.ptx.math import conversion, floats, integers, small_floats, video
+from pympsd_server.backends.emulated.ptx.matrices import multiply, transfers, warp_groups
+from pympsd_server.backends.emulated.ptx.numpy_tier import (
+    emit_arithmetic,
+    emit_async,
+    emit_bits,
+    emit_compare,
+    emit_convert,
+    emit_float,
+    emit_matrices,
+    emit_memory,
+    emit_system,
+    emit_tensor_maps,
+    emit_textures,
+    emit_video,
+    emit_warp,
+)
+from pympsd_server.backends.emulated.ptx.numpy_tier.block_ends import emit_end
+from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import emit
+from pympsd_server.backends.emulated.ptx.numpy_tier.writer import Constants, Writer
+from pympsd_server.backends.emulated.ptx.runtime import (
+    atomics,
+    bulk_copies,
+    calls,
+    mbarrier,
+    printing,
+    spaces,
+    special_registers,
+    warp,
+)
+from pympsd_server.backends.emulated.ptx.tensor_maps import box_copies, descriptors
+from pympsd_server.backends.emulated.ptx.textures import sampling, surfaces
+
+EMITTERS = (
+    emit_arithmetic, emit_async, emit_bits, emit_compare, emit_convert, emit_float, emit_matrices, emit_memory,
+    emit_system, emit_tensor_maps, emit_textures, emit_video, emit_warp,
+)  # fmt: skip
+_LIBRARY = (
+    atomics, box_copies, bulk_copies, calls, conversion, descriptors, floats, integers, mbarrier, multiply, printing,
+    sampling, small_floats, spaces, special_registers, surfaces, transfers, video, warp, warp_groups,
+)  # fmt: skip
+
+
+@define
+class Translation:
+    """One kernel, translated: plans, and functions that are compiled when first needed."""
+
+    code: Code
+    plans: list[BlockPlan]
+    source: str
+    constants: Constants
+    shared_bytes: int
+    local_bytes: int
+    _compiled: CodeType | None = None
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def functions(self, addresses: dict[str, int]) -> list[Callable[..., Any]]:
+        """Return the block functions, with the addresses of the linked module's variables."""
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = compile(self.source, f"<ptx {self.code.name}>", "exec")
+        names = dict(_namespace())
+        names.update(self.constants.values)
+        for name, (variable, offset) in self.constants.addresses.items():
+            names[name] = np.uint64((addresses[variable] + offset) & (2**64 - 1))
+        exec(self._compiled, names)
+        return [names[f"block{i}"] for i in range(len(self.plans))]
+
+
+def _namespace() -> dict[str, Any]:
+    names: dict[str, Any] = {"np": np}
+    for name, scalar in DTYPE_NAMES.items():
+        names[name] = scalar
+        names[f"{name}_t"] = np.dtype(scalar)
+    for module in _LIBRARY:
+        names.update({n: v for n, v in vars(module).items() if callable(v) and not n.startswith("_")})
+    return names
+
+
+@define
+class _Layout:
+    """Offsets of a kernel's shared and local variables; extern shared begins at -1 (after the static)."""
+
+    offsets: dict[tuple[str, str], int] = field(factory=dict)
+    shared_bytes: int = 0
+    local_bytes: int = 0
+
+    def offset_of(self, symbol: Symbol) -> int:
+        return symbol.offset if symbol.space == "param" else self.offsets[symbol.space, symbol.name]
+
+
+def _layout(code: Code) -> _Layout:
+    layout, dynamic_alignment = _Layout(), 1
+    for name, variable in code.shared.items():
+        if variable.count is None or variable.extern:
+            layout.offsets["shared", name] = -1
+            dynamic_alignment = max(dynamic_alignment, variable.alignment)
+            continue
+        start = -(-layout.shared_bytes // variable.alignment) * variable.alignment
+        layout.offsets["shared", name] = start
+        layout.shared_bytes = start + variable.size
+    # Dynamic shared memory begins behind the static.
+    layout.shared_bytes = -(-layout.shared_bytes // dynamic_alignment) * dynamic_alignment
+    for name, variable in code.local.items():
+        start = -(-layout.local_bytes // variable.alignment) * variable.alignment
+        layout.offsets["local", name] = start
+        layout.local_bytes = start + variable.size
+    return layout
+
+
+def translate(code: Code) -> Translation:
+    """Translate a whole kernel. Raises InvalidPtx naming the first instruction that is not supported."""
+    layout = _layout(code)
+    blocks = build_blocks(code)
+    constants = Constants()
+    plans, lines = [], []
+    for number, block in enumerate(blocks):
+        writer = Writer(code, constants, _parameters_at_zero(layout), block.live_in)
+        for operation in without_dead_results(block, blocks, code.carry):
+            emit(writer, operation)
+        plan, returned = emit_end(writer, block, blocks)
+        plans.append(plan)
+        arguments = "".join(f", r{r}" for r in block.live_in)
+        lines.append(f"def block{number}(B, T{arguments}):")
+        lines += [f"    {line}" for line in writer.text(returned)]
+    source = "\n".join(lines)
+    return Translation(code, plans, source, constants, layout.shared_bytes, layout.local_bytes)
+
+
+def _parameters_at_zero(layout: _Layout) -> Callable[[Symbol], int]:
+    def offset_of(symbol: Symbol) -> int:
+        # A parameter's own offset is part of its symbol already.
+        return 0 if symbol.space == "param" else layout.offset_of(symbol)
+
+    return offset_of

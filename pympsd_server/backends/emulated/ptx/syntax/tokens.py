@@ -1,0 +1,130 @@
+"""PTX text to tokens."""
+
+from __future__ import annotations
+
+import re
+
+from attrs import frozen
+
+from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
+
+_PATTERN = re.compile(
+    r"""
+    (?P<space>[ \t\r\f\v]+) | (?P<newline>\n)
+  | (?P<comment>(?://|\#[ \t]*(?:line[ \t]+)?\d|@@DWARF)[^\n]*) | (?P<block>/\*.*?\*/)
+  | (?P<string>"(?:[^"\\\n]|\\.)*")
+  | (?P<float>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b
+      |(?:\d+\.\d*|\.\d+)(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
+  | (?P<integer>0[xX][0-9a-fA-F]+U?|0[bB][01]+U?|\d+U?)
+  | (?P<directive>\.[A-Za-z_][\w$]*)
+  | (?P<word>[A-Za-z_$%][\w$]*(?:(?:\.|::)\w+)*)
+  | (?P<mark>&&|\|\||<<|>>|[<>=!]=|[\[\]{}()<>,;:=+\-*/%&^?@!|~])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@frozen
+class Token:
+    kind: str
+    text: str
+    line: int
+
+
+def tokenize(text: str) -> list[Token]:
+    """Return all tokens but space and comments, and an "end" token. Raises InvalidPtx at a strange character."""
+    tokens: list[Token] = []
+    line, position = 1, 0
+    while position < len(text):
+        match = _PATTERN.match(text, position)
+        if match is None:
+            raise InvalidPtx(f"syntax error at {text[position : position + 20]!r}", line)
+        kind = match.lastgroup or ""
+        if kind == "newline":
+            line += 1
+        elif kind == "block":
+            line += match.group().count("\n")
+        elif kind not in ("space", "comment"):
+            tokens.append(Token(kind, match.group(), line))
+        position = match.end()
+    tokens.append(Token("end", "end of file", line))
+    return tokens
+
+
+class TokenStream:
+    """Looks at and consumes tokens; every refusal carries the current line."""
+
+    def __init__(self, text: str) -> None:
+        self._tokens = tokenize(text)
+        self._at = 0
+
+    @property
+    def current(self) -> Token:
+        return self._tokens[self._at]
+
+    @property
+    def line(self) -> int:
+        return self.current.line
+
+    @property
+    def following(self) -> Token:
+        return self._tokens[min(self._at + 1, len(self._tokens) - 1)]
+
+    def error(self, expected: str) -> InvalidPtx:
+        return InvalidPtx(f"expected {expected}, found {self.current.text!r}", self.line)
+
+    def take(self) -> Token:
+        token = self.current
+        if token.kind == "end":
+            raise self.error("more text")
+        self._at += 1
+        return token
+
+    def is_at(self, *texts: str) -> bool:
+        return self.current.text in texts and self.current.kind != "string"
+
+    def accept(self, text: str) -> bool:
+        if self.is_at(text):
+            self._at += 1
+            return True
+        return False
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            raise self.error(repr(text))
+
+    def word(self, what: str) -> str:
+        if self.current.kind != "word":
+            raise self.error(what)
+        return self.take().text
+
+    def integer(self) -> int:
+        negative = self.accept("-")
+        if self.current.kind != "integer":
+            raise self.error("an integer")
+        value = parse_integer(self.take().text)
+        return -value if negative else value
+
+    def skip_line(self) -> None:
+        """Skip the rest of the line, as .loc and .file end there."""
+        line = self.line
+        while self.current.kind != "end" and self.line == line:
+            self._at += 1
+
+    def skip_past(self, text: str) -> None:
+        while not self.accept(text):
+            self.take()
+
+    def skip_braces(self) -> None:
+        self.skip_past("{")
+        depth = 1
+        while depth:
+            token = self.take()
+            depth += (token.text == "{") - (token.text == "}")
+
+
+def parse_integer(text: str) -> int:
+    digits = text.rstrip("U")
+    if len(digits) > 1 and digits[0] == "0" and digits.isdigit():
+        return int(digits, 8)
+    return int(digits, 0)
