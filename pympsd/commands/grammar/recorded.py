@@ -151,7 +151,7 @@ class LoosePercentage:
     """A note if characters follow that C does not read: ``33,3`` is 33."""
 
 
-BY_DEVICE: Final = "an active thread percentage of protocol 2 is one number for all devices (protocol 3 and clients have some by device)"
+ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage is one number for all devices"
 
 
 def read_percentage(word: str) -> LoosePercentage:

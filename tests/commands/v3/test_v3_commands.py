@@ -31,6 +31,7 @@ from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace, Source
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
@@ -46,10 +47,10 @@ LISTS = ("server list", "namespace list", "client list --all", "device list", "f
 @pytest.fixture
 def daemon() -> Daemon:
     """Root's daemon: server a of user 7 with namespaces default and hi, a client in hi; server b has no process."""
-    daemon = Daemon(0, DEVICES, protocol=3, most_servers=9, pipe_directory="/p", pid_namespace=11)
+    daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p", pid_namespace=11), DEVICES)
     half = Limits(percentages(50.0))
-    daemon.named_servers["a"] = NamedServer(
-        "a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0)
+    daemon.named_servers.add(
+        NamedServer("a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0))
     )
     daemon.named_servers.add(NamedServer("b", 8))
     process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
@@ -603,7 +604,7 @@ def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemo
 def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
     uuid = daemon.devices[0].uuid
     four = Limits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
-    daemon.named_servers["c"] = NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone")
+    daemon.named_servers.add(NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone"))
     assert _printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
     assert _printed(daemon, "namespace get default c total-memory-limit") == "-\n"
     assert (
@@ -719,7 +720,7 @@ def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
 
 def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
     half = Limits(percentages(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
-    daemon.named_servers["uid_7"] = NamedServer("uid_7", 7, {"default": Namespace("default", half)})
+    daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", half)}))
     assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
     assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
     assert _printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
