@@ -100,7 +100,7 @@ def test_of_a_server_that_runs_percentages_by_device_are_lost_and_the_least_hold
     limits = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
     left = evolve(of_server(namespaces=(PersistentNamespace("default", limits),)), servers=(PROCESS,))
     assert list(lost(left, Limits())) == ["active-thread-percentage of server 'uid_500'"]
-    story = Story(Daemon(0, DEVICES))
+    story = Story(Daemon(DaemonOptions(0), DEVICES))
     story.feed(events.PredecessorDied(left))
     (server,) = story.daemon.servers.values()
     assert server.thread_percentage == ThreadPercentage(25.0)
