@@ -18,7 +18,7 @@ def overview() -> str:
 
 def module_help(module: str) -> str:
     """Return the help of every verb of a module."""
-    return "\n".join(command_help(each) for _, each in sorted(verbs_of(module, 3).items()))
+    return "\n".join(command_help(command) for _, command in sorted(verbs_of(module, 3).items()))
 
 
 def command_help(command: Command) -> str:
@@ -33,9 +33,9 @@ def summary(command: Command) -> str:
 
 def help_of(words: Sequence[str]) -> str:
     """Return the help of the command or module that words begin with; an empty text for another word."""
-    known = find_command(words)
-    if known is not None:
-        return f"{command_help(known)}\n"
+    command = find_command(words)
+    if command is not None:
+        return f"{command_help(command)}\n"
     return f"{module_help(words[0])}\n" if words and verbs_of(words[0], 3) else ""
 
 
@@ -48,5 +48,5 @@ def list_commands(protocol: int) -> str:
 
 def all_help(protocol: int) -> str:
     """Return the help of all commands of a protocol."""
-    commands = sorted((each.name, each) for each in COMMANDS.values() if protocol in each.protocols)
+    commands = sorted((command.name, command) for command in COMMANDS.values() if protocol in command.protocols)
     return "".join(f"{command_help(command)}\n" for _, command in commands)

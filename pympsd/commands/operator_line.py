@@ -60,10 +60,10 @@ def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | 
         return data(help.overview())
     if line.is_whole and verbs_of(name, protocol):
         return _of_module(daemon, caller, line, file)
-    known = COMMANDS.get(name) if line.is_whole else None
-    if known is not None and protocol in known.protocols:
+    command = COMMANDS.get(name) if line.is_whole else None
+    if command is not None and protocol in command.protocols:
         before = defaults_of(daemon)
-        decision = known.run(daemon, caller, words[1:])
+        decision = command.run(daemon, caller, words[1:])
         count_change(daemon, before)
         return decision
     return Decision(_refuse_unknown(line, protocol))
@@ -89,19 +89,19 @@ def _refuse_unknown(line: ParsedLine, protocol: int) -> Answer:
     """Return the refusal of a line that is not a command in a protocol."""
     name = line.words[0] if line.words else ""
     names = first_words(protocol)
-    known = COMMANDS.get(line.command)
+    command = COMMANDS.get(line.command)
     if protocol == 3 and line.is_whole:
-        if known is not None:
-            return known.translate(line.words[1:])
+        if command is not None:
+            return command.translate(line.words[1:])
         later = LATER_COMMANDS.get(" ".join(line.words[:2])) or LATER_COMMANDS.get(name)
         if later is not None:
             return refuse_translated(name, later)
-        modules = [each for each in names if verbs_of(each, protocol)]
+        modules = [word for word in names if verbs_of(word, protocol)]
         problem = f"Unknown module '{name}'. {did_you_mean(name, names)}Modules: {', '.join(modules)}."
         return refusal(diagnostic=problem)
-    if known is not None and known.verb:
-        hint = f"{known.name} is a command of protocol 3; start the daemon with -p 3"
-        return refusal(f'Unknown command "{known.name}"', diagnostic=hint)
+    if command is not None and command.verb:
+        hint = f"{command.name} is a command of protocol 3; start the daemon with -p 3"
+        return refusal(f'Unknown command "{command.name}"', diagnostic=hint)
     similar = find_similar(name, names)
     meant = f"did you mean {similar}? " if similar else ""
     return refusal(f'Unknown command "{name}"', diagnostic=f"{meant}the commands are {', '.join(names)}")

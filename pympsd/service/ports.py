@@ -6,8 +6,8 @@ from typing import Protocol
 
 from attrs import field, frozen
 
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limit_table import ClientLimits
 
 
@@ -16,15 +16,11 @@ class Admission:
     """What a server is sent with a new client; ``pidfd`` is a copy for the server, -1: none."""
 
     client: int
-    peer: Peer
-    command: str
-    namespace: int
+    process: ClientProcess
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
     limits: ClientLimits | None = None
-    since: float = 0.0
-    """When the client connected, in seconds since 1970."""
 
 
 class ConnectedOperator(Protocol):

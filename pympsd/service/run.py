@@ -44,7 +44,7 @@ from pympsd.state_machine.state.turns import TurnPolicy, Turns, guarded, order
 from pympsd.takeover.directory_claim import HAND_OVER
 from pympsd.takeover.keeper.entries import KeptEntries, file_note
 from pympsd.takeover.keeper.link import KeeperLink
-from pympsd.takeover.servers import PendingServer, all_settled, take_over
+from pympsd.takeover.servers import PendingServer, take_over, wait_for_reports
 from pympsd.takeover.state.entries import FIFO, listener_name
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
@@ -156,7 +156,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
         dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
-        awaited = _save_and_inherit(dispatcher, directory, left)
+        pending = _save_and_take_over(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
@@ -167,7 +167,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             nursery.start_soon(MemorySharing(dispatcher).run)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(is_vendor_server, dispatcher))
         os.chdir("/")
-        await all_settled(awaited)
+        await wait_for_reports(pending)
         if setup.configuration is not None:
             await apply_configuration(dispatcher, *setup.configuration)
         ready()
@@ -251,7 +251,7 @@ def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorCon
     }
 
 
-def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:
+def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
     file = StateFile(
@@ -266,12 +266,12 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Ke
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
-    awaited = take_over(dispatcher, directory.path, left)
+    pending = take_over(dispatcher, directory.path, left)
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():
             dispatcher.journal.of_server(server.name, server.uid, server.pid)
     dispatcher.save()
-    return awaited
+    return pending
 
 
 def _dispatcher(

@@ -9,13 +9,13 @@ from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.instructions import AdmitClient, UpdateServerLimits
+from pympsd.state_machine.partition_choice import chosen
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, in_bytes, percentage_on
 from pympsd.vocabulary.limits import (
@@ -29,7 +29,6 @@ from pympsd.vocabulary.limits import (
     cgroup_group,
     least,
 )
-from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 from pympsd.vocabulary.sm_rounding import multiprocessors as sms_of
 from pympsd.vocabulary.variables import MEMORY_LIMITS
@@ -70,14 +69,13 @@ def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
     raise UnknownDevice(word, word.isdecimal() or word.startswith("GPU-"), reason)
 
 
-def limits_by_rule(daemon: Daemon, event: ClientConnected) -> Limits | None:
+def limits_by_rule(daemon: Daemon, process: ClientProcess, target: Destination) -> Limits | None:
     """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown."""
     if daemon.process_limits.rules is None:
         return None
-    if event.origin is None:  # it came before there were rules
+    if process.origin is None:  # it came before there were rules
         raise Unknown("the rules have just changed; connect again")
-    namespace = f"{routing.server_for(daemon, event)}/{event.mps_namespace or DEFAULT}"
-    rule = first_fitting(daemon.process_limits.rules, event.origin, namespace)
+    rule = first_fitting(daemon.process_limits.rules, process.origin, str(target))
     return Limits() if rule is None else rule.limits
 
 
@@ -113,10 +111,8 @@ def client_limits(
 
 def grant(daemon: Daemon, server: Server, client: int, limits: ClientLimits | None) -> AdmitClient:
     """Return the admission of a client with its limits and the priority that it has if it sets none itself."""
-    priority = (
-        daemon.defaults.client_priority if limits is None else limits.combine().client_priority or ClientPriority()
-    )
-    return AdmitClient(client, server.serial, server.pid, priority.level, limits)
+    stated = daemon.defaults.client_priority if limits is None else limits.combine().client_priority
+    return AdmitClient(client, server.serial, server.pid, (stated or ClientPriority()).level, limits)
 
 
 def in_force(daemon: Daemon, server: Server, grant: AdmitClient) -> LimitsInForce:
@@ -153,11 +149,11 @@ def _memory_groups(
     return groups
 
 
-def check_cgroups(daemon: Daemon, event: ClientConnected) -> None:
+def check_cgroups(daemon: Daemon, process: ClientProcess) -> None:
     """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in."""
     if (
         daemon.process_limits.cgroups
         and daemon.process_limits.accounts_cgroups
-        and (event.origin is None or event.origin.cgroups is None)
+        and (process.origin is None or process.origin.cgroups is None)
     ):
         raise Unknown("limits of cgroups hold (memacct), and the daemon cannot see its cgroup")

@@ -19,7 +19,7 @@ from pympsd.takeover.state_file import directories_left
 from pympsd.vocabulary import files
 
 HAND_OVER: Final = signal.SIGUSR2
-"""A daemon that receives it ends at once and leaves its servers to the next one."""
+"""A daemon that receives it ends immediately and leaves its servers to the next one."""
 HAND_OVER_SECONDS: Final = 10.0
 """Time for the running daemon to end."""
 LOCK_SECONDS: Final = 5.0
@@ -52,7 +52,7 @@ def claim(given: str) -> PipeDirectory:
 
 
 def replace(given: str) -> PipeDirectory:
-    """Have the daemon of a pipe directory, if there is one, hand over; claim the directory.
+    """Replace the daemon of a pipe directory, if there is one: it hands over, and the directory is claimed.
 
     Raise CannotReplace, and what PipeDirectory.claim raises.
     """
@@ -60,7 +60,7 @@ def replace(given: str) -> PipeDirectory:
     if (claimed := _claimed_or_freed(given)) is not None:
         return claimed
     give_up = time.monotonic() + LOCK_SECONDS
-    # The parent of the earlier daemon may still run, and shares its lock.
+    # The parent of the previous daemon may still run, and shares its lock.
     while (claimed := _claimed(given)) is None:
         if time.monotonic() > give_up:
             raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
@@ -75,7 +75,7 @@ def _check_owner(given: str) -> None:
 
 
 def _claimed_or_freed(given: str) -> PipeDirectory | None:
-    """Claim the directory; or have its daemon end, which releases the lock later, and return None."""
+    """Claim the directory; or make its daemon end, which releases the lock later, and return None."""
     give_up = time.monotonic() + LOCK_SECONDS
     while (claimed := _claimed(given)) is None:
         try:

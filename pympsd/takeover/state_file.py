@@ -64,7 +64,7 @@ class SavedState:
     trace: str = ""
     """The path of the trace that it writes."""
     log_folders: tuple[MadeFolder, ...] = ()
-    """Those that it, or an earlier daemon, has made for the logs of servers."""
+    """Those that it, or the previous daemon, has made for the logs of servers."""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
@@ -245,7 +245,7 @@ def _pid_namespace() -> int:
 class StateFile:
     """Keeps the file of the running daemon up to date.
 
-    It exists even if there is nothing to save: it shows clients that their daemon has not ended in order.
+    It exists even if there is nothing to save: it shows clients that their daemon has not quit.
     """
 
     folder: str

@@ -27,7 +27,7 @@ Answer = tuple[int, int, bytes]
 
 
 class Faultable(Protocol):
-    """A context, as far as the command stream knows it."""
+    """A context, as the command stream uses it."""
 
     id: int
 
@@ -36,14 +36,14 @@ class Faultable(Protocol):
 
 
 def report_fault(context: Faultable, context_id: int, answer: Answer) -> None:
-    """Poison a context when an answer of its executor says so."""
+    """Report a fault to a context if an answer of its executor carries one."""
     flags, result, body = answer
     if flags & FLAG_POISONED:
         context.fault(context_id, result, body.decode("utf-8", "replace"))
 
 
 class DeviceOutput:
-    """What was printed before the answers of calls that wait, by their sequence numbers.
+    """The text that kernels printed before the answers of waiting calls, by sequence number.
 
     The thread that made the call writes it, not the one that read it: a full pipe holds no other thread.
     """
@@ -78,7 +78,7 @@ def write_output(descriptor: int, text: bytes) -> None:
 BRINGS_FD: Final = frozenset(ANSWER | operation.opcode for operation in OPERATIONS if operation.brings_fd)
 """Opcodes of the answers that come with one descriptor each, if they are successful."""
 NO_ROOM: Final = -1
-"""In place of a descriptor that this process had no room for."""
+"""Stands for a descriptor that was lost because this process may not open more."""
 
 _CHUNK: Final = (65536,)
 _ROOM: Final = (socket.CMSG_SPACE(FD_BYTES),)

@@ -67,7 +67,7 @@ class CallbackThreads:
         self._idle = 0
 
     def submit(self, stream: Hashable, job: Job) -> None:
-        """Run a job after the others of its stream. The job raises nothing."""
+        """Run a job after the earlier jobs of its stream. The job raises nothing."""
         with self._changed:
             jobs = self._jobs.get(stream)
             if jobs is not None:
@@ -116,7 +116,7 @@ callback_threads: Final = CallbackThreads()
 
 
 ROOM_CHECK_INTERVAL: Final = 1024
-"""The number of records that may be posted while functions are pending before the executor is asked for room.
+"""The number of records after which, while functions are pending, the client asks the executor for room.
 
 It stops reading when too much is unfinished, and would not see that a function is done.
 """
@@ -155,12 +155,17 @@ class HostCallbacks:
         """Posted and not announced, by the sequence numbers of their records, which are their tokens too."""
         self._unfinished = 0
         self._listening = False
-        # Objects that are collected while room is asked for may make calls.
+        # Objects that are collected during the request may make calls.
         self._requesting: Final = RLock()
         self._posted = count().__next__
 
     def launch(self, callback: PendingCallback, record: Callable[[int], bytes] | None = None) -> None:
-        """Post a function; raise CudaError. ``record`` packs a record for it from its token, if not HOST_FUNCTION."""
+        """Post a function; raise CudaError if the record cannot be sent.
+
+        ``record`` packs the record from the function's token. Without it the record is HOST_FUNCTION; an executable
+        graph passes a function that packs GRAPH_HOST_FUNCTION. After Ctrl-C the function stays pending, because its
+        record may be on its way.
+        """
         sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
         try:
@@ -260,12 +265,12 @@ class HostCallbacks:
     # --- backpressure
 
     def _wait_for_room(self, record: bytes) -> None:
-        """Before a record is posted: wait for room in the executor, once in ROOM_CHECK_INTERVAL records."""
+        """Wait until the executor takes more records; done before every ROOM_CHECK_INTERVAL-th record is posted."""
         if _running.in_function or self._posted() < ROOM_CHECK_INTERVAL:
-            return  # a function's own work is what makes room
+            return  # the work of a running function lets the others finish
         with self._requesting:
             if self._posted() < ROOM_CHECK_INTERVAL:
-                return  # another thread has asked meanwhile
+                return  # another thread has just asked
             context = HEADER.unpack_from(record)[3]
             sequence = self._transport.sequence()
             self._transport.expect(sequence)

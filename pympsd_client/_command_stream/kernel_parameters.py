@@ -57,7 +57,7 @@ def raw_packer(layout: FunctionLayout) -> Packer:
     return struct.Struct(f"{LAUNCH_FORMAT}{layout.parameter_bytes}s{padding}x").pack
 
 
-def typed_packer(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | None:
+def packer_for_types(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | None:
     """Return a packer for values of these ctypes types, or None if each launch must inspect them.
 
     A type of None is a handle or pointer object, 8 bytes wide.

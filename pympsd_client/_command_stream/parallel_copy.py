@@ -58,7 +58,13 @@ class _Slice:
 
 
 def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
-    """Call ``copy`` for all slices, one in this thread; return when all are done. Raise the first error of any."""
+    """Call ``copy`` for all slices, one of them in this thread; return when all are done.
+
+    ``count``: bytes in all. ``threads``: the number of slices. ``copy(start, size, stop)`` copies a slice and ends
+    early once ``stop`` is set, which happens after the first error. Raise the first error of any slice; Ctrl-C in
+    this thread counts as one. The threads have ended with the slices when this returns or raises, because they use
+    the caller's memory.
+    """
     length = -(-count // threads // _ALIGNMENT) * _ALIGNMENT
     pieces = [(start, min(length, count - start)) for start in range(0, count, length)]
     stop = Event()
@@ -92,7 +98,7 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
 
 
 def _wait(slices: list[_Slice], errors: list[BaseException], stop: Event) -> None:
-    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed meanwhile."""
+    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed earlier."""
     while True:
         try:
             if errors:

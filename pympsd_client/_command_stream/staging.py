@@ -59,7 +59,7 @@ class StagingMemory:
         weakref.finalize(self, unmap, self.address, mapped).atexit = False
 
     def take(self, sequence: int, count: int, context: Faultable, kept: bool) -> int | None:
-        """Take a slot of ``count`` bytes for a record and return its offset; None when there is no room."""
+        """Take a slot of ``count`` bytes for a record and return its offset; None if none is free."""
         size = min(-(-count // GRAIN) * GRAIN, self.size)
         with self._taking:
             offset = 0

@@ -96,7 +96,7 @@ class Transport:
         self.host_callbacks: object = None
         """The stream's `HostCallbacks`, once the program had a host function."""
         self.backpressure: Callable[[bytes], None] | None = None
-        """While host functions are pending: called before each record is posted, to wait for room."""
+        """While host functions are pending: called before each record, to wait until the executor takes more."""
         self.received_fds: ReceivedFds | None = None
         """Descriptors that come with answers, once any may come (receiving them costs each answer a microsecond)."""
         self._socket: Final = connection
@@ -119,10 +119,13 @@ class Transport:
     # --- sending
 
     def post(self, record: bytes, urgent: bool = False) -> None:
-        """Send a record and return; wait only while the executor takes nothing. Raise CudaError when it is gone.
+        """Send a record and return; wait only while the executor takes nothing.
 
-        ``urgent``: other work waits for this record, so it is exempt from backpressure. A record of a stream that
-        is captured is not sent (`interception`).
+        The answer, if there is one, comes later: see `expect`. A record of a stream that is captured is not sent
+        (`interception`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
+        capture.
+
+        Raise CudaError if the executor is gone, or a capture refuses the record.
         """
         if (by := intercepted.by) is not None and not urgent and by.takes_record(record):
             return
@@ -203,7 +206,11 @@ class Transport:
     # --- answers
 
     def call(self, sequence: int, record: bytes) -> Answer:
-        """Send a record and return its answer, without holding up other threads' calls."""
+        """Send a record and return its answer, without holding up other threads' calls.
+
+        ``sequence`` is the number in the record. Raise CudaError if the executor is gone; an error *in* the answer is
+        the caller's to raise.
+        """
         self.expect(sequence)
         try:
             self.post(record)
@@ -212,8 +219,10 @@ class Transport:
             self.discard(sequence)
 
     def expect(self, sequence: int, gate: Lock | None = None) -> None:
-        """Keep the answer with this sequence number when it comes; call this before its record is sent. ``gate``: a
-        closed lock of the caller's, which opens when the answer has come.
+        """Keep the answer with this sequence number when it comes; call this before its record is sent.
+
+        ``gate``: a closed lock of the caller's that opens when the answer has come. Without one the transport makes a
+        lock of its own. Every call is followed by `discard`, or the answer is kept forever.
         """
         if gate is None:
             gate = Lock()
@@ -221,7 +230,10 @@ class Transport:
         self._gates[sequence] = gate
 
     def answer(self, sequence: int) -> Answer:
-        """Wait for an expected answer and return it."""
+        """Wait for an expected answer and return it; it stays available until `discard`.
+
+        Raise CudaError if the stream ends first.
+        """
         self.wait(self._gates[sequence], lambda: sequence in self._answers)
         return self._answers[sequence]
 
@@ -235,20 +247,23 @@ class Transport:
         return self._answers.get(sequence)
 
     def discard(self, sequence: int) -> None:
-        """Expect the answer with this sequence number no more, whether it came or not; write what was printed."""
+        """Stop expecting an answer, whether it came or not, and write the output that came before it.
+
+        Harmless if nothing is expected. An answer that comes later is dropped.
+        """
         self._gates.pop(sequence, None)
         self._answers.pop(sequence, None)
         self._output.write(sequence)
 
     def free_slot(self, sequence: int) -> None:
-        """Free a record's slot of the staging memory and wake the threads that wait for room."""
+        """Free a record's slot of the staging memory and wake the threads that wait for one."""
         if self.staging.free(sequence) is not None:
             for waiting, gate in tuple(self._gates.items()):
                 if waiting < 0:
                     _open(gate)
 
     def take_slot(self, sequence: int, count: int, context: Faultable, kept: bool = False) -> int:
-        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait for room.
+        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait until one is free.
 
         A thread that has kept slots must not wait: it calls ``staging.take`` instead.
         """
@@ -327,7 +342,7 @@ class Transport:
             self._end(f"the executor is gone ({error.strerror})")
             return
         if len(self._received) == before:
-            self._end("the executor has ended, server.log may say why")
+            self._end("the executor has ended; the reason may be in server.log")
         self._handle_received()
 
     def _handle_received(self) -> bool:
@@ -337,7 +352,7 @@ class Transport:
         while len(received) >= HEADER_BYTES:
             opcode, flags, length, result, sequence = HEADER.unpack_from(received)
             if not (opcode & ANSWER and HEADER_BYTES <= length <= RECORD_LIMIT):
-                self._end("the executor sent what is no answer")
+                self._end("the executor sent something that is not an answer")
                 return handled
             if len(received) < length:
                 break
@@ -383,7 +398,10 @@ class Transport:
         return self._error
 
     def fail(self, error: CudaError) -> None:
-        """End the stream: fail every later call, and those that wait now, with this error."""
+        """End the stream: every later call, and those that wait now, fail with this error.
+
+        The first error stays if the stream has ended already.
+        """
         self._error = self._error or error
         self._end("")
         with contextlib.suppress(OSError):

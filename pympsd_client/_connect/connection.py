@@ -1,4 +1,4 @@
-"""The common interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
+"""The interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ class Opened:
 
 
 class Connection(Protocol):
-    """The connection to the devices: a session with an MPS server, or private executors."""
+    """The connection to the devices: a session with an MPS server, or private executors.
+
+    ``driver_version`` is the CUDA version that cuDriverGetVersion returns, 1000 x major + 10 x minor.
+    """
 
     devices: tuple[Device, ...]
     driver_version: int

@@ -41,7 +41,7 @@ class Conversation:
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
 
-        Raise Ended, TimeoutError, and OSError if this process has no room for the descriptors.
+        Raise Ended, TimeoutError, and OSError if this process may not open the descriptors.
         """
         while not self._frames:
             self.wait(timeout)
@@ -98,7 +98,7 @@ class Conversation:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
-    """Receive bytes and descriptors, close-on-exec because executors may be started meanwhile."""
+    """Receive bytes and descriptors, close-on-exec because another thread may start an executor."""
     room = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
     data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
     return data, *whole(received(controls), flags)

@@ -142,7 +142,7 @@ def _has_named_servers(directory: str) -> bool:
 
 def _no_server(name: str, there: str) -> str:
     # A server that could not be made has no socket either, and is still listed by the daemon.
-    return f"no server '{name}', or one that has failed (server list says); there are: {there}"
+    return f"no server '{name}', or it has failed (see server list); there are: {there}"
 
 
 def _has_lock(directory: str) -> bool:

@@ -55,12 +55,12 @@ from pympsd_client._connect.discovery import (
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
-"""Seconds until a single warning says what cuInit waits for."""
-_WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+"""Seconds until a single warning names what cuInit waits for."""
+_WHY_THE_DAEMON: Final = "others have their turn (see control.log for who waits for whom), or it is stopped"
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
-"""What a path says without a socket, or through a file."""
+"""Errors of a path that has no socket, or leads through a file."""
 MAX_GRANTS: Final = 6
-"""The number of servers that may end before their welcome; the daemon gives up after four and says why."""
+"""The number of servers that may end before their welcome; the daemon gives up after four, with the reason."""
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before the next of them: the daemon has to see the end of the last."""
 _FRAMES: Final = 7
@@ -109,7 +109,7 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
         daemon.send(hello)
         answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
-        reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
+        reason = f"the MPS control daemon at {control_socket(environment)}: {error}; the reason may be in control.log"
         raise _no_connection(reason) from None
     finally:
         daemon.close()
@@ -138,7 +138,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
             return message
         reason = f"it sent {type(message).__name__} where its welcome was due"
     except Ended as error:
-        reason = f"{error}; server.log may say why"
+        reason = f"{error}; the reason may be in server.log"
     server.close()
     raise NotWelcomed(Result.ERROR_MPS_CONNECTION_FAILED, f"the MPS server: {reason}")
 
@@ -170,7 +170,7 @@ def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str
     if verdict is None and environment.get(TRUST_VARIABLE) != "trust":
         verdict = _has_proof(daemon, what)
         who = "a user without a number in this user namespace (/proc/self/uid_map)"
-        remedy = f", or set {TRUST_VARIABLE}=trust if you know that the daemon is root's or yours"
+        remedy = f", or set {TRUST_VARIABLE}=trust if you are sure that the daemon is root's or yours"
     if verdict is False:
         raise _no_connection(
             f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "

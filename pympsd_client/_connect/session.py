@@ -64,7 +64,7 @@ def check_api_version(environment: Mapping[str, str]) -> None:
 SERVER_END_S: Final = 0.5
 """Seconds within which an ending server closes its sessions and its executors' links, in any order."""
 _STREAM_FDS: Final = 4
-"""A command stream takes two descriptors; another thread may open some meanwhile."""
+"""A command stream takes two descriptors; another thread may open two at the same time."""
 
 
 class Session:
@@ -93,10 +93,16 @@ class Session:
     def open_context(
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Ask the server for a context on a device; raise CudaError with its refusal."""
+        """Ask the server for a context on a device, and return its properties.
+
+        ``affinity``: at most so many SMs, rounded up; ``partition``: exactly so many, for a green context. With
+        partitioning of each context the percentage that the environment has now is sent too. The first context of a
+        device brings its command stream. Raise CudaError: the server's refusal, or MPS_RPC_FAILURE if the server has
+        gone.
+        """
         check_api_version(os.environ)
         if device.ordinal not in self._transports:
-            # Without room in this process the descriptors would be lost in transit.
+            # If this process may not open more descriptors, they would be lost in transit.
             require_room(_STREAM_FDS)
         percentage = _percentage_now() if self.per_context else None
         with self._requesting:
@@ -109,7 +115,7 @@ class Session:
             if transport is None:
                 raise self._gone("it opened a context and gave no command stream")
             if transport.error is not None:
-                # The executor has ended meanwhile, but not the server.
+                # The executor has ended since, but the server has not.
                 raise transport.error.again()
         return Opened(
             context_id=answer.context,
@@ -181,7 +187,7 @@ class Session:
         return self._lost.again()
 
     def _last_message(self) -> CudaError | None:
-        """Return what the server has said before it ended, if it did; a thread that asks reads it itself."""
+        """Return the error that the server sent before it ended, or None; a requesting thread reads it itself."""
         if self._requesting.acquire(blocking=False):
             try:
                 while True:

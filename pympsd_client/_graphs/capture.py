@@ -35,7 +35,6 @@ Sources: CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capt
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -115,8 +114,32 @@ class Capture:
         return any(not (has_unjoined_work & set(node.dependents)) for node in has_unjoined_work)
 
 
-class Captures(ABC):
-    """The captures of this process (an Interceptor). Safe for threads."""
+_UNSAFE: Final = frozenset(
+    {
+        *("ALLOCATE", "FREE", "ALLOCATE_PINNED", "SYNCHRONIZE_STREAM", "QUERY_STREAM"),
+        *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
+    }
+)
+"""Operations that may need work which is being captured to have been done."""
+_OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
+
+
+class Modes(threading.local):
+    current = GLOBAL
+    """The mode of each thread."""
+
+
+def waits_for_legacy(place: StreamKey) -> bool:
+    stream = streams.get(place[1])
+    return stream is not None and not stream.flags & NON_BLOCKING
+
+
+def invalidation_error(capture: Capture) -> CudaError:
+    return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
+
+
+class Captures:
+    """The captures of this process, which take the work of capturing streams (an Interceptor). Safe for threads."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()
@@ -129,7 +152,12 @@ class Captures(ABC):
     # --- begin and end
 
     def begin(self, place: StreamKey, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
-        """Begin a capture in a stream, into a graph if one is given; raise CudaError."""
+        """Begin a capture in a stream, into a new graph or a given one.
+
+        ``mode`` is a CUstreamCaptureMode; ``after``: the nodes of the graph that the first captured node depends on.
+        Raise STREAM_CAPTURE_UNSUPPORTED for the legacy stream, ILLEGAL_STATE if the stream or the graph is in a
+        capture already, INVALID_VALUE for an unknown mode.
+        """
         if place[1] == STREAM_LEGACY:
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_UNSUPPORTED,
@@ -146,11 +174,16 @@ class Captures(ABC):
             capture.graph.is_captured_into = True
             capture.next[place] = after
             self._of[place] = capture
-            self._intercept()
+            intercepted.by = self
             invalidate()  # launches in C would bypass the capture
 
     def end(self, place: StreamKey) -> Graph:
-        """End the capture that began in a stream and return its graph; raise CudaError, after which it has ended."""
+        """End the capture that began in a stream, and return its graph.
+
+        Raise ILLEGAL_STATE if the stream does not capture; STREAM_CAPTURE_UNMATCHED in a stream that joined, and
+        STREAM_CAPTURE_WRONG_THREAD in another thread, after both of which the capture continues;
+        STREAM_CAPTURE_UNJOINED and STREAM_CAPTURE_INVALIDATED, after which it has ended without a graph.
+        """
         with self._lock:
             capture = self._of.get(place)
             if capture is None:
@@ -199,10 +232,6 @@ class Captures(ABC):
         self._drop(capture)
         if not capture.is_into_existing:
             works.destroy(capture.graph)
-
-    @abstractmethod
-    def _intercept(self) -> None:
-        """See records from now on."""
 
     def streams_in(self, context: Context) -> list[StreamKey]:
         """Return the capturing streams of a context."""
@@ -255,36 +284,7 @@ class Captures(ABC):
                 capture.add(place, make())
             return capture is not None
 
-
-class Modes(threading.local):
-    current = GLOBAL
-    """The mode of each thread."""
-
-
-def waits_for_legacy(place: StreamKey) -> bool:
-    stream = streams.get(place[1])
-    return stream is not None and not stream.flags & NON_BLOCKING
-
-
-def invalidation_error(capture: Capture) -> CudaError:
-    return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
-
-
-_UNSAFE: Final = frozenset(
-    {
-        *("ALLOCATE", "FREE", "ALLOCATE_PINNED", "SYNCHRONIZE_STREAM", "QUERY_STREAM"),
-        *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
-    }
-)
-"""Operations that may need work which is being captured to have been done."""
-_OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
-
-
-class CapturingInterceptor(Captures):
-    """Takes work of capturing streams (an Interceptor), and refuses what breaks a capture."""
-
-    def _intercept(self) -> None:
-        intercepted.by = self
+    # --- the interceptor
 
     def takes_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory."""
@@ -339,7 +339,10 @@ class CapturingInterceptor(Captures):
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def takes_record(self, record: bytes) -> bool:
-        """Take a record of a capturing stream; raise CudaError for one that conflicts with a capture."""
+        """Take a record of a capturing stream (True), or leave it to be sent (False).
+
+        Raise CudaError for a record that conflicts with a capture; that capture is invalid then.
+        """
         opcode, flags, _, context_id, _ = HEADER.unpack_from(record)
         operation = BY_OPCODE[opcode]
         operands = operation.layout.unpack_from(record)[5:]
@@ -402,7 +405,7 @@ class CapturingInterceptor(Captures):
             recorded_by.reason = recorded_by.reason or f"{operation.name} was called for a captured event"
             raise CudaError(
                 Result.ERROR_CAPTURED_EVENT,
-                "the event was last recorded in a stream that captures: it is no work yet",
+                "the event was last recorded in a stream that captures: it does not stand for work yet",
             )
         return self._leave(operation, flags)
 
@@ -474,5 +477,5 @@ def _refusal(capture: Capture, what: str) -> CudaError:
     return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what} is not possible in a stream that captures")
 
 
-captures: Final = CapturingInterceptor()
+captures: Final = Captures()
 when_closed.append(captures.end_in)

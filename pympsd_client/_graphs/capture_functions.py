@@ -65,7 +65,7 @@ def info(stream: int) -> tuple[Any, ...]:
 
 
 def info_without_edges(stream: int) -> tuple[Any, ...]:
-    """Return the same without the edges; LOSSY_QUERY where they say something."""
+    """Return the same without the edges; LOSSY_QUERY if an edge has data."""
     status, number, graph, nodes, edges, count = info(stream)
     if any(edges):
         raise CudaError(Result.ERROR_LOSSY_QUERY, "the edges have data; ask with the version that returns it")

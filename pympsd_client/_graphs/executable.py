@@ -62,7 +62,11 @@ AUTO_FREE: Final = 1
 
 
 class Executable:
-    """An executable graph of one context; ``graph`` is its own copy of the nodes, changed by updates."""
+    """An executable graph of one context. Safe for threads.
+
+    ``graph`` is its own copy of the nodes, which updates change. Methods that take a node take one of the copy (see
+    `node`).
+    """
 
     def __init__(self, graph: Graph, context: Context, flags: int) -> None:
         self.handle: Final = allocate_handle()
@@ -108,7 +112,7 @@ class Executable:
         return copy
 
     def change(self, node: Node, work: Any) -> None:
-        """Have its copy of a node do other work from the next launch on."""
+        """Replace the work of its copy of a node, from the next launch on."""
         with self._launching:
             node.work = work
             self._drop()
@@ -128,7 +132,7 @@ class Executable:
         return node not in self._disabled
 
     def enable(self, node: Node, enabled: bool) -> None:
-        """Have a node do its work, or nothing, from the next launch on."""
+        """Let a node do its work, or nothing, from the next launch on."""
         with self._launching:
             (self._disabled.discard if enabled else self._disabled.add)(node)
             self._drop()
@@ -164,7 +168,12 @@ class Executable:
             self.context.post(operations.DESTROY_GRAPH, handle)
 
     def launch(self, stream: int) -> None:
-        """Launch it in stream order and return at once; raise CudaError."""
+        """Launch the graph in stream order and return immediately.
+
+        It runs after its own earlier launches, whatever their streams. Raise INVALID_VALUE for a stream of another
+        context, and if memory of an earlier launch has not been freed; the context's sticky error; OUT_OF_MEMORY if a
+        changed graph cannot be uploaded. In a capturing stream the graph becomes a child graph node instead.
+        """
         known_stream = _known_stream(stream)
         context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:
@@ -235,7 +244,7 @@ class Executable:
         return partial(_copy, self.context, self._copy_stream, host_copy)
 
     def destroy(self) -> None:
-        """Destroy it; launches that are queued go on, and what it retains is given back after them."""
+        """Destroy it; queued launches continue, and the objects it retains are released after them."""
         executables.remove(self.handle)
         is_usable = self.context.active and self.context.sticky_error is None
         if is_usable:
@@ -279,5 +288,5 @@ def find(handle: int) -> Executable:
     """Return the executable graph of a handle; raise INVALID_VALUE."""
     executable = executables.get(handle)
     if executable is None:
-        raise invalid_value(f"{handle:#x} is no executable graph of this process (destroyed, or its context was)")
+        raise invalid_value(f"{handle:#x} is not an executable graph of this process (destroyed, or its context was)")
     return executable

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import graph_structs as structs
-from pympsd_client._arguments.copy_structs import Copy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import node_functions, parameters
@@ -20,15 +19,8 @@ from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import Failed, NotOneContext, context_of_graph
 from pympsd_client._graphs.update import Refusal, Verdict, check_work, pairs
 from pympsd_client._graphs.work import (
-    BatchWork,
     ChildWork,
-    CopyWork,
-    FillWork,
-    HostWork,
-    KernelWork,
     NodeType,
-    RecordWork,
-    WaitWork,
 )
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import current
@@ -104,7 +96,7 @@ def instantiate_with_parameters(graph: int, parameters: Any) -> int:
 
 
 def launch(executable: int, stream: int) -> None:
-    """Launch an executable graph in stream order, after its earlier launches, and return at once."""
+    """Launch an executable graph in stream order, after its earlier launches, and return immediately."""
     find(executable).launch(stream)
 
 
@@ -167,51 +159,26 @@ def _change(executable: int, handle: int, kind: type[Any], make: Any) -> None:
     target.change(copy, work)
 
 
-def set_kernel(executable: int, node: int, params: Any) -> None:
-    """Change a kernel node of an executable graph; its context stays, else INVALID_VALUE."""
-    _change(executable, node, KernelWork, lambda before: node_functions.kernel_work(params, before))
+def set_parameters(kind: str, executable: int, node: int, params: Any, context: int = 0) -> None:
+    """Change what a node of an executable graph does from the next launch on; the graph's own node stays as it is.
 
-
-def set_copy(executable: int, node: int, copy: Copy3D | None, context: int) -> None:
-    """Change a copy node of an executable graph; memory types and context stay, else INVALID_VALUE."""
-    if copy is None:
-        raise invalid_value("the description of the copy is NULL")
-    _change(executable, node, CopyWork, lambda before: parameters.check_copy(copy, context))
-
-
-def set_fill(executable: int, node: int, params: Any, context: int) -> None:
-    """Change a fill node of an executable graph; of rows only address and value change, else INVALID_VALUE."""
-    address = structs.address_of(params, "CUDA_MEMSET_NODE_PARAMS")
-    _change(executable, node, FillWork, lambda before: parameters.fill_at(address, context))
-
-
-def set_batch(executable: int, node: int, params: Any) -> None:
-    """Change memory operations of an executable graph; their types and context stay, else INVALID_VALUE."""
-    address = structs.address_of(params, "CUDA_BATCH_MEM_OP_NODE_PARAMS")
-    _change(executable, node, BatchWork, lambda before: parameters.batch_at(address))
-
-
-def set_host(executable: int, node: int, params: Any) -> None:
-    """Change a host node of an executable graph."""
-    address = structs.address_of(params, "CUDA_HOST_NODE_PARAMS")
-    _change(executable, node, HostWork, lambda before: parameters.host_at(address))
-
-
-def set_record_event(executable: int, node: int, event: int) -> None:
-    """Change the event that a node of an executable graph records."""
-    _change(executable, node, RecordWork, lambda before: RecordWork(parameters.require_event(event)))
-
-
-def set_wait_event(executable: int, node: int, event: int) -> None:
-    """Change the event that a node of an executable graph waits for."""
-    _change(executable, node, WaitWork, lambda before: WaitWork(parameters.require_event(event)))
+    INVALID_VALUE for a node of another type, and for a change that is not possible: the context of a kernel or of
+    memory operations, the types of memory of a copy, the extent of a fill of rows, the types of memory operations.
+    """
+    node_kind = parameters.NODE_KINDS[kind]
+    _change(
+        executable,
+        node,
+        node_kind.work,
+        lambda before: parameters.keep_attributes(node_kind.read(params, context), before),
+    )
 
 
 def set_child(executable: int, node: int, child: int) -> None:
     """Take over the parameters of a graph of the same structure in a child graph node; INVALID_VALUE otherwise."""
     target, copy = find(executable), find(executable).node(graphs.find_node(node))
     if not isinstance(copy.work, ChildWork):
-        raise invalid_value(f"node {node:#x} is no child graph node")
+        raise invalid_value(f"node {node:#x} is not a child graph node")
     try:
         target.change_all(list(pairs(copy.work.graph, graphs.find(child))))
     except Refusal as refusal:
@@ -231,7 +198,7 @@ def is_enabled(executable: int, node: int) -> int:
 
 
 def set_enabled(executable: int, node: int, enabled: int) -> None:
-    """Have a kernel, fill or copy node of an executable graph do its work, or nothing."""
+    """Let a kernel, fill or copy node of an executable graph do its work, or nothing."""
     target = find(executable)
     target.enable(_can_be_disabled(target, node), bool(enabled))
 

@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 from pympsd_client._arguments.errors import invalid_value
 
 _FIRST_HANDLE: Final = 1 << 48
-"""Handles of graphs are no handles of a command stream, and look like pointers in C."""
+"""Handles of graphs differ from those of a command stream, and look like pointers in C."""
 allocate_handle: Final = count(_FIRST_HANDLE, 16).__next__
 """Return a handle that no other graph, node or executable graph of this process has or had."""
 _next_id: Final = count(1).__next__
@@ -153,7 +153,7 @@ def find(handle: int) -> Graph:
     """Return the graph of a handle; raise INVALID_VALUE."""
     graph = graphs.get(handle)
     if graph is None:
-        raise invalid_value(f"{handle:#x} is no graph of this process (destroyed, or never created)")
+        raise invalid_value(f"{handle:#x} is not a graph of this process (destroyed, or never created)")
     return graph
 
 
@@ -161,7 +161,7 @@ def find_node(handle: int) -> Node:
     """Return the node of a handle; raise INVALID_VALUE."""
     node = nodes.get(handle)
     if node is None:
-        raise invalid_value(f"{handle:#x} is no node of a graph of this process (destroyed, perhaps)")
+        raise invalid_value(f"{handle:#x} is not a node of a graph of this process (destroyed, perhaps)")
     return node
 
 

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
@@ -181,8 +181,10 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
 # --- copies and fills
 
 
-def check_copy(copy: Copy3D, context: int) -> CopyWork:
+def check_copy(copy: Copy3D | None, context: int) -> CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
+    if copy is None:
+        raise invalid_value("the description of the copy is NULL")
     its_context = _context(context)
     checked = regions(copy, its_context)
     if checked is None:
@@ -223,7 +225,7 @@ def batch_at(address: int) -> BatchWork:
     if raw.flags:
         raise invalid_value(f"a batch of memory operations takes no flags: 0, not {raw.flags:#x}")
     if raw.count and not raw.paramArray:
-        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are said to be there")
+        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are announced")
     context = _context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
     parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
@@ -300,7 +302,7 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
     if condition is None or not any(condition.graph is outer for outer in _with_outer(graph)):
-        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph, nor of one that it is in")
+        raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph, nor of one that it is in")
     max_bodies = _BODIES.get(raw.type, 0)
     if not 1 <= raw.size <= max_bodies:
         raise invalid_value(f"a conditional node of type {raw.type} has 1 to {max_bodies} bodies, not {raw.size}")
@@ -326,6 +328,52 @@ def _copy_any(address: int) -> CopyWork:
 
 def _event_at(address: int) -> int:
     return require_event(structs.EventParameters.from_address(address).event)
+
+
+@frozen
+class NodeKind:
+    """A type of nodes: its work, and how its parameters are read and written."""
+
+    work: type[Any]
+    read: Callable[[Any, int], Any]
+    """Returns the work for parameters as the program gives them and a context's handle (0: the current one)."""
+    write: Callable[[Any], Any]
+    """Returns the parameters of the work."""
+
+
+def _kind_of_structure(
+    work: type[Any], name: str, read: Callable[[int], Any], write: Callable[[Any], bytes]
+) -> NodeKind:
+    return NodeKind(work, lambda given, context: read(structs.address_of(given, name)), write)
+
+
+def _kind_of_event(work: type[RecordWork | WaitWork]) -> NodeKind:
+    return NodeKind(work, lambda event, context: work(require_event(event)), lambda node_work: node_work.event)
+
+
+def _read_fill(given: Any, context: int) -> FillWork:
+    return fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context)
+
+
+NODE_KINDS: Final[dict[str, NodeKind]] = {
+    "KERNEL": _kind_of_structure(KernelWork, "CUDA_KERNEL_NODE_PARAMS", kernel_at, kernel_bytes),
+    "MEMCPY": NodeKind(CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
+    "MEMSET": NodeKind(FillWork, _read_fill, fill_bytes),
+    "BATCH_MEM_OP": _kind_of_structure(BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
+    "HOST": _kind_of_structure(HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
+    "EVENT_RECORD": _kind_of_event(RecordWork),
+    "WAIT_EVENT": _kind_of_event(WaitWork),
+    "EMPTY": NodeKind(EmptyWork, lambda given, context: EmptyWork(), lambda work: b""),
+    "MEM_ALLOC": _kind_of_structure(AllocateWork, "CUDA_MEM_ALLOC_NODE_PARAMS", allocation_at, allocation_bytes),
+}
+"""The types of nodes that have functions of their own, by the names of CUgraphNodeType."""
+
+
+def keep_attributes(work: Any, before: Any) -> Any:
+    """Return the work of a launch with the launch attributes of the work before; other work as it is."""
+    if not isinstance(work, KernelWork):
+        return work
+    return evolve(work, cooperative=before.cooperative, attributes=dict(before.attributes))
 
 
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
@@ -368,25 +416,17 @@ def any_bytes(work: Any) -> bytes:
 
 def _any_bytes(work: Any) -> bytes:
     match work:
-        case KernelWork():
-            return kernel_bytes(work)
         case CopyWork():
             head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")
             return head + copy_bytes(work.copy)
         case FillWork():
             return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
-        case BatchWork():
-            return batch_bytes(work)
-        case HostWork():
-            return host_bytes(work)
         case ChildWork():
             return bytes(structs.ChildParameters(work.graph.handle, CHILD_CLONED))
         case RecordWork() | WaitWork():
             return work.event.to_bytes(8, "little")
         case ConditionalWork():
             return conditional_bytes(work)
-        case AllocateWork():
-            return allocation_bytes(work)
         case FreeWork():
             return work.address.to_bytes(8, "little")
-    return b""
+    return bytes(NODE_KINDS[work.type.name].write(work))

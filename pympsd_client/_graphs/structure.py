@@ -45,7 +45,7 @@ def find_in_clone(node: int, clone: int) -> int:
 
 
 def _pad_list(values: Sequence[int], room: int) -> tuple[list[int], int]:
-    """Return what an array of ``room`` elements gets, and their number; without room the number of all there are."""
+    """Return the elements for an array of ``capacity``, padded with 0, and their number; for 0 the number of all."""
     if room == 0:
         return [], len(values)
     padded = list(values[:room])
@@ -162,7 +162,7 @@ def child_graph(handle: int) -> int:
     """Return the graph within a child graph node, which stays the node's."""
     node = graphs.find_node(handle)
     if node.work.type is not NodeType.GRAPH:
-        raise invalid_value(f"node {handle:#x} is no child graph node")
+        raise invalid_value(f"node {handle:#x} is not a child graph node")
     return int(node.work.graph.handle)
 
 
@@ -190,7 +190,7 @@ def release_user_object(handle: int, count: int) -> None:
 
 
 def retain(graph: int, handle: int, count: int, flags: int) -> None:
-    """Have a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
+    """Let a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
     if flags & ~user_objects.MOVE:
         raise invalid_value(f"flags are 0 or CU_GRAPH_USER_OBJECT_MOVE (1), not {flags}")
     user_objects.retain(graphs.find(graph), user_objects.find(handle), count, bool(flags))

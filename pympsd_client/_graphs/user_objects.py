@@ -64,7 +64,7 @@ def find(handle: int) -> UserObject:
     """Return the user object of a handle; raise INVALID_VALUE."""
     user_object = user_objects.get(handle)
     if user_object is None:
-        raise invalid_value(f"{handle:#x} is no user object of this process (all its references are released)")
+        raise invalid_value(f"{handle:#x} is not a user object of this process (all its references are released)")
     return user_object
 
 

@@ -1,4 +1,4 @@
-"""What nodes do: one class for each type of node, with the values that its parameters have.
+"""The work of nodes: one class for each type of node, with the values that its parameters have.
 
 Work objects do not change once a node has them: setting parameters replaces the work. So clones share them, except
 for what a node owns: the graphs of child and conditional nodes are copied, and memory of allocation nodes is
@@ -117,7 +117,7 @@ class FillWork:
 
 @define(eq=False)
 class HostWork:
-    """A function of the program; ``address`` is 0 where it is no C function. ``run`` calls it."""
+    """A function of the program; ``address`` is 0 for a callable that is not a C function. ``run`` calls it."""
 
     type: ClassVar = NodeType.HOST
     address: int

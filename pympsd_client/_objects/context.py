@@ -44,7 +44,7 @@ from pympsd_client._connect.connection import Connection, Device, Opened
 
 
 class ThreadStreams:
-    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts' serials.
+    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts and these contexts' ids.
 
     When the thread ends they are handed to their contexts, which destroy them with their next stream: a
     destructor is no place for a send that might block.
@@ -79,7 +79,7 @@ _PULSE_S: Final = 0.005
 
 
 def new_handle() -> int:
-    """Return a handle for an object of this process, which no executor knows."""
+    """Return a handle for an object that exists in this process only."""
     return (1 << GENERATION_SHIFT) | _count()
 
 
@@ -92,13 +92,17 @@ when_opened: Final[list[Callable[[Context], None]]] = []
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
 """Called before a call waits for a stream of a context (None: for all).
 
-What it returns is called after the wait, with whether it was successful.
+The returned function is called after the wait, with whether the wait was successful.
 """
 
 
 @contextmanager
 def waiting(context: Context, stream: int | None) -> Iterator[None]:
-    """Enclose a call that waits for a stream of a context, or for all of them."""
+    """Enclose a call that waits for a stream of a context (None: for all of its streams).
+
+    Memory pools learn by this which of their memory is free for all streams. If the block raises, nothing is
+    concluded.
+    """
     afterwards = [after for prepare in before_waiting if (after := prepare(context, stream)) is not None]
     done = False
     try:
@@ -110,7 +114,12 @@ def waiting(context: Context, stream: int | None) -> Iterator[None]:
 
 
 class Context:
-    """A context, open or closed (a primary one opens again under the same handle). Safe for threads."""
+    """A context, open or closed. A primary context opens again under the same handle. Safe for threads.
+
+    Attributes that other modules use: ``handle`` (the program's), ``id`` (the executor's, of the context that is open
+    now), ``device``, ``flags``, ``primary``, ``partition`` (SMs of a green context, else None), ``settings`` and
+    ``stream_attributes`` (values that the program has set).
+    """
 
     def __init__(
         self, device: Device, flags: int, primary: bool, affinity: int | None = None, partition: int | None = None
@@ -134,7 +143,7 @@ class Context:
         """Records without an answer since the last pulse."""
         self._pulse_due = 0.0
         self._watched_record: tuple[int, int] | None = None
-        """The serial and sequence number of a record whose answer is looked for."""
+        """The context's id and the sequence number of a record whose answer a pulse looks for."""
         self.settings: Final[dict[str, int]] = {}
         """Limits and preferences that were set."""
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
@@ -144,7 +153,10 @@ class Context:
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
-        """Open it if it is closed; raise CudaError."""
+        """Open the context if it is closed; raise CudaError with the server's refusal.
+
+        The functions in `when_opened` are called with it, for example to give it peer access.
+        """
         with self._changing:
             if self.opened is None:
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
@@ -154,9 +166,10 @@ class Context:
                     call(self)
 
     def close(self, connection: Connection) -> None:
-        """Close it and free what it held, unless it is closed; a poisoned context can be closed too.
+        """Close the context and free its objects, even after a fault; no effect if it is closed.
 
-        What its kernels print is printed before.
+        The output of its kernels is printed before. Handles of its objects are invalid from now on: the functions in
+        `when_closed` drop them. Raise CudaError if the server cannot be reached; the context is closed nevertheless.
         """
         if self.prints and self.opened is not None:
             with suppress(CudaError):
@@ -188,20 +201,24 @@ class Context:
         return self._sticky_error
 
     def usable(self) -> Opened:
-        """Return the properties of the opened context; raise its sticky error."""
+        """Return the properties of the open context: every call begins with this.
+
+        Raise its sticky error, or CONTEXT_IS_DESTROYED if it is closed.
+        """
         opened, error = self.opened, self._sticky_error
         if error is not None or opened is None:
             raise (error or _not_open()).again()
         return opened
 
     def fault(self, context_id: int, code: int, reason: str) -> None:
-        """Poison the context after a fault: from now on every call in it fails at once with this error.
+        """Set the sticky error after a fault: from now on every call in the context fails with it.
 
-        ``context_id`` identifies the context at the time of the fault; no effect if it was closed or reopened since.
+        ``context_id``: the executor's id of the context in which the fault happened. No effect if the context was
+        closed or reopened since, or has an error already. ``code`` is a CUresult number.
         """
         if self._sticky_error is None and context_id == self.id:
             try:
-                self._sticky_error = CudaError(code, reason or "an earlier fault poisoned this context")
+                self._sticky_error = CudaError(code, reason or "an earlier fault made this context unusable")
             finally:
                 invalidate()
 
@@ -216,7 +233,10 @@ class Context:
     # --- records
 
     def post(self, operation: Operation, *operands: int) -> None:
-        """Send a record without an answer."""
+        """Send a record that is not answered, and return; raise CudaError.
+
+        An error of the work itself is returned by a later call (CUDA driver API, API synchronization behavior).
+        """
         opened = self.usable()
         self.pulse(opened)
         opened.transport.post(operation.record(opened.context_id, opened.transport.sequence(), *operands))
@@ -251,14 +271,17 @@ class Context:
                 self.judge(opened, answer)
 
     def call(self, operation: Operation, *operands: int) -> bytes:
-        """Send a record, wait for its answer, return the operands and tail; raise CudaError."""
+        """Send a record, wait for its answer, and return the answer's operands and tail; raise CudaError."""
         opened = self.usable()
         sequence = opened.transport.sequence()
         record = operation.record(opened.context_id, sequence, *operands)
         return self.judge(opened, opened.transport.call(sequence, record))
 
     def judge(self, opened: Opened, answer: Answer) -> bytes:
-        """Return an answer's operands and tail, or raise its error (and keep it if it is marked sticky)."""
+        """Return an answer's operands and tail, or raise its error.
+
+        An error that is marked as sticky is kept: every later call in the context raises it too.
+        """
         flags, result, body = answer
         if result == Result.SUCCESS:
             return body
@@ -284,7 +307,7 @@ def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
     context = contexts.get(handle)
     if context is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no context of this process")
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a context of this process")
     return context
 
 
@@ -309,9 +332,10 @@ def current_on_device_with(attribute: str, problem: str) -> Context:
 
 
 def context_on(ordinal: int) -> Context:
-    """Return a usable context on a device (its ordinal), preferably the current one; raise INVALID_VALUE if none.
+    """Return a usable context on a device, preferably the current one; raise INVALID_VALUE if there is none.
 
-    A process's contexts on one device share its memory.
+    ``ordinal`` is the daemon's number of the device, which also selects its window of addresses. A process's contexts
+    on one device share its memory, so any of them will do.
     """
     if this_thread.stack and current().device.ordinal == ordinal:
         return current()

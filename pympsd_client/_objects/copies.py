@@ -23,7 +23,7 @@ from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
 
 Recorder = Callable[[int, int, int, int], bytes]
-"""Packs a piece's record from the context's serial, the sequence number, the offset of the slot and flags."""
+"""Packs a piece's record from the context's id, the sequence number, the offset of the slot and flags."""
 
 
 @frozen
@@ -144,7 +144,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
 
 
 def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_pending: int) -> None:
-    """Copy pieces to the host, at most ``max_pending`` under way at once, so that every thread has some."""
+    """Copy pieces to the host, at most ``max_pending`` under way at a time, so that every thread has some."""
     transport = opened.transport
     pending: deque[_PendingPiece] = deque()
     try:
@@ -170,7 +170,7 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_
 
 
 def _copy_out(context: Context, opened: Opened, pending: deque[_PendingPiece]) -> None:
-    """Wait for the first piece that was asked for, and copy it to where it belongs."""
+    """Wait for the first pending piece, and copy it to its place."""
     slot, transport = pending[0], opened.transport
     context.judge(opened, transport.answer(slot.sequence))
     slot.piece.move(transport.staging.address + slot.offset)
@@ -184,9 +184,9 @@ def _release(transport: Transport, sequence: int) -> None:
 
 
 def by_the_device(context: Context, operation: Operation, stream: int, *operands: int, wait: bool) -> None:
-    """Have the device itself copy, in stream order, between device memory and page-locked memory of the executor.
+    """Let the device itself copy, in stream order, between device memory and page-locked memory of the executor.
 
-    Without ``wait`` return at once; page-locked memory is then read or written later.
+    Without ``wait`` return immediately; page-locked memory is then read or written later.
     """
     context.post(operation, stream, *operands)
     if wait:
@@ -219,7 +219,7 @@ def between_devices(
 
 
 def on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
-    """Copy within one device, in stream order; returns at once."""
+    """Copy within one device, in stream order; return immediately."""
     by_the_device(context, operations.COPY_ON_DEVICE, stream, destination, source, count, wait=False)
 
 

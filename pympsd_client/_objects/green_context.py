@@ -26,7 +26,7 @@ class GreenContext:
 
 @frozen
 class Description:
-    """What a CUdevResourceDesc stands for: a number of SMs of a device."""
+    """The content of a CUdevResourceDesc: a number of SMs of a device."""
 
     device: int
     count: int
@@ -66,7 +66,7 @@ def find(handle: int) -> GreenContext:
     """Return a green context by its handle; INVALID_CONTEXT."""
     green = green_contexts.get(handle)
     if green is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no green context of this process")
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a green context of this process")
     return green
 
 
@@ -100,7 +100,7 @@ def _streams_of(context: Context) -> list[int]:
 
 
 def record(context: Context, event: int) -> None:
-    """Have an event stand for the work so far in all streams of a context; raise CudaError."""
+    """Record an event for the earlier work in all streams of a context; raise CudaError."""
     recorded_event = events.events.find(event)
     handle = recorded_event.handle_in(context)
     joining_stream, passed = context.allocate_handle(), context.allocate_handle()

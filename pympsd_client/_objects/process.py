@@ -81,7 +81,7 @@ class Process:
                 answer = connection if isinstance(connection, NoDaemon) else request_session(connection, environment)
                 break
             except NotWelcomed:
-                # The server has just ended: the daemon starts another, or says why it does not.
+                # The server has just ended: the daemon starts another, or refuses with the reason.
                 if not again:
                     raise
                 time.sleep(GRANT_PAUSE_S)

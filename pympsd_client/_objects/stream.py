@@ -53,7 +53,7 @@ def create(context: Context, flags: int, priority: int) -> Stream:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a stream; what was started in it goes on to its end. INVALID_HANDLE for the special ones."""
+    """Destroy a stream; work that was queued in it is completed. INVALID_HANDLE for the special ones."""
     stream = streams.find(handle)
     for act in before_destroying:
         act(stream.context, stream.handle)
@@ -82,13 +82,13 @@ def _per_thread(context: Context) -> tuple[Context, int]:
 
 
 def query(handle: int) -> None:
-    """SUCCESS when all work so far is done, else NOT_READY."""
+    """Return if all earlier work is done; raise NOT_READY otherwise."""
     context, stream = resolve(handle)
     context.call(operations.QUERY_STREAM, stream)
 
 
 def synchronize(handle: int) -> None:
-    """Wait for all work so far; return the error of earlier asynchronous work, if any."""
+    """Wait for all earlier work; raise the error of earlier asynchronous work, if any."""
     context, stream = resolve(handle)
     with waiting(context, stream):
         context.call(operations.SYNCHRONIZE_STREAM, stream)

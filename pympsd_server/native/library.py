@@ -42,7 +42,7 @@ def library() -> Any:
         path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
     ]
     if not found:
-        raise NoLibrary("it was not built: install pympsd again where there is a C compiler")
+        raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:
         loaded = ctypes.CDLL(found[0])
         for name, (result, arguments) in _SIGNATURES.items():

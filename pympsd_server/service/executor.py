@@ -38,7 +38,7 @@ class Executor:
     gone: trio.Event = field(factory=trio.Event, init=False)
     """Set when its process has ended and is reaped."""
     end_expected: bool = field(default=False, init=False)
-    """Whether its end was requested, so that it is no fault."""
+    """Whether its end was requested, so that it does not count as a fault."""
     is_killed: bool = field(default=False, init=False)
     """Whether this server has killed it because it was silent or broke the rules of its link."""
     unfinished: int = field(default=0, init=False)

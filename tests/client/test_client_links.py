@@ -178,7 +178,7 @@ def test_ptx_and_fatbins_with_ptx_as_inputs_of_other_kinds(context: Any, kind: A
 @pytest.mark.parametrize(
     ("image", "error", "words"),
     [
-        ("linked-sm_90.cubin", "NOT_SUPPORTED", b"is no PTX and no fatbin with PTX"),
+        ("linked-sm_90.cubin", "NOT_SUPPORTED", b"is neither PTX nor a fatbin with PTX"),
         ("linked.fatbin", "NO_BINARY_FOR_GPU", b"machine code for sm_80"),
         ("lto.fatbin", "NOT_SUPPORTED", b"link-time optimization"),
     ],

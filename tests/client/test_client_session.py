@@ -365,7 +365,7 @@ def test_a_daemon_that_ends_without_an_answer_is_not_asked_again(
     daemon.start()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.directory))
     assert cuda.cuInit(0) == (cuda.CUresult(CONNECTION_FAILED),)
-    assert "it closed the conversation; control.log may say why" in last_error()
+    assert "it closed the conversation; the reason may be in control.log" in last_error()
     listener = daemon.sockets[0]
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -405,7 +405,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
     ((message, category, filename),) = shown
     expected = {
-        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (control.log",
+        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (see ",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
     }
     assert expected[peer_name] in message

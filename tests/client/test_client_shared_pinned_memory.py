@@ -359,7 +359,7 @@ def test_mistakes_are_refused_and_nothing_is_copied(context: Any) -> None:
         (lambda: cuda.cuMemcpyDtoH(address + 1, data, 1000), "not all within the 1000 bytes of page-locked memory"),
         (lambda: cuda.cuMemcpyHtoD(int(data) + 1, address, 1000), "not all within the 1000 bytes"),
         (lambda: cuda.cuMemcpyDtoH(address, int(data) + 1, 1000), "not all within the 1000 bytes"),
-        (lambda: cuda.cuMemcpyHtoD(0x1000, address, 1000), "no address of a visible device"),
+        (lambda: cuda.cuMemcpyHtoD(0x1000, address, 1000), "not an address of a visible device"),
     ):
         assert int(call()[0]) == INVALID
         assert words in last_error()

@@ -156,7 +156,7 @@ def test_what_a_stream_is_made_of(context: Any) -> None:
     ok(cuda.cuStreamDestroy(stream))
     for call in (cuda.cuStreamDestroy, cuda.cuStreamSynchronize, cuda.cuStreamQuery):
         assert call(stream) == (R.CUDA_ERROR_INVALID_HANDLE,)
-        assert "no stream of this process" in last_error()
+        assert "not a stream of this process" in last_error()
 
 
 @pytest.mark.parametrize("stream", [None, 0, 1, 2, cuda.CU_STREAM_LEGACY, cuda.CU_STREAM_PER_THREAD])

@@ -257,7 +257,7 @@ def test_the_end_of_the_executor_wakes_every_waiter(make_executor: MakeExecutor)
 @pytest.mark.parametrize("garbage", [b"\xff" * 64, HEADER.pack(1, 0, 24, 0, 1), HEADER.pack(0x8001, 0, 7, 0, 1)])
 def test_garbage_ends_the_stream(make_executor: MakeExecutor, garbage: bytes) -> None:
     context = make_executor(reply=lambda record: garbage).context()
-    with pytest.raises(CudaError, match="what is no answer") as caught:
+    with pytest.raises(CudaError, match="something that is not an answer") as caught:
         context.synchronize()
     assert caught.value.code == RPC_FAILURE
 

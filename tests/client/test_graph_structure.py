@@ -165,10 +165,10 @@ def test_destroying_a_graph_ends_the_handles_of_all_in_it() -> None:
     outer.work = ChildWork(inner)
     works.destroy(graph)
     for handle in (graph.handle, inner.handle):
-        with pytest.raises(CudaError, match="no graph"):
+        with pytest.raises(CudaError, match="not a graph"):
             graphs.find(handle)
     for handle in (outer.handle, node.handle):
-        with pytest.raises(CudaError, match="no node"):
+        with pytest.raises(CudaError, match="not a node"):
             graphs.find_node(handle)
 
 

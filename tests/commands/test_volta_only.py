@@ -64,7 +64,7 @@ def test_unknown_devices_are_not_said_to_be_old() -> None:
         answer = ask(daemon, line)
         if "mem_limit" not in line:  # no device has the number 0 yet
             assert (answer.printed, answer.refused) == (printed, False)
-            assert "not known yet" in answer.diagnostic
+            assert "the first server reports" in answer.diagnostic
         assert "older than Volta" not in answer.diagnostic
 
 

@@ -39,7 +39,7 @@ def test_help(terminal: Terminal) -> None:
         shown = terminal.enter(f"help {name}")
         assert name in shown
     one = terminal.enter("? get_server_list")
-    assert "PIDs of all server instances" in " ".join(one.split())
+    assert "PIDs of all servers" in " ".join(one.split())
     assert terminal.enter("help nonsense") != ""
     assert "trace start FILE\ntrace stop\n" in terminal.enter("help")
     assert terminal.enter("get_server_list") == ""

@@ -102,7 +102,7 @@ class RunningDaemon:
     path: str
     log: Path
     spawned: list[SpawnServer]
-    awaited: list[PendingServer]
+    pending: list[PendingServer]
     callers: list[Caller] = field(factory=list)
 
     async def connect(self) -> Caller:
@@ -145,7 +145,7 @@ class RunningDaemon:
         left = KeptEntries(links={serial: ours.detach() for serial, (ours, _) in zip(links, pairs, strict=True)})
         ends = [Caller(trio.socket.from_stdlib_socket(theirs)) for _, theirs in pairs]
         self.callers += ends
-        self.awaited += take_over(self.dispatcher, str(self.log.parent), left)
+        self.pending += take_over(self.dispatcher, str(self.log.parent), left)
         left.close()
         return ends
 
@@ -168,7 +168,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
     """A daemon without server processes."""
     journal = Journal(LogFile(str(tmp_path / "control.log")), LogFile(str(tmp_path / "server.log")))
     spawned: list[SpawnServer] = []
-    awaited: list[PendingServer] = []
+    pending: list[PendingServer] = []
 
     async def spawn(_: Dispatcher, instruction: SpawnServer) -> None:
         spawned.append(instruction)
@@ -192,7 +192,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                     )  # fmt: skip
                     made.append(
                         RunningDaemon(
-                            dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, awaited
+                            dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, pending
                         )
                     )
                     inner.start_soon(

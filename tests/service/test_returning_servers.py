@@ -54,14 +54,14 @@ def edit(path: Path, old: str, new: str) -> None:
 async def test_a_server_of_the_earlier_daemon_is_adopted(daemon: RunningDaemon) -> None:
     save_predecessor(daemon)
     (server_end,) = daemon.take_over(SERIAL)
-    assert [server.awaited for server in daemon.dispatcher.state.servers.values()] == [True]
+    assert [server.pending for server in daemon.dispatcher.state.servers.values()] == [True]
     await server_end.report(ME, CLIENT)
     assert await server_end.message() == link.ServerAdopted()
     assert await server_end.message() == link.LimitsChanged(60.0, {0: 1 << 30})
     (server,) = daemon.dispatcher.state.servers.values()
     (client,) = server.clients.values()
-    assert (client.serial, client.pid, client.command, list(client.contexts)) == (5, 4105, "train", [3])
-    assert daemon.awaited[0].settled.is_set()
+    assert (client.serial, client.pid, client.process.command, list(client.contexts)) == (5, 4105, "train", [3])
+    assert daemon.pending[0].resolved.is_set()
     # New serials are above all earlier ones.
     assert daemon.dispatcher.serials.take() > 1 << 40
     # From now on it is a server like any other.
@@ -123,7 +123,7 @@ async def test_a_server_that_ends_before_it_has_reported_is_not_adopted(
     while not killed:
         await trio.lowlevel.checkpoint()  # its process has not ended with its link
     (server,) = daemon.dispatcher.state.servers.values()
-    assert (server.awaited, server.clients) == (True, {})
+    assert (server.pending, server.clients) == (True, {})
     violations = [line for line in daemon.sentences() if line.startswith("Protocol violation")]
     assert len(violations) == (1 if said == "half of a message" else 0)
 
@@ -156,7 +156,7 @@ async def test_the_link_of_a_server_that_is_not_in_the_file_is_closed(daemon: Ru
     (server_end,) = daemon.take_over(2 if case == "another link" else SERIAL)
     assert await server_end.message() is None
     # The server without a link has some seconds to end, and is then killed.
-    servers = [server.awaited for server in daemon.dispatcher.state.servers.values()]
+    servers = [server.pending for server in daemon.dispatcher.state.servers.values()]
     assert servers == ([True] if case == "another link" else [])
 
 
@@ -168,7 +168,7 @@ async def test_a_process_that_says_that_it_is_a_server_is_refused(daemon: Runnin
     await caller.send(messages.encode(link.ServerReturn(Versions(), ME, "ACTIVE", False, 0)))
     assert await caller.message() is None
     assert daemon.sentences()[-1] == "Unable to read new connection type information"
-    assert [server.awaited for server in daemon.dispatcher.state.servers.values()] == [True]
+    assert [server.pending for server in daemon.dispatcher.state.servers.values()] == [True]
     await server_end.report(ME, CLIENT)
     assert await server_end.message() == link.ServerAdopted()
 
@@ -230,7 +230,7 @@ async def test_a_server_with_an_impossible_report_is_killed(
     assert await server_end.message() is None
     assert len(killed) == 1
     assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: it ")
-    assert all(server.awaited and not server.clients for server in daemon.dispatcher.state.servers.values())
+    assert all(server.pending and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 
 @bounded
@@ -252,7 +252,7 @@ async def test_a_server_whose_messages_contradict_themselves_is_killed(
         pass
     assert len(killed) == 1
     assert daemon.sentences()[-1].startswith(f"Protocol violation by server {ME}: ")
-    assert all(server.awaited and not server.clients for server in daemon.dispatcher.state.servers.values())
+    assert all(server.pending and not server.clients for server in daemon.dispatcher.state.servers.values())
 
 
 @bounded

@@ -29,20 +29,20 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
     """Return the words of a line and what its command asks; ``protocol``: that of the daemon."""
     text = line[:MAX_LINE_BYTES].partition(b"\0")[0].decode("utf-8", "surrogateescape")
     words = [word for word in text.translate(_TO_BLANKS).split(" ") if word]
-    found = find_command(words)
-    if found is not None and found.syntax.takes_rest and len(words) > 3:
+    command = find_command(words)
+    if command is not None and command.syntax.takes_rest and len(words) > 3:
         words = [*words[:2], _rest(text, words[:2])]
-    is_json_query = found is not None and found.is_query and JSON_OPTION in words
-    may_ask = found is not None and protocol in found.protocols
+    is_json_query = command is not None and command.is_query and JSON_OPTION in words
+    may_ask = command is not None and protocol in command.protocols
     return ParsedLine(
         line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(_BLANKS),
         tuple(words),
-        found.name if found else "",
+        command.name if command else "",
         protocol,
         # The data of a query of protocol 2 has more in it than its text.
-        may_ask and found is not None and (found.asks_servers or (is_json_query and not found.verb)),
-        _server_pid(found, words) if found and not found.verb else None,
-        _process(words) if found and found.asks_process else None,
+        may_ask and command is not None and (command.asks_servers or (is_json_query and not command.verb)),
+        _server_pid(command, words) if command and not command.verb else None,
+        _process(words) if command and command.asks_process else None,
         words[:1] != [] and words[0] in _USES_CGROUPS,
         is_json_query,
         len(line) <= MAX_LINE_BYTES,
@@ -62,7 +62,7 @@ def _server_pid(command: Command, words: list[str]) -> int | None:
     plain = [word for word in words[1:] if word != JSON_OPTION]
     try:
         arguments = loose.read_words(command.syntax, plain, flags_anywhere=command.is_query).arguments
-    except (loose.Missing, Refused):
+    except Refused:
         return 0
     pid: int | None = arguments.get("pid")
     return pid

@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT, Recorded
-from pympsd.commands.grammar.syntax import JSON_OPTION, Syntax, keyword
+from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax, keyword
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.mistyped import find_similar
 
@@ -27,16 +27,8 @@ class Reading:
     left_over: tuple[str, ...]
 
 
-class Missing(Exception):
-    """An argument is missing; ``answer`` is the recorded refusal."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__()
-        self.answer = answer
-
-
 def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) -> Reading:
-    """Read the words after a command's name; raise Missing, and the Refused of readers.
+    """Read the words after a command's name; raise Refused.
 
     ``flags_anywhere``: flags may stand before the arguments. The driver counts them among the positions.
     """
@@ -50,7 +42,7 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
         is_there = bool(rest) and rest[0] == syntax.spelling(name)
         value = option.read((*rest, "")[1]) if is_there else None
         if value is None and name in syntax.needed:
-            raise Missing(_missing(syntax, recorded))
+            raise _missing(syntax, recorded)
         arguments[keyword(name)] = value
         del rest[: 2 * is_there]
     flags = {flag.spelling for flag in syntax.flags}
@@ -58,25 +50,28 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
         arguments[keyword(flag.name)] = flag.spelling in rest
     places = [word for word in rest if word not in flags] if flags_anywhere else rest
     if recorded.missing and len(places) < len(syntax.required):
-        raise Missing(_missing(syntax, recorded))
+        raise _missing(syntax, recorded)
     left_over = places[len(syntax.required) + len(syntax.optional) :]
     for index, argument in enumerate((*syntax.required, *syntax.optional)):
         value = argument.read(places[index] if index < len(places) else "")
         if value is None and index < len(places):
             left_over.append(places[index])
         if value is None and recorded.missing:
-            raise Missing(_missing(syntax, recorded))
+            raise _missing(syntax, recorded)
         arguments[keyword(argument.name)] = value
     if flags_anywhere:
         left_over += [flag for flag in flags for _ in range(rest.count(flag) - 1)]
     return Reading(arguments, tuple(word for word in left_over if flags_anywhere or word not in flags))
 
 
-def _missing(syntax: Syntax, recorded: Recorded) -> Answer:
+def _missing(syntax: Syntax, recorded: Recorded) -> Refused:
+    """Return the refusal of a command that lacks an argument."""
+    if not recorded.missing:
+        return Refused(f"{syntax.command} needs more arguments; usage: {syntax.usage}")
     if not recorded.missing_is_logged_only:
-        return refusal(recorded.missing)
-    part = Part(recorded.missing, printed=False)
-    return Answer((part,), diagnostic=f"{recorded.missing.removesuffix('.')}; usage: {syntax.usage}", refused=True)
+        return Refused(answer=refusal(recorded.missing))
+    part, note = Part(recorded.missing, printed=False), f"{recorded.missing.removesuffix('.')}; usage: {syntax.usage}"
+    return Refused(answer=Answer((part,), diagnostic=note, refused=True))
 
 
 def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:

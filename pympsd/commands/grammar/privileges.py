@@ -15,7 +15,7 @@ from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import PERCENTAGE
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
@@ -48,13 +48,14 @@ def is_owner(daemon: Daemon, caller: Caller) -> bool:
     return caller.uid in (0, daemon.options.uid)
 
 
-def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
-    """Return the recorded refusal for another user (its misspelling is recorded too), or None."""
+def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
+    """Raise the recorded refusal of protocol 2 for another user than root and the daemon's own."""
     if is_owner(daemon, caller):
-        return None
+        return
     if caller.uid == NO_USER:
-        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.options.protocol == 3 else "")
-    return refusal(INSUFFICIENT.format(uid=caller.uid))
+        hint = ASK_FROM if daemon.options.protocol == 3 else ""
+        raise Refused(answer=refusal(IN_CONTAINER, diagnostic=hint))
+    raise Refused(answer=refusal(INSUFFICIENT.format(uid=caller.uid)))
 
 
 def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
@@ -79,8 +80,8 @@ def insufficient(caller: Caller, command: str, owned: str) -> Refused:
 
 def sees_all(daemon: Daemon, caller: Caller) -> bool:
     """Return whether queries of a caller show more than the namespace whose socket it came by."""
-    named = daemon.named_servers.get(caller.server)
-    owns_server = caller.uid == 0 or (named is not None and caller.uid == named.uid)
+    server = daemon.named_servers.get(caller.server)
+    owns_server = caller.uid == 0 or (server is not None and caller.uid == server.uid)
     return daemon.options.open_queries or not caller.server or owns_server
 
 
@@ -92,23 +93,23 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     """
     if sees_all(daemon, caller):
         return daemon
-    named = daemon.named_servers.get(caller.server)
+    server = daemon.named_servers.get(caller.server)
     # Neither the text of the file nor its differences concern others.
     hidden: dict[str, Any] = {
         "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
         "usage": Usage(daemon.usage.shares),
         "configuration": evolve(daemon.configuration, text=None, plan=None),
     }
-    if named is None:
+    if server is None:
         return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
     name = caller.namespace or DEFAULT
-    own = {each: namespace for each, namespace in named.namespaces.items() if each == name}
-    process = daemon.server_named(named.name)
+    own = {key: namespace for key, namespace in server.namespaces.items() if key == name}
+    process = daemon.server_named(server.name)
     processes = {}
     if process is not None:
         clients = {id_: client for id_, client in process.clients.items() if namespace_of(client) == name}
         processes[process.serial] = evolve(process, clients=clients)
-    servers = evolve(daemon.named_servers, by_name={named.name: evolve(named, namespaces=own)})
+    servers = evolve(daemon.named_servers, by_name={server.name: evolve(server, namespaces=own)})
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 
 
@@ -121,11 +122,11 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
         return daemon
     daemon = seen_by(daemon, caller)
     servers = {}
-    for serial, server in daemon.servers.items():
+    for server_id, server in daemon.servers.items():
         default = _default(daemon, server.name)
         if default is not None:
             memory, percentage = dict(default.limits.pinned_memory or {}), min(_percentages(daemon, server.name))
-            servers[serial] = evolve(server, thread_percentage=percentage, memory_limits=memory)
+            servers[server_id] = evolve(server, thread_percentage=percentage, memory_limits=memory)
     name = server_of_user(daemon.options.serving_uid(caller.uid))
     default = _default(daemon, name)
     if default is None:
@@ -151,10 +152,10 @@ def _percentages(daemon: Daemon, server: str) -> set[ThreadPercentage]:
 
 def namespace_of(client: Client) -> str:
     """Return the name of a client's namespace."""
-    return client.mps_namespace or DEFAULT
+    return client.process.namespace or DEFAULT
 
 
 def _default(daemon: Daemon, server: str) -> Namespace | None:
     """Return the namespace ``default`` of a server, if both exist and may be seen."""
-    named = daemon.named_servers.get(server)
-    return named.namespaces.get(DEFAULT) if named is not None else None
+    named_server = daemon.named_servers.get(server)
+    return named_server.namespaces.get(DEFAULT) if named_server is not None else None

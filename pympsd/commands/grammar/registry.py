@@ -28,12 +28,12 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from pympsd.commands.grammar import loose, strict
-from pympsd.commands.grammar.privileges import Caller, seen_by
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, seen_by
 from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
 from pympsd.state_machine.instructions import Instruction, Note
+from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.untrusted import is_query
 
@@ -63,6 +63,7 @@ class Command:
     protocols: tuple[int, ...]
     asks_servers: bool
     asks_process: bool
+    owner_only: bool
     takes_file: bool
     refuses_unknown: bool
     in_protocol_3: str
@@ -114,59 +115,64 @@ class Command:
 
     def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
         """Carry out the words after the name; ``file``: the text of the file that they name."""
-        if self.is_query:
-            daemon = self.view(daemon, caller)
-        if self.verb:
-            return self._run_strict(daemon, caller, words, file)
-        return self._query(daemon, caller, words) if self.is_query else self._change(daemon, caller, words)
+        try:
+            if self.is_query:
+                daemon = self.view(daemon, caller)
+            if self.verb:
+                return self._run_strict(daemon, caller, words, file)
+            return self._query(daemon, caller, words) if self.is_query else self._change(daemon, caller, words)
+        except (Refused, NotPossible) as error:
+            return Decision(self._refusal(error if isinstance(error, Refused) else Refused(str(error))))
+
+    def _refusal(self, error: Refused) -> Answer:
+        if error.answer is not None:
+            return error.answer
+        if self.is_query or not self.verb:
+            return refusal(diagnostic=f"{error} {error.hint}".rstrip())
+        return refusal(str(error), diagnostic=error.hint)
 
     def _run_strict(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None) -> Decision:
-        attached = {"text": file} if self.takes_file else {}
+        """Run a command of protocol 3."""
         if self.is_query and JSON_OPTION in words:
             words = [word for word in words if word != JSON_OPTION]
             if "format" not in self.syntax.options:
                 return _as_json(self._run_strict(daemon, caller, words, file))
             words.append("--format=json")
-        try:
-            return self.handler(daemon, caller, **strict.read_words(self.syntax, words), **attached)
-        except (Refused, NotPossible) as error:
-            hint = error.hint if isinstance(error, Refused) else ""
-            if self.is_query:
-                return Decision(refusal(diagnostic=f"{error} {hint}".rstrip()))
-            return Decision(refusal(str(error), diagnostic=hint))
+        arguments = strict.read_words(self.syntax, words)
+        if self.owner_only:
+            check_daemon_owner(daemon, caller, self.name)
+        if self.takes_file:
+            arguments["text"] = file
+        return self.handler(daemon, caller, **arguments)
 
     def _query(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
+        """Run a query of protocol 2."""
         plain = [word for word in words if word != JSON_OPTION]
-        try:
-            reading = loose.read_words(self.syntax, plain, flags_anywhere=True)
-        except loose.Missing as error:
-            return Decision(error.answer)
-        except Refused as error:
-            return Decision(refusal(diagnostic=str(error)))
+        reading = loose.read_words(self.syntax, plain, flags_anywhere=True)
         decision = self.handler(daemon, caller, **reading.arguments)
         answer = decision.answer or Answer()
         if decision.data is None and answer.refused:
             return decision
         is_text = len(plain) == len(words)
         if reading.left_over:
-            # Recorded, without a server: "ps foo" says "Server not found", others print nothing.
+            # Recorded, without a server: "ps foo" answers "Server not found", others print nothing.
             prints = self.name in RECORDED and RECORDED[self.name].prints_anyway and is_text
             kept = answer if answer.refused or prints else Answer()
             return Decision(evolve(kept, refused=True, diagnostic=loose.complain(self.syntax, plain, self.usage)))
         return decision if is_text else Decision(Answer((Part(json.dumps(decision.data), logged=False),)))
 
     def _change(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
-        complaint = (
-            refusal(diagnostic=loose.complain(self.syntax, words, self.usage)) if self.refuses_unknown else None
-        )
+        """Run a command of protocol 2 that changes something."""
         try:
             reading = loose.read_words(self.syntax, words, flags_anywhere=False)
-        except loose.Missing as error:
-            return Decision(error.answer)
-        except Refused as error:
-            return Decision(complaint or refusal(diagnostic=str(error)))
-        if complaint and reading.left_over:
-            return Decision(complaint)
+        except Refused:
+            if not self.refuses_unknown:
+                raise
+            reading = loose.Reading({}, tuple(words))
+        if self.refuses_unknown and reading.left_over:
+            raise Refused(loose.complain(self.syntax, words, self.usage))
+        if self.owner_only:
+            check_settings_owner(daemon, caller)
         decision = self.handler(daemon, caller, **reading.arguments)
         note = loose.note_ignored(self.syntax, reading.left_over)
         if not note or (decision.answer is not None and decision.answer.refused):
@@ -200,6 +206,7 @@ def command(
     protocols: tuple[int, ...] = (),
     asks_servers: bool = False,
     asks_process: bool = False,
+    owner_only: bool = False,
     takes_file: bool = False,
     refuses_unknown: bool = False,
     in_protocol_3: str = "",
@@ -230,6 +237,7 @@ def command(
             protocols,
             asks_servers,
             asks_process,
+            owner_only,
             takes_file,
             refuses_unknown,
             in_protocol_3,
@@ -247,13 +255,17 @@ def find_command(words: Sequence[str]) -> Command | None:
 
 def verbs_of(module: str, protocol: int) -> dict[str, Command]:
     """Return the commands of a module by verb; none for a word that is not a module in a protocol."""
-    found = (each for each in COMMANDS.values() if each.verb and each.module == module and protocol in each.protocols)
-    return {each.verb: each for each in found}
+    commands = (
+        command
+        for command in COMMANDS.values()
+        if command.verb and command.module == module and protocol in command.protocols
+    )
+    return {command.verb: command for command in commands}
 
 
 def first_words(protocol: int) -> list[str]:
     """Return the words that a line may begin with in a protocol, sorted: modules, and commands of one word."""
-    return sorted({each.module for each in COMMANDS.values() if protocol in each.protocols})
+    return sorted({command.module for command in COMMANDS.values() if protocol in command.protocols})
 
 
 def load(package: str, path: Iterable[str]) -> None:

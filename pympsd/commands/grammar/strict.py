@@ -46,7 +46,8 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
         if None not in both and len({*both}) > 1:
             raise Refused(f"'{syntax.command}' is given two values of <{name}>: '{both[0]}' and '{both[1]}'.")
     arguments = {
-        keyword(each.name): _read(each.read, each.placeholder, texts[each.name]) for each in places[: len(texts)]
+        keyword(argument.name): _read(argument.read, argument.placeholder, texts[argument.name])
+        for argument in places[: len(texts)]
     }
     for name, value in options.items():
         is_flag = value is None
@@ -54,9 +55,9 @@ def read_words(syntax: Syntax, words: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, words: Iterable[str]) -> str:
     """Return a sentence that suggests a known word, and a blank; empty if none is similar."""
-    similar = find_similar(word, known)
+    similar = find_similar(word, words)
     return f"Did you mean '{similar}'? " if similar else ""
 
 
@@ -88,9 +89,9 @@ def _option_value(syntax: Syntax, word: str, name: str, value: str | None, rest:
 
 
 def _unknown(syntax: Syntax, option: str) -> str:
-    known = sorted(syntax.option_words)
-    allowed = f"Options: {', '.join(known)}." if known else "It has none."
-    return f"Unknown option '{option}' of '{syntax.command}'. {did_you_mean(option, known)}{allowed}"
+    options = sorted(syntax.option_words)
+    allowed = f"Options: {', '.join(options)}." if options else "It has none."
+    return f"Unknown option '{option}' of '{syntax.command}'. {did_you_mean(option, options)}{allowed}"
 
 
 def _places(syntax: Syntax, options: Mapping[str, str | None], count: int) -> list[Argument]:
@@ -103,7 +104,9 @@ def _places(syntax: Syntax, options: Mapping[str, str | None], count: int) -> li
 
 
 def _check_missing(syntax: Syntax, texts: Mapping[str, str], options: Mapping[str, str | None]) -> None:
-    is_complete = all(each.name in texts or syntax.instead.get(each.name, "") in options for each in syntax.required)
+    is_complete = all(
+        argument.name in texts or syntax.instead.get(argument.name, "") in options for argument in syntax.required
+    )
     missing_options = [name for name in syntax.needed if name not in options]
     if is_complete and not missing_options:
         return

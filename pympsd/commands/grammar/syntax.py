@@ -12,17 +12,23 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from pympsd.vocabulary.answers import Answer
+
 JSON_OPTION: Final = "--json"
 Reader = Callable[[str], Any]
 """Makes a value of a text; raises BadText or Refused."""
 
 
 class Refused(Exception):
-    """A command is refused; the message is the sentence for the user, ``hint`` more of it for standard error."""
+    """A command is refused; the message is the sentence for the user.
 
-    def __init__(self, sentence: str, hint: str = "") -> None:
+    ``hint`` is a second sentence, for standard error. ``answer`` replaces both where driver 580's own was recorded.
+    """
+
+    def __init__(self, sentence: str = "", hint: str = "", answer: Answer | None = None) -> None:
         super().__init__(sentence)
         self.hint = hint
+        self.answer = answer
 
 
 def keyword(name: str) -> str:
@@ -69,11 +75,11 @@ class Flag:
 
 
 def _arguments(arguments: Iterable[str | Argument]) -> tuple[Argument, ...]:
-    return tuple(each if isinstance(each, Argument) else Argument(each) for each in arguments)
+    return tuple(argument if isinstance(argument, Argument) else Argument(argument) for argument in arguments)
 
 
 def _flags(flags: Iterable[str | Flag]) -> tuple[Flag, ...]:
-    return tuple(each if isinstance(each, Flag) else Flag(each) for each in flags)
+    return tuple(flag if isinstance(flag, Flag) else Flag(flag) for flag in flags)
 
 
 @frozen

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
-from pympsd.commands.grammar.privileges import Caller, check_one_percentage, limits_seen_by, may_change_settings
+from pympsd.commands.grammar.privileges import Caller, check_one_percentage, limits_seen_by
 from pympsd.commands.grammar.recorded import (
     DEVICE,
     PID,
@@ -25,7 +25,7 @@ from pympsd.commands.grammar.recorded import (
 )
 from pympsd.commands.grammar.registry import Decision, Handler, command
 from pympsd.commands.grammar.syntax import Argument, Syntax
-from pympsd.commands.v2.records import limit_record
+from pympsd.commands.v2.records import find_server, limit_record
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
@@ -38,7 +38,9 @@ _VALUE: Final = Argument("value", read_word, "VALUE")
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:
-    """Make a handler add a note on stderr if no device is known to be Volta or newer; refusals keep their own."""
+    """Make a handler add a note on standard error if no device is known to be Volta or newer; refusals keep their
+    own.
+    """
 
     def make(handler: Handler) -> Handler:
         @wraps(handler)
@@ -49,7 +51,7 @@ def volta_only(what: str) -> Callable[[Handler], Handler]:
             if daemon.devices:
                 note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
             else:
-                note = f"{what} an effect from Volta on; the devices are not known yet: the first server reports them"
+                note = f"{what} an effect on Volta or newer only; the first server reports which devices there are"
             return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
 
         return answer
@@ -69,20 +71,19 @@ def _print_percentage(in_force: ThreadPercentage, note: str) -> Answer:
 
 
 def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
-    """Return a refusal; recorded: the complaint is only logged, and the value that stays in force is printed."""
+    """Return a refusal: the complaint is only logged, and the value in force is printed (recorded)."""
     parts = (Part(INVALID, printed=False), Part(str(in_force)))
-    return Answer(parts, diagnostic=f"{INVALID}; it stays {in_force}", refused=True)
+    return Answer(parts, diagnostic=f"{INVALID}; {in_force} stays in force", refused=True)
 
 
 @command(
     Syntax("set_default_active_thread_percentage", required=(_PERCENTAGE,)),
     in_protocol_3="namespace set default --server=NAME --active-thread-percentage={0}",
+    owner_only=True,
 )
 @volta_only("active thread percentages have")
 def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePercentage) -> Decision:
     """Set the active thread percentage that the next server starts with: above 0, up to 100."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
     if percentage.value is None:
         return Decision(_refuse_percentage(daemon.defaults.thread_percentage))
     daemon.defaults.thread_percentage = percentage.value
@@ -101,15 +102,12 @@ def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
 @command(
     Syntax("set_active_thread_percentage", required=(PID, _PERCENTAGE)),
     in_protocol_3="server set NAME --active-thread-percentage={1}",
+    owner_only=True,
 )
 @volta_only("active thread percentages have")
 def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePercentage) -> Decision:
-    """Set the active thread percentage of the later clients of the server PID."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    """Set the active thread percentage of new clients of the server PID."""
+    server = find_server(daemon, pid)
     if percentage.value is None:
         return Decision(_refuse_percentage(server.thread_percentage))
     server.thread_percentage = percentage.value
@@ -119,10 +117,8 @@ def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePe
 @command(Syntax("get_active_thread_percentage", required=(PID,)), view=limits_seen_by)
 @volta_only("active thread percentages have")
 def get_percentage(daemon: Daemon, caller: Caller, pid: int) -> Decision:
-    """Print the active thread percentage of the later clients of the server PID."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    """Print the active thread percentage of new clients of the server PID."""
+    server = find_server(daemon, pid)
     check_one_percentage(daemon, server.name, "get_active_thread_percentage")
     return _decide_percentage(server.thread_percentage)
 
@@ -161,12 +157,13 @@ def _set_memory(daemon: Daemon, limits: dict[int, PinnedMemory], device: str, va
 @command(
     Syntax("set_default_device_pinned_mem_limit", required=(DEVICE, _VALUE)),
     in_protocol_3="namespace set default --server=NAME --pinned-memory-limit={0}={1}",
+    owner_only=True,
 )
 @volta_only("device memory limits have")
 def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) -> Decision:
-    """Set how much memory of DEVICE (ordinal or UUID) each client of the next server may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
+    """Set how much memory of DEVICE (index or UUID) each client of the next server may hold: 10G, 900M; 0 removes the
+    limit.
+    """
     logged = _log_only(f"set_default_device_pinned_mem_limit {device} {value}.")
     return Decision(_set_memory(daemon, daemon.defaults.memory_limits, device, value, logged))
 
@@ -174,7 +171,7 @@ def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) 
 @command(Syntax("get_default_device_pinned_mem_limit", required=(DEVICE,)), view=limits_seen_by)
 @volta_only("device memory limits have")
 def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
-    """Print how much memory of DEVICE each client of the next server may hold; nothing when there is no limit."""
+    """Print how much memory of DEVICE each client of the next server may hold; nothing if there is no limit."""
     try:
         ordinal = device_named(daemon.devices, device)
     except UnknownDevice as error:
@@ -187,15 +184,12 @@ def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
 @command(
     Syntax("set_device_pinned_mem_limit", required=(PID, DEVICE, _VALUE)),
     in_protocol_3="server set NAME --pinned-memory-limit={1}={2}",
+    owner_only=True,
 )
 @volta_only("device memory limits have")
 def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str) -> Decision:
-    """Set how much memory of DEVICE each later client of the server PID may hold: 10G, 900M, 0: all."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    """Set how much memory of DEVICE each new client of the server PID may hold: 10G, 900M; 0 removes the limit."""
+    server = find_server(daemon, pid)
     answer = _set_memory(daemon, server.memory_limits, device, value)
     return Decision(answer, () if answer.refused else (limits_update(server),))
 
@@ -203,13 +197,11 @@ def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str
 @command(Syntax("get_device_pinned_mem_limit", required=(PID, DEVICE)), view=limits_seen_by)
 @volta_only("device memory limits have")
 def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decision:
-    """Print how much memory of DEVICE each later client of the server PID may hold; nothing when not limited."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    """Print how much memory of DEVICE each new client of the server PID may hold; nothing if there is no limit."""
+    server = find_server(daemon, pid)
     ordinals = daemon.ordinals_of(server)
     try:
-        ordinal = device_named([daemon.devices[each] for each in ordinals], device)
+        ordinal = device_named([daemon.devices[index] for index in ordinals], device)
     except UnknownDevice as error:
         return Decision(_refuse_device(error))
     limit = server.memory_limits.get(ordinals[ordinal])
@@ -222,14 +214,15 @@ def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decisio
 @command(
     Syntax("set_default_client_priority", required=(Argument("level", read_priority, "0|1"),)),
     in_protocol_3="namespace set default --server=NAME --client-priority={0}",
+    owner_only=True,
 )
 def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | None) -> Decision:
-    """Set the priority of later clients: 0 normal, 1 below normal."""
-    if (denied := may_change_settings(daemon, caller)) is not None:
-        return Decision(denied)
+    """Set the priority of new clients: 0 is normal, 1 below normal."""
     if level is None:
         # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
-        return Decision(Answer(diagnostic=f"{PRIORITIES}; it stays {daemon.defaults.client_priority}", refused=True))
+        return Decision(
+            Answer(diagnostic=f"{PRIORITIES}; {daemon.defaults.client_priority} stays in force", refused=True)
+        )
     try:
         daemon.defaults.client_priority = ClientPriority(level)
     except BadLimit:
@@ -239,6 +232,6 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
 
 @command(Syntax("get_default_client_priority"), view=limits_seen_by)
 def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
-    """Print the priority of later clients."""
+    """Print the priority of new clients."""
     level = daemon.defaults.client_priority
     return Decision(lines(str(level)), data={"client_priority": level.level})

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pympsd.commands.grammar.privileges import Caller, check_daemon_owner
+from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown, done, listing
-from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.cgroups import (
+from pympsd.state_machine.cgroups import (
     NO_CGROUPS,
     cgroup_path,
     clients_by_cgroup,
@@ -20,8 +19,9 @@ from pympsd.state_machine.v3.cgroups import (
     set_audit,
     set_limits,
 )
-from pympsd.state_machine.v3.partitions import NO_PARTITIONS
-from pympsd.state_machine.v3.routing import set_default_socket
+from pympsd.state_machine.partitions import NO_PARTITIONS
+from pympsd.state_machine.registration import set_default_socket
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.texts import LIFTED, BadText, memory_text, read_boolean, read_memory
@@ -36,7 +36,7 @@ ALWAYS_SHARED: Final = "context-share cannot be disabled: every client of pympsd
 
 
 def _read_guarantee(text: str) -> PinnedMemory | None:
-    if text in LIFTED:  # of a hard limit; nothing is guaranteed without end
+    if text in LIFTED:  # words for a hard limit only: a guarantee has an end
         raise BadText("a whole number above 0 and K, M or G, or 'none';", text)
     return None if text == NO_GUARANTEE else read_memory(text)
 
@@ -47,25 +47,25 @@ def _read_switch(text: str) -> bool:
     return text == "on"
 
 
-@command(Syntax("feature enable", required=("name",)))
+@command(Syntax("feature enable", required=("name",)), owner_only=True)
 def enable(daemon: Daemon, caller: Caller, name: str) -> Decision:
-    """Enable a feature: memacct, by which limits of cgroups hold; context-share always is."""
-    is_accounting = _feature(daemon, caller, name, "feature enable") == "memacct"
+    """Enable a feature: memacct enforces the limits of cgroups; context-share is always enabled."""
+    is_accounting = _find_feature(name) == "memacct"
     return Decision(done(), tuple(set_accounting(daemon, True)) if is_accounting else ())
 
 
-@command(Syntax("feature disable", required=("name",)))
+@command(Syntax("feature disable", required=("name",)), owner_only=True)
 def disable(daemon: Daemon, caller: Caller, name: str) -> Decision:
-    """Disable a feature; context-share cannot be."""
-    if _feature(daemon, caller, name, "feature disable") == "context-share":
+    """Disable a feature: memacct; context-share cannot be disabled."""
+    if _find_feature(name) == "context-share":
         raise Refused(ALWAYS_SHARED)
     return Decision(done(), tuple(set_accounting(daemon, False)))
 
 
 @command(Syntax("feature describe", optional=("name",), options={"format": FORMAT}))
 def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
-    """List the features and their states; on the driver's own server also that it has no static SM partitions. JSON
-    says why what is not possible is not.
+    """List the features and their states, and with the driver's own server that static SM partitions are not
+    possible. JSON has the reason for each feature that is not possible.
     """
     own = daemon.options.has_own_servers
     accounts = "enabled" if daemon.process_limits.accounts_cgroups and own else "disabled"
@@ -79,19 +79,21 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
     }
     if not own:
         rows[PARTITIONS] = "disabled (default)", "sm-partition", NO_PARTITIONS
-    shown = rows if name is None else (_known(name, tuple(rows)),)
-    found = []
-    for feature in shown:
+    features = rows if name is None else (_find_feature(name, tuple(rows)),)
+    table = []
+    for feature in features:
         state, module, problem = rows[feature]
         reason = None if own else problem or None
-        found.append(Row((feature, state, module, None), {"possible": reason is None, "reason": reason}))
-    return listing(COLUMNS, found, format)
+        table.append(Row((feature, state, module, None), {"possible": reason is None, "reason": reason}))
+    return listing(COLUMNS, table, format)
 
 
-@command(Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)))
+@command(
+    Syntax("memacct set", options={"audit-log": Option(read_boolean, "true|false")}, needed=("audit-log",)),
+    owner_only=True,
+)
 def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
-    """Set whether each allocation and release of more than 1 MiB by a later client is logged by its server."""
-    check_daemon_owner(daemon, caller, "memacct set")
+    """Set whether servers log each allocation and release of more than 1 MiB by new clients."""
     return Decision(done(), tuple(set_audit(daemon, audit_log)))
 
 
@@ -110,18 +112,18 @@ def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = 
             "hard-limit": Option(read_memory, "<limit>"),
             "soft-limit": Option(_read_guarantee, "<limit>"),
         },
-    )
+    ),
+    owner_only=True,
 )
-def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None, **said: Any) -> Decision:
-    """Set the memory that the later clients of a cgroup, and of those below it, may hold together (--hard-limit=4G;
-    unlimited), and what they are guaranteed (--soft-limit=1G; none), on a device or on each.
+def limit(daemon: Daemon, caller: Caller, cgroup: str, device: str | None = None, **limits: Any) -> Decision:
+    """Set how much memory the new clients of a cgroup, and of the cgroups below it, may hold together
+    (--hard-limit=4G, unlimited), and how much they are guaranteed (--soft-limit=1G, none); on one device or on each.
     """
-    check_daemon_owner(daemon, caller, "memacct limit")
     path = cgroup_path(cgroup)
     ordinals = range(len(daemon.devices)) if device is None else [view.device_named(daemon, device)]
-    if not said:
-        raise Refused("memacct limit sets --hard-limit, --soft-limit, or both, and neither is given.")
-    changed = {name.removesuffix("_limit"): value for name, value in said.items()}
+    if not limits:
+        raise Refused("'memacct limit' needs --hard-limit, --soft-limit, or both.")
+    changed = {name.removesuffix("_limit"): value for name, value in limits.items()}
     return Decision(done(), tuple(set_limits(daemon, path, ordinals, changed)))
 
 
@@ -136,18 +138,18 @@ def list_limits(
     device: str | None = None,
     format: Format | None = None,
 ) -> Decision:
-    """List the limits of cgroups, and what their clients hold; on a device, or on each."""
-    wanted = None if cgroup is None else cgroup_path(cgroup)
-    if wanted is not None and wanted not in daemon.process_limits.cgroups:
-        raise Refused(NO_LIMITS.format(wanted))
-    only = None if device is None else view.device_named(daemon, device)
+    """List the limits of cgroups and how much memory their clients hold, on one device or on each."""
+    only_cgroup = None if cgroup is None else cgroup_path(cgroup)
+    if only_cgroup is not None and only_cgroup not in daemon.process_limits.cgroups:
+        raise Refused(NO_LIMITS.format(only_cgroup))
+    only_device = None if device is None else view.device_named(daemon, device)
     rows, by_cgroup = [], clients_by_cgroup(daemon)
     for path, limits in sorted(daemon.process_limits.cgroups.items()):
         present = by_cgroup.get(path, [])
         for ordinal, limit in sorted(limits.items()):
             used = sum(client.memory.get(ordinal, 0) for client in present)
             pids = {"clients": sorted(client.pid for client in present)}
-            if wanted in (None, path) and only in (None, ordinal):
+            if only_cgroup in (None, path) and only_device in (None, ordinal):
                 soft = None if limit.soft is None else Shown(memory_text(limit.soft), limit.soft.value)
                 hard = Shown(memory_text(limit.hard), None if limit.hard is None else limit.hard.value)
                 rows.append(Row((path, daemon.devices[ordinal].uuid, soft, hard, used), pids))
@@ -157,13 +159,13 @@ def list_limits(
 @command(
     Syntax(
         "context-share set", options={"default-socket": Option(_read_switch, "on|off")}, needed=("default-socket",)
-    )
+    ),
+    owner_only=True,
 )
 def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decision:
-    """Set whether clients of the daemon's own pipe directory are served; off: they are refused, and have to name the
+    """Set whether the daemon's own pipe directory serves clients. If it is off, they are refused, and have to use the
     directory of a server or a namespace.
     """
-    check_daemon_owner(daemon, caller, "context-share set")
     return Decision(done(), tuple(set_default_socket(daemon, default_socket)))
 
 
@@ -173,14 +175,9 @@ def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = Non
     return listing(KEYS, [Row(("default_socket", "on" if daemon.named_servers.default_socket else "off"))], format)
 
 
-def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> str:
-    known = _known(name)
-    check_daemon_owner(daemon, caller, command_name)
-    return known
-
-
-def _known(name: str, features: Sequence[str] = FEATURES) -> str:
-    known = name.replace("_", "-")
-    if known not in features:
+def _find_feature(name: str, features: Sequence[str] = FEATURES) -> str:
+    """Return the feature of a name, which may be written with ``_``."""
+    feature = name.replace("_", "-")
+    if feature not in features:
         raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")
-    return known
+    return feature

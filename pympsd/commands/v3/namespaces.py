@@ -11,12 +11,12 @@ from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
 from pympsd.state_machine.instructions import Reply
+from pympsd.state_machine.named_servers import NotPossible, clients, status
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.namespaces import create_namespace, delete_namespace
+from pympsd.state_machine.namespaces import set_namespace as set_limits
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace
-from pympsd.state_machine.v3.namespaces import set_namespace as set_limits
-from pympsd.state_machine.v3.servers import NotPossible, clients, status
-from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -44,8 +44,8 @@ FIELDS: Final = tuple(column.name for column in COLUMNS)
 def create(
     daemon: Daemon, caller: Caller, name: str, server: str, clients_only: bool = False, **limits: Any
 ) -> Decision:
-    """Make a namespace of a server, with its pipe directory; it inherits no limits from another one. With
-    --clients-only its socket takes no commands: nothing in a container that has it need be trusted.
+    """Create a namespace of a server, with its pipe directory. It does not inherit limits from another namespace.
+    With --clients-only its socket takes no commands, so that a container that has the socket need not be trusted.
     """
     named = server_named(daemon, server)
     check_owner(caller, named, "namespace create")
@@ -67,7 +67,7 @@ def create(
     asks_servers=True,
 )
 def delete(daemon: Daemon, caller: Caller, name: str, server: str, force: bool = False) -> Decision:
-    """Delete a namespace of a server; refused while it has clients, which --force terminates."""
+    """Delete a namespace of a server. It is refused while the namespace has clients; --force terminates them."""
     check_owner(caller, server_named(daemon, server), "namespace delete")
     return Decision(None, tuple(delete_namespace(daemon, server, name, force, caller.session)))
 
@@ -80,7 +80,7 @@ def list_namespaces(
     server: str | None = None,
     format: Format | None = None,
 ) -> Decision:
-    """List the namespaces of all servers, or of one: the limits that later clients get."""
+    """List the namespaces of all servers, or of one, with the limits of new clients."""
     shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
     rows = [
         _row(daemon, owner, owner.namespaces[each])
@@ -102,7 +102,7 @@ def list_namespaces(
     )
 )
 def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> Decision:
-    """Print one field of a namespace, as list shows it; total-memory-limit and sm-partition, too."""
+    """Print one field of a namespace, as namespace list shows it, or one of its other limits."""
     owner = server_named(daemon, server)
     namespace = view.namespace_named(owner, name)
     fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
@@ -115,9 +115,9 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
 
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
 def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
-    """Set the limits that the later clients of a namespace get, each client on each device: a percentage from 1 to
-    100 of the SMs, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited); --total-memory-limit is of all its
-    clients together; --sm-partition is the static SM partition that they get, whatever they name.
+    """Set the limits of new clients of a namespace, for each client on each device: a percentage of the SMs from 1 to
+    100, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited). --total-memory-limit limits all its clients
+    together. --sm-partition names the static SM partition that its clients get, whatever they request.
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")

@@ -1,4 +1,4 @@
-"""What ``list`` and ``describe`` print: a table, CSV (RFC 4180) or JSON. No cell is ever cut."""
+"""The output of ``list`` and ``describe``: a table, CSV (RFC 4180) or JSON. No cell is ever cut."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Format:
         """Read a style, and ``,noheader`` after it."""
         style, comma, rest = text.partition(",")
         if style not in STYLES or (comma and rest != "noheader"):
-            raise BadText("table, csv or json, each with ,noheader after it if wanted,", text)
+            raise BadText("table, csv or json, optionally followed by ,noheader,", text)
         return cls(style, not comma)
 
 
@@ -59,7 +59,7 @@ Cell = str | int | float | bool | None | Shown | tuple[str, ...]
 
 @frozen
 class Row:
-    """The cells of a row, in the order of the columns, and what JSON says beside them."""
+    """The cells of a row, in the order of the columns, and further values for JSON."""
 
     cells: tuple[Cell, ...]
     extra: dict[str, Any] = field(factory=dict)
@@ -81,7 +81,7 @@ def done(*notes: str) -> Answer:
 
 
 def render(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
-    """Return the text of rows, without the newline at its end; nothing for no rows without a header."""
+    """Return the text of rows, without a newline at the end; an empty text for no rows without a header."""
     if chosen.style == "json":
         return json.dumps([_record(columns, row) for row in rows])
     if chosen.style == "csv":
@@ -105,7 +105,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def moment(seconds: float) -> str | None:
-    """Return a time in seconds since 1970 as JSON has it (ISO 8601, UTC); None of 0."""
+    """Return a time in seconds since 1970 in ISO 8601 (UTC), as JSON has it; None for 0."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
 
 
@@ -114,8 +114,8 @@ def _texts(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _record(columns: Sequence[Column], row: Row) -> dict[str, Any]:
-    named = {column.key or column.name: _value(cell) for column, cell in zip(columns, row.cells, strict=True)}
-    return {**named, **row.extra}
+    record = {column.key or column.name: _value(cell) for column, cell in zip(columns, row.cells, strict=True)}
+    return {**record, **row.extra}
 
 
 def _value(cell: Cell) -> Any:
@@ -134,10 +134,10 @@ def _csv_cell(text: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    # A line end inside of a cell, which a command line may hold, would look like a row.
+    # A line end in a cell, such as that of a command line, would look like a row.
     lines = [list(heading), *([" ".join(cell.splitlines()) for cell in row] for row in rows)]
-    shown = [line for line in lines if line]
-    widths = [max(map(len, cells)) + _BLANKS_BETWEEN for cells in zip(*shown, strict=True)]
+    filled = [line for line in lines if line]
+    widths = [max(map(len, cells)) + _BLANKS_BETWEEN for cells in zip(*filled, strict=True)]
     return "\n".join(
-        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown
+        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in filled
     )

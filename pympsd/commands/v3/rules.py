@@ -26,8 +26,8 @@ TESTED: Final = tuple(Column(name, name.upper()) for name in ("rule", "name", "f
 
 @command(Syntax("rules list", options={"format": FORMAT}), protocols=BOTH)
 def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
-    """List the limits by rule, in the order in which they are tried: the first rule that a client's process fits
-    lowers the limits of its namespace, or of its server in protocol 2. They come from a configuration file.
+    """List the limits by rule, in the order in which the daemon tries them. The first rule that matches a client's
+    process lowers the limits of its namespace, or in protocol 2 of its server. Rules come from a configuration file.
     """
     return listing(COLUMNS, [_row(daemon, rule) for rule in daemon.process_limits.rules or ()], format)
 
@@ -44,8 +44,8 @@ def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> 
 def examine(
     daemon: Daemon, caller: Caller, pid: str, namespace: str | None = None, format: Format | None = None
 ) -> Decision:
-    """Say of each rule, up to the first that fits, whether a process fits it, and why. The process need be no
-    client yet; --namespace says where it would come, if not to its user's server.
+    """Print for each rule, up to the first that matches, whether it matches a process, and why. The process need not
+    be a client yet; --namespace names the namespace to assume instead of that of its user's server.
     """
     origin = caller.process
     if origin is None:
@@ -58,7 +58,7 @@ def examine(
         try:
             fits, reason = rule.examine(origin, place)
         except Unknown as error:
-            raise Refused(f"{str(error)[0].upper()}{str(error)[1:]}: as a client it is refused.") from None
+            raise Refused(f"{str(error)[0].upper()}{str(error)[1:]}: as a client it would be refused.") from None
         rows.append(Row((rule.number, rule.name or None, fits, reason)))
         if fits:
             break
@@ -66,7 +66,7 @@ def examine(
 
 
 def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
-    """Return where a process is a client, or would be one if it named no server."""
+    """Return the server and namespace of a process that is a client, or those that it would get if it named none."""
     for process in daemon.servers.values():
         for client in process.clients.values():
             if str(client.pid) == pid:

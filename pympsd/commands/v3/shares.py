@@ -20,13 +20,13 @@ NO_SHARE: Final = Shown("unlimited", None)
 
 @command(Syntax("share list", options={"uid": UID, "format": FORMAT}), protocols=BOTH)
 def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: Format | None = None) -> Decision:
-    """List what the users who have servers or connections, or were refused some, have of their shares of the daemon,
-    and how often they were refused more since it started; or what one user has. --user-share of the daemon, and
-    [shares] in its configuration file, set the shares.
+    """List for each user with servers or connections, and each who was refused some, the shares of the daemon's
+    resources, how much of each is in use, and how often more was refused since the daemon started; with --uid, for
+    one user. The option --user-share and [shares] in the configuration file set the shares.
     """
-    shown = shares.list_users(daemon) if uid is None else [uid]
+    users = shares.list_users(daemon) if uid is None else [uid]
     return listing(
-        COLUMNS, [_row(daemon, each, what) for each in shown for what in shares.resources_of(daemon)], format
+        COLUMNS, [_row(daemon, user, resource) for user in users for resource in shares.resources_of(daemon)], format
     )
 
 

@@ -10,11 +10,11 @@ from pympsd.commands.grammar.syntax import Option, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, listing
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.named_servers import status
+from pympsd.state_machine.partitions import clients_in, create_partition, delete_partition, free_of
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
-from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition, free_of
-from pympsd.state_machine.v3.servers import server as server_named
-from pympsd.state_machine.v3.servers import status
 from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.partitions import VARIABLE, chunk_count, multiprocessors, partition_id
@@ -50,23 +50,23 @@ def create(
     chunks: int,
     include_remainder: bool = False,
 ) -> Decision:
-    """Make a static SM partition of a server: chunks of the SMs of a device that its clients alone use, with
-    --include-remainder those too that are in no chunk. From the first partition on every client of the server has to
-    name one on that device, by the CUDA_MPS_SM_PARTITION that is printed, or as <device>/<name> or <name>.
+    """Create a static SM partition of a server: chunks of the SMs of a device that only its clients use; with
+    --include-remainder, also the SMs that are in no chunk. As soon as a server has a partition on a device, each of
+    its clients has to name one there: by the CUDA_MPS_SM_PARTITION that is printed, or as <device>/<name> or <name>.
     """
-    named = server_named(daemon, server)
-    check_owner(caller, named, "sm-partition create")
-    ordinal = view.device_of(daemon, named, device)
-    made = tuple(create_partition(daemon, server, name, ordinal, chunks, include_remainder, caller.uid))
-    facts = daemon.devices[ordinal]
-    if _is_created(daemon, named):
-        count = len(multiprocessors(facts, named.partitions[-1].chunks))
-        said = f"created on device {facts.uuid} (sm-count={count})"
+    owner = server_named(daemon, server)
+    check_owner(caller, owner, "sm-partition create")
+    index = view.device_of(daemon, owner, device)
+    instructions = tuple(create_partition(daemon, server, name, index, chunks, include_remainder, caller.uid))
+    properties = daemon.devices[index]
+    if _is_created(daemon, owner):
+        count = len(multiprocessors(properties, owner.partitions[-1].chunks))
+        text = f"created on device {properties.uuid} (sm-count={count})"
     else:
         when = f"it is made when server '{server}' starts"
-        said = f"configured on device {facts.uuid} (chunks={chunks}); {when}"
-    variable = f"{VARIABLE}={facts.uuid}/{partition_id(server, facts, name)}"
-    return Decision(Answer((Part(f"SM partition '{name}' {said}"), Part(variable))), made)
+        text = f"configured on device {properties.uuid} (chunks={chunks}); {when}"
+    variable = f"{VARIABLE}={properties.uuid}/{partition_id(server, properties, name)}"
+    return Decision(Answer((Part(f"SM partition '{name}' {text}"), Part(variable))), instructions)
 
 
 @command(
@@ -80,12 +80,12 @@ def create(
     asks_servers=True,
 )
 def delete(daemon: Daemon, caller: Caller, name: str, server: str, device: str, force: bool = False) -> Decision:
-    """Delete a static SM partition; refused while it has clients, which --force terminates."""
-    named = server_named(daemon, server)
-    check_owner(caller, named, "sm-partition delete")
-    ordinal = view.device_of(daemon, named, device)
-    answer = Answer((Part(f"SM partition '{name}' deleted from device {daemon.devices[ordinal].uuid}"),))
-    return Decision(None, tuple(delete_partition(daemon, server, name, ordinal, force, caller.session, answer)))
+    """Delete a static SM partition. It is refused while the partition has clients; --force terminates them."""
+    owner = server_named(daemon, server)
+    check_owner(caller, owner, "sm-partition delete")
+    index = view.device_of(daemon, owner, device)
+    answer = Answer((Part(f"SM partition '{name}' deleted from device {daemon.devices[index].uuid}"),))
+    return Decision(None, tuple(delete_partition(daemon, server, name, index, force, caller.session, answer)))
 
 
 @command(
@@ -104,51 +104,60 @@ def list_partitions(
     all: bool = False,
     format: Format | None = None,
 ) -> Decision:
-    """List the static SM partitions, with --all also what is left of each device. With --server its clients' ordinals
-    of devices count, otherwise the daemon's.
+    """List the static SM partitions; with --all, also the free chunks of each device. With --server, --device is an
+    index that the clients of that server see, otherwise one of the daemon.
     """
-    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    servers = view.servers(daemon) if server is None else [server_named(daemon, server)]
     only = None
     if device is not None:
-        only = view.device_named(daemon, device) if server is None else view.device_of(daemon, shown[0], device)
+        only = view.device_named(daemon, device) if server is None else view.device_of(daemon, servers[0], device)
     rows = []
-    for named in shown:
-        ordinals = named.ordinals(len(daemon.devices))
-        for ordinal in ordinals if only is None else [only] if only in ordinals else []:
-            rows += _rows(daemon, named, ordinal)
-            # Of the other servers' chunks a tenant's view knows nothing, and the driver's own server has none.
-            known = all and daemon.options.has_own_servers and sees_all(daemon, caller)
-            if known and (free := free_of(daemon, ordinal)):
-                rows.append(_unallocated(named, daemon.devices[ordinal], free))
+    for owner in servers:
+        indices = owner.ordinals(len(daemon.devices))
+        for index in indices if only is None else [only] if only in indices else []:
+            rows += _rows(daemon, owner, index)
+            # A tenant's view lacks the chunks of other servers, and the driver's own server has none.
+            shows_free = all and daemon.options.has_own_servers and sees_all(daemon, caller)
+            if shows_free and (free := free_of(daemon, index)):
+                rows.append(_free_row(owner, daemon.devices[index], free))
     return listing(COLUMNS, rows, format)
 
 
-def _rows(daemon: Daemon, named: NamedServer, ordinal: int) -> list[Row]:
-    facts, made = daemon.devices[ordinal], "created" if _is_created(daemon, named) else "configured"
+def _rows(daemon: Daemon, owner: NamedServer, index: int) -> list[Row]:
+    properties, state = daemon.devices[index], "created" if _is_created(daemon, owner) else "configured"
     return [
         Row(
             (
-                named.name,
-                facts.uuid,
-                one.name,
-                sum(chunk < chunk_count(facts) for chunk in one.chunks),
-                len(multiprocessors(facts, one.chunks)),
-                chunk_count(facts) in one.chunks,
-                made,
-                partition_id(named.name, facts, one.name),
+                owner.name,
+                properties.uuid,
+                partition.name,
+                sum(chunk < chunk_count(properties) for chunk in partition.chunks),
+                len(multiprocessors(properties, partition.chunks)),
+                chunk_count(properties) in partition.chunks,
+                state,
+                partition_id(owner.name, properties, partition.name),
             ),
-            {"clients": sorted(client.pid for client in clients_in(daemon, named, one))},
+            {"clients": sorted(client.pid for client in clients_in(daemon, owner, partition))},
         )
-        for one in named.partitions
-        if one.device == ordinal
+        for partition in owner.partitions
+        if partition.device == index
     ]
 
 
-def _unallocated(named: NamedServer, facts: DeviceFacts, free: tuple[int, ...]) -> Row:
-    whole = sum(chunk < chunk_count(facts) for chunk in free)
-    cells = named.name, facts.uuid, None, whole, len(multiprocessors(facts, free)), None, "unallocated", None
+def _free_row(owner: NamedServer, properties: DeviceFacts, free: tuple[int, ...]) -> Row:
+    whole = sum(chunk < chunk_count(properties) for chunk in free)
+    cells = (
+        owner.name,
+        properties.uuid,
+        None,
+        whole,
+        len(multiprocessors(properties, free)),
+        None,
+        "unallocated",
+        None,
+    )
     return Row(cells)
 
 
-def _is_created(daemon: Daemon, named: NamedServer) -> bool:
-    return status(daemon, named) in (NamedStatus.READY, NamedStatus.FAULT)
+def _is_created(daemon: Daemon, owner: NamedServer) -> bool:
+    return status(daemon, owner) in (NamedStatus.READY, NamedStatus.FAULT)

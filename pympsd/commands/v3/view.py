@@ -1,4 +1,4 @@
-"""What protocol 3 calls the servers, namespaces and clients of the daemon's state, and who may change them."""
+"""Servers, namespaces, clients and limits of the daemon's state as protocol 3 names them and prints them."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
 
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
-    """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
-    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
+    """Return 0 for a client in the daemon's PID namespace, otherwise the inode of its own."""
+    namespace = client.process.pid_namespace
+    return 0 if namespace == daemon.options.pid_namespace else namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
-    """Return ``server/namespace (n)``: n is the PID namespace."""
+    """Return ``server/namespace (n)`` of a client, with n the inode of its PID namespace, or 0."""
     return f"{server.name}/{namespace_of(client)} ({linux_namespace(daemon, client)})"
 
 
@@ -92,7 +93,7 @@ def no_partition_yet(server: NamedServer, namespace: str, partition: str | None)
 
 
 def device_named(daemon: Daemon, word: str) -> int:
-    """Return the ordinal of a device; raise Refused."""
+    """Return the index of the device that a word names; raise Refused."""
     found = find_device(daemon.devices, word)
     if found is None:
         raise Refused(f"No device '{word}'. Devices: {listed(daemon.devices)}.")

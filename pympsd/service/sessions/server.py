@@ -61,7 +61,7 @@ class ServerSession:
         assert self._channel is not None
         return self._channel
 
-    def adopt(self, channel: MessageChannel, contexts: int) -> None:
+    def take_over(self, channel: MessageChannel, contexts: int) -> None:
         """Adopt a returned server, which has ``contexts`` contexts; send it the held messages."""
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
@@ -69,18 +69,18 @@ class ServerSession:
 
     def admit(self, admission: Admission, connection: int) -> None:
         """Send it a client, with its end of their session; take over both descriptors."""
-        peer = admission.peer
-        limits = admission.limits
+        process, limits = admission.process, admission.limits
+        peer = process.peer
         message = link.AdmitClient(
             admission.client,
             peer.pid,
             peer.uid,
             peer.gid,
-            admission.command,
+            process.command,
             admission.priority,
             admission.environment,
-            admission.namespace,
-            since=admission.since,
+            process.pid_namespace,
+            since=process.since,
         )
         if limits is not None:
             message = evolve(

@@ -80,13 +80,13 @@ class Server:
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False
     """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
-    awaited: bool = False
+    pending: bool = False
     """The previous daemon had it, and it has not returned yet: its clients are unknown."""
     start_refusal: str = ""
     """Why it cannot start, if known: trying again would be useless."""
     violation: str = ""
     """What it said that is not known."""
-    proven: bool = False
+    verified: bool = False
     """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False
     """Its LEAVE timer runs."""
@@ -121,7 +121,7 @@ class Server:
     @property
     def is_empty(self) -> bool:
         """Whether it is known to have no clients."""
-        return not self.clients and not self.awaited
+        return not self.clients and not self.pending
 
     @property
     def status(self) -> str:

@@ -27,7 +27,7 @@ def file_note(path: str) -> bytes:
 
 @define
 class KeptEntries:
-    """The descriptors an earlier daemon left; each that is used is taken out, the rest is closed by ``close``."""
+    """The descriptors the previous daemon left; each that is used is taken out, the rest is closed by ``close``."""
 
     keeper: KeeperLink | None = None
     listeners: dict[str, KeptFd[bytes]] = field(factory=dict)
@@ -110,7 +110,7 @@ class KeptEntries:
             return None
         listener = socket.socket(fileno=entry.fd)
         if listener.type is kind and entry.note and entry.note == file_note(path):
-            # Again: peers then see this process, and not the earlier daemon, at the other end (SO_PEERCRED).
+            # Again: peers then see this process, and not the previous daemon, at the other end (SO_PEERCRED).
             listener.listen(BACKLOG)
             return listener
         listener.close()
@@ -131,7 +131,7 @@ class KeptEntries:
         return -1
 
     def close(self) -> None:
-        """Close what was not taken, and have it dropped."""
+        """Close what was not taken, and drop it at the keeper."""
         left = [(link_name(server), fd) for server, fd in self.links.items()]
         left += [(one.name, one.fd) for one in self.listeners.values()]
         left += [(one.name, one.fd) for one in self.clients.values()]

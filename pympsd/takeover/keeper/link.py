@@ -1,15 +1,15 @@
-"""The daemon's side of its keeper: say what is to be held, and fetch what an earlier daemon's keeper holds.
+"""The daemon's side of its keeper: request what is to be held, and fetch what the previous daemon's keeper holds.
 
-    found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it is of no use
+    found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it cannot be used
     keeper, held = found or (Keeper(directory, log), {})
     await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
     keeper.hold("control", listener.fileno())       # before anything relies on the descriptor
     await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
     keeper.drop("control")                          # before the descriptor is closed
-    keeper.end()                                    # the daemon ends in order; ``run`` returns soon afterwards
+    keeper.end()                                    # the daemon quits; ``run`` returns soon afterwards
 
-Only ``fetch`` waits for the keeper, and it has a limit. What the link does not take at once is sent by ``run``: in
-order, and of each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
+Only ``fetch`` waits for the keeper, and it has a limit. ``run`` sends what the link did not take: in order, and of
+each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
 started in place of one that has ended, and is given everything again.
 """
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 WAITING_SECONDS: Final = 60.0
 """Time for which a keeper without a daemon, and without servers, waits for the next daemon."""
 FETCH_SECONDS: Final = 5.0
-"""Time for an earlier daemon's keeper to send everything."""
+"""Time for the previous daemon's keeper to send everything."""
 STALLED_SECONDS: Final = 5.0
 """Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
 PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
@@ -93,7 +93,7 @@ class KeeperLink:
     async def fetch(
         cls, directory: PipeDirectory, log: FilteringBoundLogger, seconds: float = FETCH_SECONDS
     ) -> tuple[KeeperLink, dict[str, Entry]] | None:
-        """Return the keeper of an earlier daemon, and what it holds in order, or None: start another.
+        """Return the keeper of the previous daemon, and what it holds in order, or None: start another.
 
         The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
         believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
@@ -120,7 +120,7 @@ class KeeperLink:
         raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
 
     def hold(self, name: str, fd: int, note: bytes = b"") -> None:
-        """Have a descriptor held, in place of one of the same name; raise ValueError for a name or note too long."""
+        """Hold a descriptor, in place of one of the same name; raise ValueError for a name or note too long."""
         packets.encode(packets.HOLD, name, note)
         self._held.pop(name, None)
         self._held[name] = Entry(note, fd)
@@ -134,12 +134,12 @@ class KeeperLink:
         self._changed(name, self._unsent.get(name, False))
 
     def drop(self, name: str) -> None:
-        """Have an entry closed and removed."""
+        """Close and remove an entry."""
         self._held.pop(name, None)
         self._changed(name, False)
 
     async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
-        """Have the keeper accept a connection; return its descriptor, -1 if there was none, None if it cannot.
+        """Ask the keeper to accept a connection; return its descriptor, -1 if there was none, None if it cannot.
 
         The keeper then holds it already under ``name``, whenever the daemon is killed; ``greeting`` has been sent. A
         keeper that does not answer within ANSWER_SECONDS is not asked again before it has: its answer goes to
@@ -175,7 +175,7 @@ class KeeperLink:
             await self._caught_up.wait()
 
     def end(self) -> None:
-        """Remove the socket and have the process end: the daemon ends in order."""
+        """Remove the socket and end the process: the daemon quits."""
         self._ending.set()
         with contextlib.suppress(OSError, Unusable):
             self.directory.remove(files.KEEPER)
@@ -224,7 +224,7 @@ class KeeperLink:
         return ""
 
     async def _watch(self, process: KeeperProcess) -> str:
-        """Kill a keeper when it is of no more use, unless it serves another daemon, and return why it is of none."""
+        """Kill a keeper that cannot be used any more, unless it serves another daemon, and return why."""
         reasons: list[str] = []
 
         async def until(work: Callable[[KeeperProcess], Awaitable[str]]) -> None:
@@ -273,7 +273,7 @@ class KeeperLink:
                 self.log.error("keeper_lacks", name=name, reason=entry.note.decode(errors="replace"))
 
     async def _send_later(self, process: KeeperProcess) -> str:
-        """Send what the link did not take at once; return why the keeper is of no more use."""
+        """Send what the link did not take immediately; return why the keeper cannot be used any more."""
         while True:
             while self._unsent:
                 with trio.move_on_after(self.stalled_seconds) as waiting:
@@ -341,7 +341,7 @@ async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> st
 
 
 async def _received(process: KeeperProcess) -> tuple[int, str, Entry] | str:
-    """Return the next packet, or why the keeper is of no more use."""
+    """Return the next packet, or why the keeper cannot be used any more."""
     try:
         received = await process.receive()
     except packets.Malformed as error:

@@ -42,7 +42,7 @@ class Entry:
 
 @define(eq=False)
 class KeeperProcess:
-    """The link to a keeper, which never blocks, and the means to kill it: as a child, or as an earlier daemon's."""
+    """The link to a keeper, which never blocks, and the means to kill it: as a child, or as the previous daemon's."""
 
     link: socket.socket
     child: trio.Process | None = None
@@ -72,7 +72,7 @@ class KeeperProcess:
 
     @classmethod
     def find(cls, directory: PipeDirectory) -> KeeperProcess | None:
-        """Return the keeper of an earlier daemon of this process's user, connected; None if there is none."""
+        """Return the keeper of the previous daemon of this process's user, connected; None if there is none."""
         link = _link(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         try:
             link.connect(directory.name(files.KEEPER))

@@ -61,7 +61,7 @@ class Keeper:
         self._inode = _inode(self._path)
 
     def run(self) -> None:
-        """Serve daemon after daemon; return when one has ended in order, or none is to be expected any more."""
+        """Serve daemon after daemon; return when one has quit, or none is to be expected any more."""
         _signal.signal(_signal.SIGTERM, self._on_sigterm)
         while self._serve() and self._await_daemon():
             pass
@@ -72,7 +72,7 @@ class Keeper:
             os._exit(0)
 
     def _serve(self) -> bool:
-        """Serve the daemon on the link until it is gone and return True; return False if it ended in order."""
+        """Serve the daemon on the link until it is gone and return True; return False if it quit."""
         while self._link is not None:
             poll = select.poll()
             poll.register(self._listener, select.POLLIN)
@@ -156,7 +156,7 @@ class Keeper:
         return self._inode is not None and _inode(self._path) == self._inode
 
     def _accept(self) -> bool:
-        """Take the next daemon's connection as the link; return False if the one before it ended in order."""
+        """Take the next daemon's connection as the link; return False if the one before it quit."""
         try:
             fd, _ = self._listener._accept()  # type: ignore[attr-defined]
         except OSError:
@@ -166,7 +166,7 @@ class Keeper:
         if int.from_bytes(credentials[4:8], sys.byteorder) != os.geteuid():
             connection.close()
             return True
-        # What the earlier daemon sent before it was killed counts.
+        # What the previous daemon sent before it was killed counts.
         if not self._take_packets():
             return False
         self._send(packets.REPLACED)
@@ -184,7 +184,7 @@ class Keeper:
         self._to_send.clear()
 
     def _take_packets(self) -> bool:
-        """Handle what lies in the link, and close it at its end; return False if the daemon ended in order."""
+        """Handle what lies in the link, and close it at its end; return False if the daemon quit."""
         while self._link is not None:
             try:
                 # Room for one descriptor: the kernel closes others.

@@ -161,6 +161,6 @@ def open_event(given: Any) -> int:
     handle = shared_handles.unpacked(_EVENT, given, invalid_handle)
     _check_device(context, handle)
     try:
-        return events.opened(context, handle.secret).handle
+        return events.open_shared(context, handle.secret).handle
     except CudaError as error:
         raise _failed_to_map(error) from None

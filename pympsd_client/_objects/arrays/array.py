@@ -103,22 +103,12 @@ def create(given_description: ArrayDescription | None) -> int:
 
 
 def destroy(handle: int) -> None:
-    """Free an array once the context's work so far is done; INVALID_HANDLE, also for a level of a mipmapped one."""
+    """Free an array once the context's earlier work is done; INVALID_HANDLE, also for a level of a mipmapped one."""
     array = arrays.find(handle)
     if array.is_level:
         raise invalid_handle(f"{handle:#x} is a level of a mipmapped array, which is destroyed as a whole")
-    _destroy(arrays, array)
-
-
-def _destroy(table: HandleTable[Array] | HandleTable[MipmappedArray], owned: Array | MipmappedArray) -> None:
-    # Taken out first, so that no other thread frees it too.
-    if table.remove(owned.handle) is None:
-        raise invalid_handle(f"{owned.handle:#x} was destroyed meanwhile")
-    try:
-        owned.context.call(operations.FREE, owned.address)
-    except BaseException:
-        table.put_back(owned)  # type: ignore[arg-type]  # it is of the table that it was taken from
-        raise
+    with arrays.removing(array):
+        array.context.call(operations.FREE, array.address)
 
 
 def create_mipmapped(given_description: ArrayDescription | None, requested_levels: int) -> int:
@@ -148,8 +138,9 @@ def level_of(handle: int, number: int) -> int:
 
 
 def destroy_mipmapped(handle: int) -> None:
-    """Free a mipmapped array with its levels once the context's work so far is done; INVALID_HANDLE."""
+    """Free a mipmapped array with its levels once the context's earlier work is done; INVALID_HANDLE."""
     mipmapped = mipmapped_arrays.find(handle)
-    _destroy(mipmapped_arrays, mipmapped)
+    with mipmapped_arrays.removing(mipmapped):
+        mipmapped.context.call(operations.FREE, mipmapped.address)
     for array in mipmapped.levels:
         arrays.remove(array.handle)

@@ -15,7 +15,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import STREAM_LEGACY
 from pympsd.wire.texture_object import CHANNEL_BYTES, Flag, Kind, Level, Sampling, TextureObject, pack
 from pympsd_client._arguments import texture_structs as structs
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
@@ -66,7 +66,7 @@ def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObje
     limits = context.device.properties.attributes
     alignment = limits.get("TEXTURE_ALIGNMENT", 1)
     if of.place % alignment:
-        raise invalid_value(f"{of.place:#x} is no multiple of TEXTURE_ALIGNMENT, {alignment}")
+        raise invalid_value(f"{of.place:#x} is not a multiple of TEXTURE_ALIGNMENT, {alignment}")
     element = CHANNEL_BYTES[of.format] * of.channels
     if of.type == LINEAR:
         width = of.size_or_width // element
@@ -205,25 +205,19 @@ def create_surface(description: bytes | None) -> int:
 
 
 def destroy_texture(handle: int) -> None:
-    """Destroy a texture object once the context's work so far is done; its memory stays. INVALID_HANDLE."""
+    """Destroy a texture object once the context's earlier work is done; its memory stays. INVALID_HANDLE."""
     _destroy(textures, handle)
 
 
 def destroy_surface(handle: int) -> None:
-    """Destroy a surface object once the context's work so far is done; its array stays. INVALID_HANDLE."""
+    """Destroy a surface object once the context's earlier work is done; its array stays. INVALID_HANDLE."""
     _destroy(surfaces, handle)
 
 
 def _destroy(table: HandleTable[Object], handle: int) -> None:
     item = table.find(handle)
-    # Taken out first: once it is free another thread may be given the same address.
-    if table.remove(handle) is None:
-        raise invalid_handle(f"{handle:#x} was destroyed meanwhile")
-    try:
+    with table.removing(item):
         item.context.call(operations.FREE, handle)
-    except BaseException:
-        table.put_back(item)
-        raise
 
 
 def resource_of_texture(handle: int) -> bytes:

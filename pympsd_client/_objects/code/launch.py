@@ -21,9 +21,9 @@ from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
     code_of,
     flat,
+    packer_for_types,
     raw_packer,
     record_bytes,
-    typed_packer,
 )
 from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher
 
 _CACHED: Final = 256
-"""Shapes remembered for a function: more are checked anew."""
+"""The number of shapes remembered for a kernel; when there are more, all are checked again."""
 _RAW: Final = ("raw",)
 _known: Final = functions.get
 
@@ -56,7 +56,8 @@ def launch(
     """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
 
     A kernel of a library is launched in the context of the stream, the current one for the special streams.
-    ``cooperative``: all its blocks are to be resident at once; ``cluster``: blocks of a cluster that it asks for.
+    ``cooperative``: all its blocks are to be resident at the same time;
+    ``cluster``: the blocks of a cluster that it asks for.
     """
     cache = launcher()
     epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
@@ -148,7 +149,7 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
             if packer is not None:
                 return packer(*fields, *values)
         except (struct.error, TypeError, OverflowError, ValueError, IndexError):
-            pass  # a closer look says what is wrong, or finds that ctypes would take it
+            pass  # the checks below name the error, or find that ctypes would take the value
     raw = function.packers.get(_RAW)
     if raw is None:
         raw = function.packers[_RAW] = raw_packer(function.layout)
@@ -159,14 +160,18 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
 def _remember(function: Function, types: Any) -> Any:
     if not isinstance(types, tuple):
         return None
-    packer = typed_packer(function.layout, types)
+    packer = packer_for_types(function.layout, types)
     if packer is not None and len(function.packers) < _CACHED:
         function.packers[types] = packer
     return packer
 
 
 def check_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
+    """Return a shape as plain ints once it is within the limits of device and kernel.
+
+    ``shape``: grid x, y, z, block x, y, z, dynamic shared bytes. INVALID_VALUE with the limit that is exceeded. A
+    shape that was checked is remembered, up to _CACHED of them.
+    """
     shape = tuple(unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
     _check_resources(function, shape)

@@ -216,4 +216,4 @@ def _usable_context(device: Device | None) -> Context | None:
 
 
 def _unknown(noun: str, handle: int) -> CudaError:
-    return invalid_handle(f"{handle:#x} is no {noun} of this process (its library unloaded, or never loaded)")
+    return invalid_handle(f"{handle:#x} is not a {noun} of this process (its library unloaded, or never loaded)")

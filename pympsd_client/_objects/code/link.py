@@ -28,7 +28,7 @@ _NOT_RECOGNIZED: Final = "error   : Binary format for key='0', ident='' is not r
 
 
 class Link:
-    """Inputs so far, and the image once it is complete."""
+    """The inputs of a link, and the image once it is complete."""
 
     def __init__(self, context: Context, options: Options) -> None:
         self.handle: Final = new_handle()
@@ -89,7 +89,8 @@ class Link:
             return data
         if kind == _PTX:
             raise self._log(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
-        reason = f"CU_JIT_INPUT_{_KINDS[kind]} is no PTX and no fatbin with PTX, which pympsd links; compile to PTX"
+        what = f"CU_JIT_INPUT_{_KINDS[kind]} is neither PTX nor a fatbin with PTX"
+        reason = f"{what}, which is what pympsd links; compile to PTX"
         raise self._log(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
 
     def _load_layout(self, image: bytes) -> ModuleLayout:
@@ -125,5 +126,5 @@ def link_of(handle: int) -> Link:
     """Return a link by its handle; raise INVALID_HANDLE."""
     link = links.get(handle)
     if link is None:
-        raise invalid_handle(f"{handle:#x} is no link of this process (destroyed, or never created)")
+        raise invalid_handle(f"{handle:#x} is not a link of this process (destroyed, or never created)")
     return link

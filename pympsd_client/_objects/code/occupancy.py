@@ -64,7 +64,7 @@ def largest_cluster(function: Function, config: LaunchConfig) -> int:
 
 
 def active_clusters(function: Function, config: LaunchConfig) -> int:
-    """Return the number of clusters of a launch that can be active at once; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    """Return the number of clusters that can be active at the same time; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
     x, y, z = config.cluster
     size = x * y * z
     maximum = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER
@@ -120,7 +120,7 @@ def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
 
 
 def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
-    """Raise unless all blocks of a launch can be resident at once, as a cooperative launch requires.
+    """Raise unless all blocks of a launch can be resident at the same time, as a cooperative launch requires.
 
     NOT_SUPPORTED on a device without such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
     """

@@ -21,7 +21,7 @@ _COMMENT: Final = re.compile(rb"(?s)//[^\n]*|/\*.*?\*/")
 
 
 def limit_registers(image: bytes, registers: int) -> bytes:
-    """Return an image whose kernels use at most this many registers a thread, where PTX says no other limit.
+    """Return an image whose kernels use at most this many registers a thread, unless the PTX has a limit of its own.
 
     0 is no limit. Images that are not PTX are returned as they are.
     """
@@ -233,7 +233,7 @@ def _items(text: str) -> Iterator[_Item]:
             if pending[0].text not in (".section", ".pragma"):
                 yield _item(text[pending[0].start : token.end], pending)
             pending = []
-    if pending:  # cut off: the executor says what is wrong
+    if pending:  # cut off: the executor reports the error
         yield _Item(text[pending[0].start :])
 
 

@@ -60,7 +60,7 @@ class Allocation:
     is_host: bool = False
     """Whether it is page-locked host memory."""
     states: PageStates | None = None
-    """Those of the pages of managed memory, once one has changed."""
+    """The states of managed memory's pages, once one has changed; else None."""
     _buffer_id: int = 0
 
     @property
@@ -83,11 +83,11 @@ class Allocation:
         return True
 
     def free(self) -> None:
-        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        """Free it once the context's earlier work is done; return then. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it when a stream has reached this point; return at once. Raise CudaError."""
+        """Free it when a stream has reached this point; return immediately. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
         transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
@@ -159,7 +159,11 @@ allocations: Final = Allocations()
 
 
 def allocate(count: int) -> int:
-    """Return the address of new device memory; OUT_OF_MEMORY (a limit of MPS counts too), INVALID_VALUE for 0."""
+    """Return the address of new device memory of the current context.
+
+    ``count``: bytes, at least 1, else INVALID_VALUE. OUT_OF_MEMORY if the device has no more, or an MPS limit is
+    reached.
+    """
     context = current()
     context.usable()
     if count == 0:
@@ -182,7 +186,10 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
 
 
 def free(address: int) -> None:
-    """Free what cuMemAlloc gave; INVALID_VALUE for any other address. Address 0 is nothing to free."""
+    """Free memory that cuMemAlloc or a pool returned, after the context's earlier work; return then.
+
+    INVALID_VALUE for any other address, also one within an allocation. Address 0: no effect.
+    """
     # Taken out first: once it is free another thread may be given the same address.
     allocation = allocations.remove(address)
     if allocation is None:
@@ -198,7 +205,7 @@ def free(address: int) -> None:
 
 
 def info() -> tuple[int, int]:
-    """Return free and total bytes for the current context; total is the MPS limit where there is one."""
+    """Return free and total bytes for the current context; total is the MPS limit if there is one."""
     rest, total = operations.MEMORY_INFO.answer.unpack_from(current().call(operations.MEMORY_INFO))
     return int(rest), int(total)
 
@@ -227,7 +234,7 @@ def owner(address: int) -> Context:
     current().usable()
     ordinal = ordinal_at(address)
     if not is_on_a_device(address):
-        raise invalid_value(f"{address:#x} is no address of a visible device (a host pointer, perhaps)")
+        raise invalid_value(f"{address:#x} is not an address of a visible device (a host pointer, perhaps)")
     context = context_on(ordinal)
     context.usable()
     return context
@@ -297,9 +304,11 @@ def _other_memory(address: int) -> tuple[int, int]:
 
 
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:
-    """Return (context, stream) for work on an address that is to come after a stream's work so far.
+    """Return (context, stream) for work on an address that is to come after a stream's earlier work.
 
-    That is the stream itself, unless the address is on another device: then the stream is waited for.
+    That is the given context and stream, unless the address is on another device. Then the stream is waited for, and
+    the work goes to the legacy stream of a context on that device. INVALID_VALUE for memory of a pool that gives the
+    stream's device no access.
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
@@ -316,7 +325,7 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
 def fill(
     context: Context, stream: int, destination: int, value: int, width: int, count: int, pitch: int, height: int
 ) -> None:
-    """Set ``count`` elements of ``width`` bytes in each row, in stream order; return at once.
+    """Set ``count`` elements of ``width`` bytes in each row, in stream order; return immediately.
 
     Rows begin ``pitch`` bytes apart.
     """

@@ -34,7 +34,7 @@ class Managed(Allocation):
     pages: SharedPages = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        """Free it once the context's earlier work is done; return then. Raise CudaError."""
         self.context.synchronize()
         _managed.pop(self.handle, None)
         self.pages.close()
@@ -82,7 +82,7 @@ _pages: Final[dict[Module, SharedPages]] = {}
 
 
 def place_variables(module: Module) -> None:
-    """Move a new module's managed variables to pages of this process, before the program knows of them."""
+    """Move a new module's managed variables to pages of this process, before the program learns their addresses."""
     size = module.layout.managed_bytes
     if not size:
         return

@@ -109,7 +109,7 @@ class PeerAccess:
             context.call(operations.MAP_PEER, pair[1], *window)
             self._mapped.add(pair)
 
-    def opened(self, context: Context) -> None:
+    def on_open(self, context: Context) -> None:
         """Map what memory pools give access to, with the first context of a device."""
         with self._lock:
             self._forget_old_connection()
@@ -117,7 +117,7 @@ class PeerAccess:
                 with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
                     self._update(pair)
 
-    def closed(self, context: Context) -> None:
+    def on_close(self, context: Context) -> None:
         """Drop the access of a context that closes, and to its memory."""
         ordinal = context.device.ordinal
         with self._lock:
@@ -137,5 +137,5 @@ class PeerAccess:
 
 
 peer_access: Final = PeerAccess()
-when_opened.append(peer_access.opened)
-when_closed.append(peer_access.closed)
+when_opened.append(peer_access.on_open)
+when_closed.append(peer_access.on_close)

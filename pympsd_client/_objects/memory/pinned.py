@@ -86,7 +86,7 @@ class RegisteredPages:
                 raise _refusal(f"{low:#x}: {error}") from None
             if done < high - low:
                 self.make_private()
-                raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no {high - low} bytes anew")
+                raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system cannot map {high - low} bytes again")
 
     def make_private(self) -> list[tuple[int, int]]:
         """Put private pages in place, in the ranges where the shared ones still are; return these."""
@@ -152,7 +152,7 @@ class Region:
 
     @property
     def charged(self) -> int:
-        """The bytes of the whole pages that contain it."""
+        """The bytes of all pages that contain it."""
         return _whole_pages(self.address, self.size)[1]
 
 
@@ -301,7 +301,7 @@ class Pinned:
                     raise CudaError(
                         Result.ERROR_NOT_SUPPORTED,
                         f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
-                        f"both at once, or memory that begins at a multiple of {mmap.PAGESIZE}",
+                        f"both together, or memory that begins at a multiple of {mmap.PAGESIZE}",
                     )
                 registered.replace_pages()
                 self._mapped[region.address] = registered
@@ -337,7 +337,7 @@ class Pinned:
             self._changing.release()
 
     def unregister(self, address: int) -> None:
-        """Undo a registration, once the work so far is done if kernels reach the memory; return then.
+        """Undo a registration, after the earlier work if kernels reach the memory; return then.
 
         INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else.
         """

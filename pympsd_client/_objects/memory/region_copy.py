@@ -206,7 +206,7 @@ def _boxes(extent: Extent, limit: int) -> Iterator[tuple[tuple[int, int, int], E
 
 
 def _move(destination: Region, source: Region, extent: Extent) -> None:
-    """Copy host memory to host memory, row by row, or at once where both lie without gaps."""
+    """Copy host memory to host memory, row by row, or in one piece if both lie without gaps."""
     packed = (extent.width, extent.width * extent.height)
     if all((region.pitch, region.slice_pitch) == packed for region in (destination, source)):
         ctypes.memmove(destination.address, source.address, extent.bytes)

@@ -44,7 +44,7 @@ class SharedPages:
     transport: Transport
 
     def close(self) -> None:
-        """Free them: in this process at once, in the executor when the work submitted so far is done."""
+        """Free the pages: in this process immediately, in the executor when the work submitted before is done."""
         unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
         _free(self.transport, self.address)
 
@@ -52,9 +52,9 @@ class SharedPages:
 def share(context: Context, size: int) -> SharedPages:
     """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError.
 
-    The executor chooses the address, where this process may have its program, a library or its heap. Then it is asked
-    again. It chooses the next free addresses, so what it has given stays allocated meanwhile, and as much more as is
-    needed to get past what is mapped here.
+    The executor chooses the address. If this process has its program, a library or its heap there, the executor is
+    asked again. It chooses the next free addresses, so the memory that it has returned stays allocated until then,
+    and as much more as is needed to get past the mappings of this process.
     """
     transport = context.usable().transport
     in_the_way: list[int] = []
@@ -150,7 +150,7 @@ def call_for_descriptor(context: Context, operation: Operation, *operands: int) 
 
 
 def require_descriptor(fd: int | None) -> int:
-    """Return a descriptor that came; OPERATING_SYSTEM if this process had no room for it."""
+    """Return a descriptor that came; OPERATING_SYSTEM if this process may not open more."""
     if fd is None:
         raise lost("the executor gave memory and sent no descriptor of it")
     if fd == NO_ROOM:

@@ -52,7 +52,7 @@ class Reservations:
         self._sizes: dict[int, int] = {}
 
     def reserve(self, size: int, alignment: int, preferred: int) -> int | None:
-        """Reserve a range, at the wanted address if it is free; return its start, None if there is no room."""
+        """Reserve a range, at the preferred address if it is free; return its start, or None if nothing fits."""
         if preferred % alignment == 0 and self._is_free(preferred, size):
             return self._add(preferred, size)
         at = self._base
@@ -186,7 +186,8 @@ class VirtualMemory:
     def owner_on(self, device: Device) -> Context:
         """Return a context for new memory of a device; raise CudaError.
 
-        That of the program if it has one there, for CUDA needs none: else one that is open while it has memory.
+        CUDA needs no context for this memory. If the program has none there, a context is opened, which stays open
+        as long as it has memory.
         """
         with self._lock:
             if (usable := usable_on(device.ordinal)) is not None:
@@ -205,7 +206,7 @@ class VirtualMemory:
         """Return physical memory whose handle the program has; INVALID_VALUE."""
         physical = self._physical.get(handle)
         if physical is None or not physical.references:
-            raise invalid_value(f"{handle:#x} is no handle of memory of this process (released, or never created)")
+            raise invalid_value(f"{handle:#x} is not a handle of memory of this process (released, or never created)")
         return physical
 
     def release(self, handle: int) -> None:
@@ -245,10 +246,11 @@ class VirtualMemory:
     # --- mappings
 
     def map(self, physical: Physical, address: int, size: int) -> None:
-        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED.
+        """Map all of physical memory at reserved addresses.
 
-        Addresses are of the device whose context was current when they were reserved. Memory of another device is
-        mapped there if that has peer access.
+        The addresses are of the device whose context was current when they were reserved. Memory of another device is
+        mapped there if that device has peer access, else NOT_SUPPORTED. INVALID_VALUE for another size than the
+        memory's, and for addresses that are not reserved or in use. The mapping has no access until cuMemSetAccess.
         """
         if size != physical.size:
             raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
@@ -294,7 +296,8 @@ class VirtualMemory:
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
         """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
 
-        What any device accesses is accessible to that of the addresses too, through which the others do.
+        What any device accesses is accessible to the device of the addresses too, through which
+        the other devices access it.
         """
         with self._lock:
             mappings = self._exactly(address, size)
@@ -366,7 +369,7 @@ class VirtualMemory:
 
 
 def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
-    """Have another device know physical memory; return its context and the handle there. NOT_SUPPORTED."""
+    """Import physical memory into another device; return its context and the handle there. NOT_SUPPORTED."""
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
         raise CudaError(

@@ -96,7 +96,7 @@ class FreePoint:
     event: int = 0
 
     def is_passed(self) -> bool:
-        """Return whether all work so far is done there; a context that has failed, or closed, does no more."""
+        """Return whether all earlier work is done there; a context that has failed, or closed, does no more."""
         operation = operations.QUERY_EVENT if self.event else operations.QUERY_STREAM
         try:
             self.context.call(operation, self.event or self.stream)
@@ -112,7 +112,7 @@ class FreePoint:
         return FreePoint(self.context, self.stream, event)
 
     def make_wait(self, stream: int) -> None:
-        """Make later work of another stream of the context wait for the work so far."""
+        """Make later work of another stream of the context wait for the work up to this point."""
         point = self if self.event else self.as_event()
         self.context.post(operations.WAIT_EVENT, stream, point.event)
         if point is not self:
@@ -134,7 +134,7 @@ class Arena:
     free: Ranges
     """What every stream may have."""
     freed: dict[FreePoint, Ranges]
-    """What was freed in a stream, oldest first, and may be had by that stream only."""
+    """Memory that was freed in a stream, oldest first, which only that stream may use yet."""
     source: Chunks
     _starts: list[int]
 
@@ -184,7 +184,7 @@ class Arena:
         return self.reclaim(lambda point: point in oldest and point.is_passed())
 
     def take_over(self, point: FreePoint) -> int:
-        """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
+        """Make all free memory free for one stream, which is made to wait for the other streams; return its bytes."""
         other_points = [
             freed_point for freed_point in self.freed if freed_point != point and freed_point.context is point.context
         ]
@@ -206,7 +206,7 @@ class Arena:
         return ranges.bytes
 
     def growth(self, size: int, reserved: int) -> int:
-        """Return the bytes of the next chunk for an allocation, where the pool has ``reserved`` bytes."""
+        """Return the bytes of the next chunk for an allocation by a pool that has ``reserved`` bytes."""
         return round_up(max(size, min(reserved, _GROWTH_BYTES)))
 
     def grow(self, size: int) -> None:
@@ -219,7 +219,7 @@ class Arena:
     def release(self, excess: int, at_most: bool) -> int:
         """Give chunks that are free for all back to the device: at least ``excess`` bytes if there are, or at most.
 
-        Return their bytes. The executor frees them when the context's work so far is done.
+        Return their bytes. The executor frees them when the context's earlier work is done.
         """
         released = 0
         for start, end in sorted(self.chunks.items(), key=lambda chunk: chunk[0] - chunk[1]):

@@ -28,7 +28,7 @@ class Chunks(Protocol):
         """Return where a new chunk begins; raise CudaError."""
 
     def remove(self, start: int, size: int) -> None:
-        """Give a chunk back when the context's work so far is done; raise CudaError."""
+        """Give a chunk back when the context's earlier work is done; raise CudaError."""
 
     def drop(self) -> None:
         """Drop all of them, because their context closes."""

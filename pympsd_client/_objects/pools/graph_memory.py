@@ -52,7 +52,7 @@ class GraphAllocation(Allocation):
     """The memory of an allocation node. ``holders``: the graphs that have the node, and its use outside of them."""
 
     pages: SharedPages | None = field(default=None, kw_only=True)
-    """Those of managed and host memory, which the program reaches too."""
+    """The pages of managed and host memory, which the program reaches too."""
     holders: int = field(default=1, init=False)
     _is_freed: bool = field(default=False, init=False)
     is_live: bool = field(default=False, init=False)
@@ -66,7 +66,7 @@ class GraphAllocation(Allocation):
             self.holders += 1
 
     def drop(self) -> None:
-        """Count one holder less; the last one gives the memory back when the work so far is done."""
+        """Count one holder less; the last one gives the memory back when the earlier work is done."""
         with self._changing:
             self.holders -= 1
             is_last = not (self.holders or self._is_freed)
@@ -94,7 +94,7 @@ class GraphAllocation(Allocation):
             self.drop()
 
     def free(self) -> None:
-        """Take it from the program when the context's work so far is done."""
+        """Take it from the program when the context's earlier work is done."""
         self.context.synchronize()
         self.end()
 

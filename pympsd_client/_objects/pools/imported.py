@@ -27,7 +27,7 @@ class _Chunk:
     range: ImportedRange
     blocks: int = 0
     freed: set[FreePoint] = field(factory=set)
-    """Where the last ones were freed: it is unmapped when all work so far is done there."""
+    """Where the last ones were freed: it is unmapped when all earlier work is done there."""
 
 
 @define(eq=False)
@@ -39,7 +39,7 @@ class ImportedBlock(PoolAllocation):
     references: int = 1
 
     def free(self) -> None:
-        """Drop it at once: its work is done."""
+        """Drop it immediately: its work is done."""
         self.pool.release(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:

@@ -75,7 +75,7 @@ class Block(PoolAllocation):
     taken: int = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it at once: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
+        """Free it immediately: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
         self.pool.free(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -99,7 +99,13 @@ class PoolKind:
 
 
 class Pool:
-    """One pool. Safe for threads."""
+    """One pool. Safe for threads.
+
+    Sizes are bytes. ``reserved`` counts the pool's chunks, `used` the program's blocks; ``reserved_high`` and
+    `used_high` are their watermarks. ``release_threshold``: reserved bytes that the pool keeps when a call has
+    waited. ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse attributes of
+    CUmemPool_attribute.
+    """
 
     is_imported = False
     """Whether it is another process's."""
@@ -122,9 +128,9 @@ class Pool:
         self._in_use = self._most_in_use = 0
         self._ended: Callable[[Pool], None] | None = None
         self._primary: Primary | None = None
-        """What the pool has retained."""
+        """The primary context that the pool has retained, if any."""
         self._arenas: Final[dict[Context, Arena]] = {}
-        # An allocation may end a context's stream, and a waiting call may settle: both take the lock again.
+        # An allocation may end a context's stream, and a waiting call may reclaim memory: both take the lock again.
         self._lock: Final = RLock()
 
     @property
@@ -176,9 +182,11 @@ class Pool:
             primary.release(process.connection)
 
     def allocate(self, size: int, user: Context, stream: int) -> int:
-        """Return the address of ``size`` bytes for the later work of a stream, 0 for none; raise CudaError.
+        """Return the address of ``size`` bytes for the later work of a stream, or 0 for 0 bytes.
 
-        ``user`` is the stream's context, which may be of another device than the pool.
+        ``user`` is the stream's context, which may be of another device than the pool; ``stream`` is its name in
+        records. The memory may have been freed in the same stream a moment ago. Raise OUT_OF_MEMORY if neither the
+        device nor the pool's maximum allow it, even with all of the pool's free memory.
         """
         user.usable()
         if size == 0:
@@ -255,10 +263,14 @@ class Pool:
         return error
 
     def free(self, block: Block, point: FreePoint | None) -> None:
-        """Free a block at a point of a stream; None: at once."""
+        """Free a block at a point of a stream (None: immediately).
+
+        Later work of that stream may have the memory immediately, other streams when the point has passed. No effect
+        if the block's context has been closed, because its memory is gone with it.
+        """
         with self._lock:
             arena = self._arenas.get(block.context)
-            if arena is None:  # its context was closed meanwhile
+            if arena is None:  # its context has been closed
                 return
             self._in_use -= block.taken
             if point is not None and point.context is not block.context and point.is_passed():
@@ -281,7 +293,12 @@ class Pool:
     # --- what happens to streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Return what is to be done after a wait for a stream, or for all; None if that is nothing."""
+        """Return a function to call after a wait for a stream (None: for all streams), or None.
+
+        The memory that was freed in the stream is taken out before the wait and given back after it: free for all if
+        the wait was successful, else for its stream as before. So memory that is freed during the wait is not
+        concluded to be free.
+        """
         with self._lock:
             reached = [
                 (arena, point, arena.freed.pop(point))
@@ -365,7 +382,7 @@ class Pools:
         self._lock: Final = RLock()
         self._connection: Connection | None = None
         self._all: dict[int, Pool] = {}
-        """Those that have memory, or may get some; also destroyed ones that have some."""
+        """The pools that have memory or may get some, including destroyed ones that still have some."""
         self._named: dict[int, Pool] = {}
         """By handle, those that are not destroyed."""
         self._defaults: dict[PoolKind, Pool] = {}
@@ -411,7 +428,7 @@ class Pools:
         """Return the pool of a handle; INVALID_VALUE."""
         pool = self._named.get(handle)
         if pool is None:
-            raise invalid_value(f"{handle:#x} is no memory pool of this process (destroyed, or never created)")
+            raise invalid_value(f"{handle:#x} is not a memory pool of this process (destroyed, or never created)")
         return pool
 
     def destroy(self, handle: int) -> None:
@@ -434,7 +451,7 @@ class Pools:
     # --- what happens to streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
         afters = [after_wait for after_wait in prepared if after_wait is not None]
 
@@ -445,17 +462,17 @@ class Pools:
         return after if afters else None
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.after_waiting_for_event(context)
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.before_destroying(context, stream)
 
     def drop(self, context: Context) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.drop(context)
 

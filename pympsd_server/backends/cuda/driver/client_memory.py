@@ -19,7 +19,7 @@ _INSUFFICIENT_SIZE: Final = 7
 _NOT_AVAILABLE: Final = (1 << 64) - 1
 _UUID_BYTES: Final = 96
 _ATTEMPTS: Final = 4
-"""How often the processes are asked for, while more of them come than there was room for."""
+"""The number of requests for the processes, while more processes start than the request had space for."""
 
 
 class _Process(ctypes.Structure):

@@ -18,7 +18,7 @@ class DeviceFault(Exception):
     code = LAUNCH_FAILED
 
     def __init__(self, message: str, *, kernel: str | None = None, position: int = 0) -> None:
-        """`position` says which of the threads that ran together it was, until `thread` is known."""
+        """`position` is the index among the threads that ran together, until `thread` is known."""
         super().__init__(message)
         self.message = message
         self.kernel = kernel
@@ -40,7 +40,7 @@ class IllegalAddress(DeviceFault):
 
 
 class MisalignedAddress(DeviceFault):
-    """An access whose address is no multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
+    """An access whose address is not a multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
 
     code = MISALIGNED_ADDRESS
 
@@ -86,7 +86,7 @@ class NotPtx(ValueError):
 class InvalidPtx(ValueError):
     """PTX with a syntax error, or using something the emulated GPU does not support.
 
-    `line` is the one-based line of the image, or None where no single line is to blame.
+    `line` is the one-based line of the image, or None if no single line is to blame.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:

@@ -31,7 +31,7 @@ STORED: Final = {
 }
 """An element in memory and in registers, by its type; of bits it is eight of them."""
 _TF32_MASK: Final = np.uint32(0xFFFFE000)
-_LEAST, _MOST = -(2.0**31), 2.0**31 - 1
+_MIN_S32, _MAX_S32 = -(2.0**31), 2.0**31 - 1
 
 
 def multiply_matrices(
@@ -67,12 +67,12 @@ def multiply_matrices(
 
 
 def round_sums(total: Array, kind: str, saturate: bool) -> Array:
-    """Return sums, which are doubles, as elements of D. Those of integers are exact, and wrap or saturate.
+    """Return sums, which are doubles, as elements of D. Sums of integers are exact, and wrap or saturate.
 
     Floats are rounded once: closer than tensor cores sum.
     """
     if kind == "s32":
-        return (np.clip(total, _LEAST, _MOST) if saturate else total).astype(np.int64).astype(np.int32)
+        return (np.clip(total, _MIN_S32, _MAX_S32) if saturate else total).astype(np.int64).astype(np.int32)
     return total.astype(np.float16 if kind == "f16" else np.float32)
 
 
@@ -96,7 +96,7 @@ def gather(
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Return the values of elements that are stored as STORED says."""
+    """Return the values of elements, which have the dtypes of STORED."""
     if kind == "b1":
         return np.unpackbits(bits, axis=-1, bitorder="little")
     if kind in ("e4m3", "e5m2"):

@@ -59,7 +59,7 @@ class Descriptors:
         return self._swizzle(linear)
 
     def _swizzle(self, address: Array) -> Array:
-        """Return addresses whose chunk is exchanged as the row says in which they are, a row having 128 bytes."""
+        """Return addresses whose chunk is exchanged by the number of their row, which has 128 bytes."""
         row = (address >> 7) - self.base
         swizzled: Array = address ^ ((row & (self.row_chunks - 1)) << 4)
         return swizzled
@@ -76,7 +76,7 @@ def read_matrices(
 ) -> Array:
     """Return a matrix for each of the leaders (positions in `threads`), in whose block's shared memory it is.
 
-    `size` are the rows (M or N) and columns (K) of the result; `transposed` says that K is not the dimension along
+    `size` are the rows (M or N) and columns (K) of the result; `transposed`: K is not the dimension along
     which elements are neighbours. Raises IllegalAddress if a part of it is outside of the shared memory.
     """
     lines, length = size[::-1] if transposed else size

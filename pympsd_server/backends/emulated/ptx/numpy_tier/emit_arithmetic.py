@@ -1,4 +1,9 @@
-"""Integer arithmetic instructions, carry chains included."""
+"""Integer arithmetic instructions, carry chains included.
+
+Integers wrap, as NumPy's do. `add`, `mul` and others also have float types; those go to emit_float.py. Two packed
+16-bit integers (u16x2, s16x2) are computed as their halves. Carry chains keep the flag in a register of the kernel
+that is 0 or 1 (`_carry_chain`).
+"""
 
 from __future__ import annotations
 
@@ -133,7 +138,7 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
         return _carry_multiply(writer, operation)
     product, dtype = _product(writer, operation)
     c = writer.value(operation.operands[3], dtype)
-    # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), whatever PTX says.
+    # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), contrary to the ISA.
     if operation.has("sat") and (dtype != S32 or not operation.has("hi")):
         raise writer.refuse("modifier .sat")
     return writer.set_result(f"{product} + {c}", dtype)

@@ -1,4 +1,9 @@
-"""mbarrier objects, and asynchronous copies of a few bytes."""
+"""mbarrier objects, and asynchronous copies, stores and reductions (PTX ISA: cp.async, mbarrier, bulk copies).
+
+No thread may read the destination of an asynchronous copy before it has waited for it, so a copy is made immediately
+when it is issued: commits and waits of groups then have nothing left to do. What remains observable are mbarriers, on
+which threads really wait. A copy that completes bytes at an mbarrier changes it after the bytes are there.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +121,7 @@ def _copy_small(writer: Writer, operation: Operation) -> None:
     if len(operands) == 4:
         last = operands[3]
         if isinstance(last, Register) and writer.register_dtype(last.number) == BOOL:
-            # The source is ignored where the predicate is true.
+            # The source is ignored if the predicate is true.
             ignored = writer.value(last, BOOL)
             available = writer.keep(f"select({ignored}, {writer.scalar(0, U32)}, {writer.scalar(size.value, U32)})")
         else:
@@ -132,7 +137,7 @@ _SPACES = f"global {' '.join(_BULK_SHARED)}"
 
 
 def _kinds(writer: Writer, operation: Operation) -> tuple[str, str]:
-    """Return where a copy goes, and where it comes from: "global" or "shared"."""
+    """Return the state spaces of a copy's target and source: "global" or "shared"."""
     spaces = ["global" if m == "global" else "shared" for m in operation.modifiers if m in ("global", *_BULK_SHARED)]
     if (
         len(spaces) != 2

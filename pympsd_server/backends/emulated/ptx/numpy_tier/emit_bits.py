@@ -58,7 +58,7 @@ def _lookup(writer: Writer, operation: Operation) -> None:
         raise writer.refuse_count()
     table = operation.operands[4]
     if not isinstance(table, Immediate):
-        raise writer.refuse("the table is no constant")
+        raise writer.refuse("the table is not a constant")
     a, b, c = writer.values(operation.operands[1:4], U32)
     result = _lookup_expression(table.value & 255, a, b, c, writer)
     if not operation.modifiers:

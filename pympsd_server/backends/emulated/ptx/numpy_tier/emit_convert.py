@@ -1,4 +1,9 @@
-"""Moves and conversions."""
+"""Moves and conversions: mov with vectors, cvt between all types, cvta and isspacep.
+
+A `mov` of a vector packs or unpacks registers. `cvt` takes a rounding for its result, .ftz, .sat and .relu; types
+without a NumPy equivalent (bf16, e4m3, e5m2, tf32, packed pairs) travel as their bits and are converted by functions
+of ptx/math. Addresses change between generic and a state space by adding or subtracting the window's base.
+"""
 
 from __future__ import annotations
 

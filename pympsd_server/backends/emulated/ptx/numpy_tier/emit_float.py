@@ -1,4 +1,10 @@
-"""Floating-point instructions of f16, bf16, their pairs, f32 and f64."""
+"""Arithmetic of floats: all widths, roundings, .ftz, .sat and .relu.
+
+The common case, round to nearest, is NumPy's own operator. `fma` needs one rounding (ptx/math/floats.py), directed
+roundings correct the nearest result by its error, bf16 is computed in single precision and rounded once, and pairs
+are computed as their halves. Functions that PTX calls approximate are as precise as NumPy, which is closer than a
+GPU.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""Matrices of warps: mma, ldmatrix, stmatrix, movmatrix. All lanes of the warp have met when the block begins."""
+"""Products of matrices: mma, wmma and wgmma, and the loads and stores of their fragments.
+
+A matrix is spread over the registers of a warp's lanes as a *fragment* (ptx/matrices/fragments.py). All lanes of the
+warp, for wgmma of the four warps of a group, have met when the block begins, so the emitters write one call that
+gathers the fragments of all warps into matrices, multiplies them, and scatters the result:
+
+- mma: fragments as the PTX ISA draws them. ldmatrix, stmatrix and movmatrix load, store and transpose them.
+- wmma: the layout of its fragments is not specified; here they are those of mma.
+- wgmma: A in registers or shared memory, B in shared memory, both by matrix descriptors. The product is complete when
+  it is issued, so fences and waits write nothing.
+"""
 
 from __future__ import annotations
 

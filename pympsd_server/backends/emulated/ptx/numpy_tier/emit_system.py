@@ -19,7 +19,7 @@ def _print(writer: Writer, operation: Operation) -> None:
 
 @emits("system:function_index", (2, 10_000))
 def _function_index(writer: Writer, operation: Operation) -> None:
-    """Which of the functions an address is, for the branch that calls it."""
+    """Write the index of the function that is at an address, for the branch that calls it."""
     addresses = tuple(operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
     writer.set_result(
         writer.keep(f"function_index({writer.value(operation.operands[1], U64)}, {addresses})"),
@@ -32,7 +32,7 @@ def _allocate_on_stack(writer: Writer, operation: Operation) -> None:
     """alloca: operands are (the address, the stack pointer) and (the stack pointer, the size, the alignment)."""
     target, pointer, size, alignment = operation.operands
     if not isinstance(alignment, Immediate) or alignment.value not in _ALIGNMENTS or not isinstance(target, Group):
-        raise writer.refuse("the alignment is no power of two")
+        raise writer.refuse("the alignment is not a power of two")
     dtype = DTYPES[operation.type]
     start = writer.keep(f"align_up({writer.value(pointer, U64)}, {max(16, alignment.value)})")
     end = writer.keep(f"align_up({start} + {writer.value(size, dtype)}.astype(d_u8), 16)")

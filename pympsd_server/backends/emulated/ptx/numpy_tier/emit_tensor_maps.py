@@ -93,7 +93,7 @@ def _reduce(writer: Writer, operation: Operation) -> None:
     (),
 )
 def _prefetch(writer: Writer, operation: Operation) -> None:
-    """There is no cache."""
+    """Write nothing: there are no caches."""
     _tensor(writer, operation, operation.operands[0])
 
 
@@ -104,7 +104,7 @@ def _prefetch(writer: Writer, operation: Operation) -> None:
     ("b32", "b64"),
 )
 def _replace(writer: Writer, operation: Operation) -> None:
-    """One field of a map; of those that a map has several of, the operand in the middle says which."""
+    """Replace one field of a map; if a map has several of the kind, the operand in the middle is the index."""
     field = operation.one_of(*FIELDS)
     wide = field in ("global_address", "global_stride")
     count = FIELDS.get(field, 0)

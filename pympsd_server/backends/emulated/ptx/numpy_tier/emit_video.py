@@ -19,7 +19,7 @@ _SELECTOR = re.compile(r"([bh])([0-7]+)")
 
 
 def _place(writer: Writer, selector: str) -> tuple[int, int]:
-    """Return the first bit and the width of a part of a register; "" is the whole."""
+    """Return the first bit and the width of a part of a register; "" is all of it."""
     if not selector:
         return 0, 32
     width = _WIDTHS[selector[0]]
@@ -60,7 +60,7 @@ def _arithmetic(writer: Writer, operation: Operation) -> None:
 @emits("vset", (3, 4), f"add min max {' '.join(_COMPARISONS)}", _WORDS)
 def _compare(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 2)
-    # On a GPU the type of a says how .min and .max compare; PTX calls the result unsigned.
+    # On a GPU the type of a decides how .min and .max compare; the PTX ISA calls the result unsigned.
     _finish(
         writer,
         operation,

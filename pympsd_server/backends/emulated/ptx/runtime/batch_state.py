@@ -15,7 +15,7 @@ from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, geometry
 
 _FRAME_ALIGNMENT = 16
-_LEAST_SLEEP = 1e-4
+_MIN_SLEEP_SECONDS = 1e-4
 
 
 def _align(size: int) -> int:
@@ -33,7 +33,7 @@ class CancelFlag(Protocol):
 
 
 class BatchState:
-    """Its threads (see Geometry) and the memory they access besides global memory.
+    """The threads of a batch (see Geometry) and the memory that they access, except global memory.
 
     Shared and local memory are one array of frames each, one frame per CTA or thread.
     """
@@ -101,13 +101,13 @@ class BatchState:
             self._sleep += min(int(nanoseconds.max()), 1_000_000) * 1e-9
 
     def rest(self, deadline: float, *, alone: bool) -> None:
-        """Let the time of nanosleep pass, up to the deadline. It passes at once if there are others to run meanwhile.
+        """Let the time of nanosleep pass, up to the deadline. It passes immediately if other groups can run.
 
         So does less than the operating system's sleep can measure. PTX allows any time up to twice the one given.
         """
         now = time.perf_counter()
         if not self._wake:
-            self._wake = now + (self._sleep if alone and self._sleep >= _LEAST_SLEEP else 0)
+            self._wake = now + (self._sleep if alone and self._sleep >= _MIN_SLEEP_SECONDS else 0)
         if (pause := min(self._wake, deadline) - now) > 0:
             time.sleep(pause)
         if time.perf_counter() >= self._wake:

@@ -26,7 +26,7 @@ Work = Callable[[Threads, tuple[int, ...]], None]
 def by_thread(
     state: BatchState, threads: Threads, values: tuple[Value, ...], guard: Value | None, work: Work
 ) -> None:
-    """Do a work for each thread in turn, but for those whose `guard` is false. A fault says whose it was.
+    """Do a work for each thread in turn, but for those whose `guard` is false. A fault names the thread.
 
     Raises Cancelled between two threads: each may copy as much as shared memory holds.
     """
@@ -44,7 +44,7 @@ def by_thread(
 
 
 def repeat(thread: Threads, count: int) -> Threads:
-    """Return a thread ``count`` times, to access as many elements at once."""
+    """Return a thread ``count`` times, to access as many elements together."""
     return Threads(np.repeat(thread.indices(), count), count)
 
 

@@ -141,7 +141,7 @@ def _bits(box: Box) -> DType:
 
 
 def _read(state: BatchState, thread: Threads, of: TensorMap, box: Box) -> Array:
-    """Return the bits of a box's elements, converted as the type says; those outside of the tensor are 0 or NaN."""
+    """Return the bits of a box's elements, converted by their type; those outside of the tensor are 0 or NaN."""
     dtype, copies = _bits(box), repeat(thread, len(box.inside))
     elements = np.asarray(load(state, copies, "global", box.addresses, dtype, box.unit, box.inside))
     if of.data_type in _ROUNDED:

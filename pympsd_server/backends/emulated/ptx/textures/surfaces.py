@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 SURFACE_GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2}
-"""The coordinates of each, besides the layer, which comes first where there are layers."""
+"""The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
 
 
 def read_surface(

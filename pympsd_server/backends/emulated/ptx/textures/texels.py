@@ -1,4 +1,8 @@
-"""Elements of textures and surfaces in a client's memory."""
+"""Texels: elements of arrays in memory, and which of them a coordinate means (CUDA, Texture Fetching).
+
+The first part reads the texture object and the elements: formats, channels, sRGB, the colour of the border. The
+second is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ _DTYPES: Final[dict[int, DType]] = {
 _PACKED_GREATEST: Final = np.array([1023, 1023, 1023, 3], F64)
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
-"""What is done with an object by some threads, each of which has an element of every array."""
+"""The work of some threads on one object; each thread has an element of every array."""
 
 
 def object_at(state: BatchState, handle: int) -> TextureObject:
@@ -143,7 +147,7 @@ STEPS = 256
 
 
 def finite(values: Array) -> Array:
-    """Return coordinates in double precision, within what integers hold; those that are no numbers are 0."""
+    """Return coordinates in double precision, within what integers hold; NaN becomes 0."""
     wide = values.astype(np.float64)
     return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
 
