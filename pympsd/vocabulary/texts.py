@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import NO_PARTITION
@@ -28,7 +29,7 @@ _MOST_DIGITS: Final = 20
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
 
-class BadText(ValueError):
+class BadText(InputError, ValueError):
     """A text is no valid value; ``allowed`` continues a sentence "... is": ``true or false,``."""
 
     def __init__(self, allowed: str, text: str) -> None:

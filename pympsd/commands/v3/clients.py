@@ -19,12 +19,8 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 
-COLUMNS: Final = (
-    Column("PID", "PID", "pid"),
-    Column("SERVER", "SERVER", "server"),
-    Column("DEVICE", "DEVICE", "device"),
-    Column("MAWS NS", "MAWS NS", "maws-ns"),
-    Column("CMD", "CMD", "cmd"),
+COLUMNS: Final = tuple(
+    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 _OF_DEVICES: Final = (
     "sm_partition",

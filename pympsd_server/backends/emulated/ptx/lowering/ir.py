@@ -118,6 +118,11 @@ class Operation:
     def type(self) -> str:
         return self.types[-1] if self.types else ""
 
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The operands after the first, which is the result of most instructions."""
+        return self.operands[1:]
+
     def has(self, modifier: str) -> bool:
         return modifier in self.modifiers
 

@@ -213,6 +213,11 @@ class Writer:
                 return self._symbol(operand, dtype)
         raise self.refuse("operand")
 
+    def input(self, index: int, dtype: DType) -> str:
+        """Return `value` of an operand of the operation, by its index."""
+        assert self.operation is not None
+        return self.value(self.operation.operands[index], dtype)
+
     def values(self, operands: Iterable[Argument], dtype: DType) -> list[str]:
         """Return `value` of several operands."""
         return [self.value(operand, dtype) for operand in operands]
