@@ -54,24 +54,25 @@ def main() -> int:
     parser = Parser(prog="python -m pympsd_client", description=description, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     if parser.parse_args(sys.argv[1:]).help:
-        return 0 if _printed(parser.format_help()) else NO_OUTPUT
+        return 0 if _print(parser.format_help()) else NO_OUTPUT
     wrong: list[str] = []
-    lines = [f"{name + ':':<15}{value}" for name, value in _seen(wrong)]
+    lines = [f"{name + ':':<15}{value}" for name, value in _inspect(wrong)]
     lines += [f"wrong: {problem}" for problem in dict.fromkeys(wrong)]
-    if not _printed("".join(f"{line}\n" for line in lines)):
+    if not _print("".join(f"{line}\n" for line in lines)):
         return NO_OUTPUT
     return 1 if wrong else 0
 
 
-def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
+def _inspect(wrong: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the findings, by name; add the problems to ``wrong``."""
     yield "pympsd", f"{VERSION}, Python {platform.python_version()} ({sys.executable})"
     for package in PACKAGES:
         yield package, _version(package, wrong)
     names = {module: module.rpartition(".")[2] for module in COMPILED}
     missing = [module for module in COMPILED if find_spec(module) is None]
-    wrong += [f"{names[one]} was not compiled: {COMPILED[one]}; install pympsd with a C compiler" for one in missing]
-    yield "compiled", ", ".join(sorted(names[one] for one in COMPILED if one not in missing)) or "nothing"
+    for module in missing:
+        wrong.append(f"{names[module]} was not compiled: {COMPILED[module]}; install pympsd with a C compiler")
+    yield "compiled", ", ".join(sorted(names[module] for module in COMPILED if module not in missing)) or "nothing"
     daemon, status = _ask_module("pympsd.cli.found_daemon")
     yield "daemon", daemon
     answer = json.loads(_ask_module("pympsd.devices", "--daemon")[0])
@@ -84,7 +85,7 @@ def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
     if status == SILENT:
         wrong.append(f"the daemon does not answer: {daemon}")
         return
-    yield from _limited_devices(wrong)
+    yield from _list_devices_in_time(wrong)
 
 
 def _version(package: str, wrong: list[str]) -> str:
@@ -106,7 +107,7 @@ def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, in
     return (done.stdout or done.stderr).strip().rpartition("\n")[2], done.returncode
 
 
-def _limited_devices(wrong: list[str]) -> list[tuple[str, str]]:
+def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
     """Return what _devices yields within INIT_SECONDS."""
     seen: list[tuple[str, str]] = []
     with warnings.catch_warnings(record=True) as warned:
@@ -116,8 +117,8 @@ def _limited_devices(wrong: list[str]) -> list[tuple[str, str]]:
         asking.start()
         asking.join(INIT_SECONDS)
     if asking.is_alive():
-        said = "; ".join(str(each.message) for each in warned)
-        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {said or 'both logs may say why'}")
+        messages = "; ".join(str(warning.message) for warning in warned)
+        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {messages or 'both logs may say why'}")
     return seen
 
 
@@ -132,7 +133,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
         wrong += _daemons_elsewhere()
     elif isinstance(process.connection, PrivateExecutors):
         yield "devices by", "a private executor, without MPS"
-        wrong += _daemons_elsewhere() or [f"{each.message}; {START}" for each in warned]
+        wrong += _daemons_elsewhere() or [f"{warning.message}; {START}" for warning in warned]
     else:
         yield "devices by", "a server of the daemon"
     yield "driver API", str(driver.cuDriverGetVersion()[1])
@@ -162,7 +163,7 @@ def _daemons_elsewhere() -> list[str]:
     ]
 
 
-def _printed(text: str) -> bool:
+def _print(text: str) -> bool:
     """Print a text, and return whether all of it could be printed; what kept it from that is said."""
     try:
         if sys.stdout is None:  # closed

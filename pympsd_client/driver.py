@@ -31,11 +31,11 @@ def __getattr__(name: str) -> Any:
             if name not in globals():
                 globals()[name] = _entry_point.make(_SIGNATURES[name])
         return globals()[name]
-    found = getattr(_bindings, name)
+    value = getattr(_bindings, name)
     # A driver function that pympsd does not have is there only where the program runs natively.
     if _is_driver_function(name) and _process.native is None:
         raise AttributeError(_missing(name))
-    return found
+    return value
 
 
 def _missing(name: str) -> str:

@@ -22,7 +22,7 @@ _named: Final[set[tuple[int, int]]] = set()
 """The processes and threads that have names in the trace."""
 
 
-def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def trace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that also writes its calls to the trace; the function itself if there is none."""
     if _trace() is None:
         return function

@@ -43,7 +43,7 @@ def primary_state(device: int) -> tuple[int, int]:
 def set_primary_flags(device: int, flags: int) -> None:
     """Set the flags of the primary context; they do not affect the executor."""
     primary = process.primary(device)
-    primary.flags = _checked_flags(flags)
+    primary.flags = _check_flags(flags)
     if primary.context is not None:
         primary.context.flags = primary.flags
 
@@ -76,7 +76,7 @@ def create(parameters: Any, flags: int, device: int) -> int:
 
 
 def _create(affinity: int | None, flags: int, device: int) -> int:
-    context = Context(process.device(device), _checked_flags(flags), primary=False, affinity=affinity)
+    context = Context(process.device(device), _check_flags(flags), primary=False, affinity=affinity)
     try:
         context.open(process.require())
     except BaseException:
@@ -178,7 +178,7 @@ def set_flags_of_current(flags: int) -> None:
     """Set the flags of the current context; they do not affect the executor."""
     context = current()
     context.usable()
-    context.flags = _checked_flags(flags)
+    context.flags = _check_flags(flags)
 
 
 def attach(flags: int) -> int:
@@ -214,7 +214,7 @@ def stream_priority_range() -> tuple[int, int]:
     return current().usable().stream_priorities
 
 
-def _checked_flags(flags: int) -> int:
+def _check_flags(flags: int) -> int:
     if flags & ~_FLAGS_MASK or flags & _SCHEDULING_MASK not in _SCHEDULING:
         raise invalid_value(f"context flags are CUctx_flags with at most one way of scheduling, not {flags:#x}")
     return flags

@@ -51,7 +51,7 @@ def device(ordinal: int) -> int:
 
 def name(length: int, device: int) -> bytes:
     """Return ``length`` bytes: the device's name, cut to fit, and NULs. INVALID_VALUE for a length below 1."""
-    return _padded(process.device(device).facts.name, length)
+    return _pad(process.device(device).facts.name, length)
 
 
 def uuid(device: int) -> bytes:
@@ -75,15 +75,15 @@ def compute_capability(device: int) -> tuple[int, int]:
     return process.device(device).facts.compute_capability
 
 
-def attribute(wanted: int, device: int) -> int:
+def attribute(requested: int, device: int) -> int:
     """Return an attribute's value: 0 for one this device does not have, INVALID_VALUE for one that does not exist."""
-    found = process.device(device)
-    if wanted not in _ATTRIBUTES.values():
-        raise invalid_value(f"there is no device attribute {wanted}")
-    if wanted == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
-        return multiprocessors(found)
-    facts = found.facts.attributes
-    names = [name for name, value in _ATTRIBUTES.items() if value == wanted]  # an attribute may have aliases
+    entry = process.device(device)
+    if requested not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no device attribute {requested}")
+    if requested == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
+        return multiprocessors(entry)
+    facts = entry.facts.attributes
+    names = [name for name, value in _ATTRIBUTES.items() if value == requested]  # an attribute may have aliases
     return next((facts[name] for name in names if name in facts), 0)
 
 
@@ -128,10 +128,10 @@ def execution_affinity_support(kind: int, device: int) -> int:
 
 def pci_bus_id(length: int, device: int) -> bytes:
     """Return ``length`` bytes: domain:bus:device.function in hexadecimal, and NULs. INVALID_VALUE below 13."""
-    found = process.device(device)
+    entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
-    return _padded(_bus_id(found), length)
+    return _pad(_bus_id(entry), length)
 
 
 def _bus_id(device: Device) -> str:
@@ -142,16 +142,16 @@ def _bus_id(device: Device) -> str:
 
 def device_by_pci_bus_id(text: str) -> int:
     """Return the device with a PCI bus id (bytes, as cuDeviceGetPCIBusId gives them); INVALID_DEVICE for none."""
-    wanted = text.upper()
+    requested = text.upper()
     connection = process.require()
     connection.check()
-    for each in connection.devices:
-        if wanted in (_bus_id(each), _bus_id(each).removeprefix("0000:")):
-            return each.number
-    raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {wanted}")
+    for device in connection.devices:
+        if requested in (_bus_id(device), _bus_id(device).removeprefix("0000:")):
+            return device.number
+    raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {requested}")
 
 
-def _padded(text: str, length: int) -> bytes:
+def _pad(text: str, length: int) -> bytes:
     if length < 1:
         raise invalid_value(f"a length is at least 1, not {length}")
     return text.encode()[: length - 1].ljust(length, b"\0")

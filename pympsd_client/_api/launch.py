@@ -61,7 +61,7 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int]]:
         elif name == "CLUSTER_DIMENSION":
             size = attribute.value.clusterDim
             cluster = number(size.x), number(size.y), number(size.z)
-            if not all(1 <= each <= MOST for each in cluster):
+            if not all(1 <= size <= MOST for size in cluster):
                 raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {cluster}")
         elif name != "IGNORE":
             raise not_there(name, "COOPERATIVE, CLUSTER_DIMENSION and IGNORE")

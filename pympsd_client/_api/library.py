@@ -51,11 +51,11 @@ def load_from_file(
 def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[int, Any]) -> int:
     _check_library_options(*library_options)
     read = jit_options.read(*options)
-    made = new_library(limited(image, read.max_registers))
+    library = new_library(limited(image, read.max_registers))
     if read.logs and this_thread.stack:  # as late as in CUDA the log might be gone
         with read.logging():
-            made.module_in(current())
-    return made.handle
+            library.module_in(current())
+    return library.handle
 
 
 def _check_library_options(count: int, options: Any) -> None:
@@ -87,7 +87,7 @@ def enumerate_kernels(count: int, library: int) -> list[int]:
     """Return at most ``numKernels`` kernels of a library; INVALID_VALUE for 0."""
     if not count:
         raise invalid_value("numKernels is 0; there must be room for one kernel at least")
-    return [one.handle for one in library_of(library).kernels().values()][:count]
+    return [kernel.handle for kernel in library_of(library).kernels().values()][:count]
 
 
 def module(library: int) -> int:
@@ -97,16 +97,16 @@ def module(library: int) -> int:
 
 def variable(library: int, name: str) -> tuple[int, int]:
     """Return the address in the current context and the size in bytes of a variable (bytes); NOT_FOUND."""
-    found = library_of(library).module_in(current()).variable(name)
-    return found.address, found.size
+    entry = library_of(library).module_in(current()).variable(name)
+    return entry.address, entry.size
 
 
 def managed_variable(library: int, name: str) -> tuple[int, int]:
     """Return the address in the current context and the size in bytes of a managed variable (bytes); NOT_FOUND."""
-    found = library_of(library).module_in(current()).variable(name)
-    if not found.managed:
+    entry = library_of(library).module_in(current()).variable(name)
+    if not entry.managed:
         raise CudaError(Result.ERROR_NOT_FOUND, f"{name!r} is not a managed variable; try cuLibraryGetGlobal")
-    return found.address, found.size
+    return entry.address, entry.size
 
 
 def unified_function(library: int, symbol: str) -> int:
@@ -156,8 +156,8 @@ def parameter(kernel: int, index: int) -> tuple[int, int]:
     As with the driver a context must be current.
     """
     current().usable()
-    found = kernel_of(kernel)
-    return parameter_of(found.name, found.parameters, index)
+    entry = kernel_of(kernel)
+    return parameter_of(entry.name, entry.parameters, index)
 
 
 def parameter_count(kernel: int) -> int:
@@ -170,9 +170,9 @@ def create(count: int, options: Any, values: Any) -> int:
     """Begin a link in the current context; options are its logs, and MAX_REGISTERS of inputs without their own."""
     context = current()
     context.usable()
-    made = Link(context, jit_options.read(count, options, values))
-    links[made.handle] = made
-    return made.handle
+    link = Link(context, jit_options.read(count, options, values))
+    links[link.handle] = link
+    return link.handle
 
 
 def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int, options: Any, values: Any) -> None:
@@ -182,17 +182,17 @@ def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int
     NOT_SUPPORTED for other inputs, NO_BINARY_FOR_GPU for fatbins without PTX for the device, JIT_COMPILER_NOT_FOUND
     for NVVM IR.
     """
-    found = link_of(link)
+    entry = link_of(link)
     data.check(size, to_be_written=False)
-    found.add(
+    entry.add(
         kind, ctypes.string_at(data.address, size), name, jit_options.read(count, options, values).max_registers
     )
 
 
 def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:
     """Add a file (its name as bytes); FILE_NOT_FOUND, else as cuLinkAddData."""
-    found, registers = link_of(link), jit_options.read(count, options, values).max_registers
-    found.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
+    entry, registers = link_of(link), jit_options.read(count, options, values).max_registers
+    entry.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
 
 
 def complete(link: int) -> tuple[int, int]:

@@ -54,8 +54,8 @@ def active_clusters(function: int, config: Any) -> int:
     return occupancy.active_clusters(function_of(function), _config(config))
 
 
-def _config(given: Any) -> LaunchConfig:
-    config = launch_config(given)
+def _config(argument: Any) -> LaunchConfig:
+    config = launch_config(argument)
     if config is None:
         raise invalid_value("the launch configuration is NULL")
     return config

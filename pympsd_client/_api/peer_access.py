@@ -23,17 +23,17 @@ def can_access(device: int, peer: int) -> int:
     return int(is_possible(process.device(device), process.device(peer)))
 
 
-def attribute(wanted: int, source: int, destination: int) -> int:
+def attribute(requested: int, source: int, destination: int) -> int:
     """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED where there is peer access, else 0.
 
     INVALID_DEVICE, also for a device and itself; INVALID_VALUE.
     """
-    one, other = process.device(source), process.device(destination)
-    if one is other:
+    first, second = process.device(source), process.device(destination)
+    if first is second:
         raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is no peer of itself")
-    if wanted not in _ATTRIBUTES.values():
-        raise invalid_value(f"there is no attribute {wanted} of a pair of devices")
-    return int(wanted == _ATTRIBUTES["ACCESS_SUPPORTED"] and is_possible(one, other))
+    if requested not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no attribute {requested} of a pair of devices")
+    return int(requested == _ATTRIBUTES["ACCESS_SUPPORTED"] and is_possible(first, second))
 
 
 def enable(peer: int, flags: int) -> None:

@@ -44,9 +44,9 @@ def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) 
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
     if flags != _EXTERNAL:
         raise invalid_value(f"the flags are {name}_DEFAULT (0) or {name}_EXTERNAL (1), not {flags}")
-    found = event.events.find(event_handle)
+    entry = event.events.find(event_handle)
     context, its_stream = stream.resolve(stream_handle)
-    if (by := intercepted.by) is None or not by.takes_external_event(context, its_stream, found.handle, is_wait):
+    if (by := intercepted.by) is None or not by.takes_external_event(context, its_stream, entry.handle, is_wait):
         raise invalid_value(f"{name}_EXTERNAL is for streams that capture; this one does not")
     return True
 
@@ -114,7 +114,7 @@ def attribute(handle: int, number: int) -> bytes:
     name = _name(number)
     if name == "PRIORITY":
         return struct.pack("=i", stream.priority).ljust(VALUE_BYTES, b"\0")
-    return _held(stream).get(name, STREAM_DEFAULTS[name]).ljust(VALUE_BYTES, b"\0")
+    return _attributes(stream).get(name, STREAM_DEFAULTS[name]).ljust(VALUE_BYTES, b"\0")
 
 
 def set_attribute(handle: int, number: int, value: Any) -> None:
@@ -128,7 +128,8 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
         raise invalid_value("the value of the attribute is NULL")
     if not isinstance(value, InMemory | bindings.CUlaunchAttributeValue):
         raise TypeError(f"a CUstreamAttrValue is required, not {type(value).__name__}")
-    _held(stream)[name] = ctypes.string_at(int(value if isinstance(value, InMemory) else value.getPtr()), VALUE_BYTES)
+    address = value if isinstance(value, InMemory) else value.getPtr()
+    _attributes(stream)[name] = ctypes.string_at(int(address), VALUE_BYTES)
 
 
 def copy_attributes(destination: int, source: int) -> None:
@@ -136,7 +137,7 @@ def copy_attributes(destination: int, source: int) -> None:
     to, of = properties(destination), properties(source)
     if to.context is not of.context:
         raise invalid_value("the streams are of different contexts")
-    _held(to).update(_held(of))
+    _attributes(to).update(_attributes(of))
 
 
 def _name(number: int) -> str:
@@ -146,5 +147,5 @@ def _name(number: int) -> str:
     return name
 
 
-def _held(stream: Stream) -> dict[str, bytes]:
+def _attributes(stream: Stream) -> dict[str, bytes]:
     return stream.context.stream_attributes.setdefault(stream.handle, {})

@@ -25,7 +25,7 @@ _NO_BARRIER: Final = 1
 _FLUSH: Final = 1 << 30
 _CONDITIONS: Final = range(4)
 """CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR."""
-_MOST_OPERATIONS: Final = 256
+_MAX_OPERATIONS: Final = 256
 """In one batch, as documented for cuStreamBatchMemOp."""
 _OPERATION: Final = struct.Struct("=I4xQQI20x")
 """CUstreamBatchMemOpParams: operation, address, value, flags."""
@@ -132,30 +132,31 @@ _kept: dict[object, Library] = {}
 
 def _library() -> Library:
     connection = process.require()
-    found = _kept.get(connection)
-    if found is None or found.handle not in libraries:
+    library = _kept.get(connection)
+    if library is None or library.handle not in libraries:
         _kept.clear()
-        found = _kept[connection] = new_library(_PTX.encode())
-    return found
+        library = _kept[connection] = new_library(_PTX.encode())
+    return library
 
 
 def batch(stream: int, count: int, operations: Any, flags: int) -> None:
     """Put several of these operations in a stream, in order; INVALID_VALUE, NOT_SUPPORTED before any of them."""
     if flags:
         raise invalid_value(f"cuStreamBatchMemOp takes no flags: 0, not {flags:#x}")
-    for one in [read(each) for each in operations_at(count, operations)]:
-        (_wait if one.waits else _write)(stream, one.address, one.value, one.size, one.flags)
+    for operation in [read(data) for data in operations_at(count, operations)]:
+        act = _wait if operation.waits else _write
+        act(stream, operation.address, operation.value, operation.size, operation.flags)
 
 
-def operations_at(count: int, given: Any) -> list[bytes]:
+def operations_at(count: int, argument: Any) -> list[bytes]:
     """Return the first CUstreamBatchMemOpParams of a list, or of an array in memory; INVALID_VALUE for fewer."""
-    if count > _MOST_OPERATIONS:
-        raise invalid_value(f"a batch has at most {_MOST_OPERATIONS} operations, not {count}")
-    if isinstance(given, InMemory):
-        return [ctypes.string_at(given + index * _OPERATION.size, _OPERATION.size) for index in range(count)]
-    if len(given or ()) < count:
-        raise invalid_value(f"the number of operations is {count} and there are {len(given or ())}")
-    return [ctypes.string_at(int(one.getPtr()), _OPERATION.size) for one in (given or ())[:count]]
+    if count > _MAX_OPERATIONS:
+        raise invalid_value(f"a batch has at most {_MAX_OPERATIONS} operations, not {count}")
+    if isinstance(argument, InMemory):
+        return [ctypes.string_at(argument + index * _OPERATION.size, _OPERATION.size) for index in range(count)]
+    if len(argument or ()) < count:
+        raise invalid_value(f"the number of operations is {count} and there are {len(argument or ())}")
+    return [ctypes.string_at(int(operation.getPtr()), _OPERATION.size) for operation in (argument or ())[:count]]
 
 
 def read(operation: bytes) -> Operation:

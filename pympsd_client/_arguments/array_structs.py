@@ -43,28 +43,28 @@ class _Descriptor3D(ctypes.Structure):
     )
 
 
-def array_2d(given: Any) -> ArrayDescription | None:
+def array_2d(argument: Any) -> ArrayDescription | None:
     """Return the values of a CUDA_ARRAY_DESCRIPTOR, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _Descriptor.from_address(address_of(given, "CUDA_ARRAY_DESCRIPTOR"))
+    raw: Any = _Descriptor.from_address(address_of(argument, "CUDA_ARRAY_DESCRIPTOR"))
     return ArrayDescription(raw.width, raw.height, 0, raw.format, raw.channels, 0)
 
 
-def array_3d(given: Any) -> ArrayDescription | None:
+def array_3d(argument: Any) -> ArrayDescription | None:
     """Return the values of a CUDA_ARRAY3D_DESCRIPTOR, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _Descriptor3D.from_address(address_of(given, "CUDA_ARRAY3D_DESCRIPTOR"))
+    raw: Any = _Descriptor3D.from_address(address_of(argument, "CUDA_ARRAY3D_DESCRIPTOR"))
     return ArrayDescription(raw.width, raw.height, raw.depth, raw.format, raw.channels, raw.flags)
 
 
-def packed_2d(of: ArrayDescription) -> bytes:
+def pack_2d(of: ArrayDescription) -> bytes:
     """Return the bytes of a CUDA_ARRAY_DESCRIPTOR."""
     return bytes(_Descriptor(of.width, of.height, of.format, of.channels))
 
 
-def packed_3d(of: ArrayDescription) -> bytes:
+def pack_3d(of: ArrayDescription) -> bytes:
     """Return the bytes of a CUDA_ARRAY3D_DESCRIPTOR."""
     return bytes(_Descriptor3D(of.width, of.height, of.depth, of.format, of.channels, of.flags))
 

@@ -64,7 +64,7 @@ def result_of(code: int) -> Any:
     return _MEMBERS.get(code, CUresult.CUDA_ERROR_UNKNOWN)
 
 
-def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
+def fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
     """Keep the message for `last_error`; return a failed call's result: its CUresult and None for each output."""
     _last.message = error.reason
     return (result_of(error.code), *(None,) * outputs)
@@ -78,14 +78,14 @@ def last_error() -> str:
     return _last.message
 
 
-def failed_call(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
-    """Return `failed` for the calls of a function, which explains each if all failed calls are explained."""
+def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
+    """Return `fail` for the calls of a function, which explains each if all failed calls are explained."""
     if not is_on():
-        return failed
+        return fail
 
     def explain_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
         explain(name, result_name(error.code), error.reason)
-        return failed(error, outputs)
+        return fail(error, outputs)
 
     return explain_and_fail
 

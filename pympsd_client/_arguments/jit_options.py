@@ -92,7 +92,7 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
     """Return the options; INVALID_VALUE and NOT_SUPPORTED name the one that is wrong."""
     names = enums(options, count)
     slots = _slots(values, count)
-    found = Options(_Log(), _Log())
+    result = Options(_Log(), _Log())
     for option, (value, address) in zip(names, slots, strict=True):
         name = _OPTIONS.get(option, "NUM_OPTIONS")
         if name == "NUM_OPTIONS":
@@ -100,18 +100,18 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
         if name in _REFUSED and not (name == "LTO" and number(value) == 0):
             raise CudaError(Result.ERROR_NOT_SUPPORTED, f"JIT option CU_JIT_{name} is not supported; leave it out")
         if name == "INFO_LOG_BUFFER":
-            found.info.buffer = value
+            result.info.buffer = value
         elif name == "INFO_LOG_BUFFER_SIZE_BYTES":
-            found.info.size, found.info.size_at = number(value), address
+            result.info.size, result.info.size_at = number(value), address
         elif name == "ERROR_LOG_BUFFER":
-            found.error.buffer = value
+            result.error.buffer = value
         elif name == "ERROR_LOG_BUFFER_SIZE_BYTES":
-            found.error.size, found.error.size_at = number(value), address
+            result.error.size, result.error.size_at = number(value), address
         elif name == "MAX_REGISTERS":
-            found.max_registers = number(value)
+            result.max_registers = number(value)
         elif name == "WALL_TIME" and address:
             ctypes.c_float.from_address(address).value = 0.0
-    return found
+    return result
 
 
 def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:

@@ -73,11 +73,11 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("values", ctypes.c_uint32 * 16))
 
 
-def launch_config(given: Any) -> LaunchConfig | None:
+def launch_config(argument: Any) -> LaunchConfig | None:
     """Return the values of a CUlaunchConfig, None for None; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _LaunchConfig.from_address(address_of(given, "CUlaunchConfig"))
+    raw: Any = _LaunchConfig.from_address(address_of(argument, "CUlaunchConfig"))
     sizes, cluster = tuple(raw.sizes), (1, 1, 1)
     for attribute in (_LaunchAttribute * raw.count).from_address(raw.attributes) if raw.attributes else ():
         if attribute.id == CLUSTER_DIMENSION:

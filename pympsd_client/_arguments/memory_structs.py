@@ -86,24 +86,24 @@ def _plain(raw: Any) -> Location:
     return Location(raw.type, raw.id)
 
 
-def location(given: Any) -> Location | None:
+def location(argument: Any) -> Location | None:
     """Return the values of a CUmemLocation, None for NULL; TypeError for anything else."""
-    return None if given is None else _plain(_Location.from_address(address_of(given, "CUmemLocation")))
+    return None if argument is None else _plain(_Location.from_address(address_of(argument, "CUmemLocation")))
 
 
-def pool_properties(given: Any) -> PoolProperties | None:
+def pool_properties(argument: Any) -> PoolProperties | None:
     """Return the values of a CUmemPoolProps, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _PoolProperties.from_address(address_of(given, "CUmemPoolProps"))
+    raw: Any = _PoolProperties.from_address(address_of(argument, "CUmemPoolProps"))
     return PoolProperties(raw.allocation_type, raw.handle_types, _plain(raw.location), raw.max_size, raw.usage)
 
 
-def allocation_properties(given: Any) -> AllocationProperties | None:
+def allocation_properties(argument: Any) -> AllocationProperties | None:
     """Return the values of a CUmemAllocationProp, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _AllocationProperties.from_address(address_of(given, "CUmemAllocationProp"))
+    raw: Any = _AllocationProperties.from_address(address_of(argument, "CUmemAllocationProp"))
     return AllocationProperties(
         raw.type, raw.handle_types, _plain(raw.location), raw.compression, raw.is_rdma_capable, raw.usage
     )
@@ -117,13 +117,13 @@ def make_allocation_properties(values: AllocationProperties) -> Any:
     return from_bytes("CUmemAllocationProp", bytes(raw))
 
 
-def accesses(given: Any, count: int) -> list[Access]:
+def accesses(argument: Any, count: int) -> list[Access]:
     """Return the values of ``count`` CUmemAccessDesc, a list or a C array; INVALID_VALUE if there are fewer."""
-    addresses = addresses_of(given, count, "CUmemAccessDesc", ctypes.sizeof(_Access))
+    addresses = addresses_of(argument, count, "CUmemAccessDesc", ctypes.sizeof(_Access))
     return [Access(_plain(raw.location), raw.flags) for raw in map(_Access.from_address, addresses)]
 
 
-def locations(given: Any, count: int) -> list[Location]:
+def locations(argument: Any, count: int) -> list[Location]:
     """Return the values of ``count`` CUmemLocation, a list or a C array; INVALID_VALUE if there are fewer."""
-    addresses = addresses_of(given, count, "CUmemLocation", ctypes.sizeof(_Location))
+    addresses = addresses_of(argument, count, "CUmemLocation", ctypes.sizeof(_Location))
     return [_plain(_Location.from_address(address)) for address in addresses]

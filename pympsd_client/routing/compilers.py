@@ -310,7 +310,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     return _FUNCTIONS[name]
 
 
-def failed(name: str, error: BaseException | None) -> int:
+def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
     result_of(name, error)
     return next(result for beginning, result in _FAILURES.items() if name.startswith(beginning))

@@ -27,12 +27,12 @@ _USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")
 
 def install() -> None:
     """Install the hook; RuntimeError if cuda.bindings is imported already, for then its pointers are taken."""
-    if any(isinstance(one, _Finder) for one in sys.meta_path):
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    taken = [name for name in (*MODULES, *_USERS) if name in sys.modules]
-    if taken:
+    imported = [name for name in (*MODULES, *_USERS) if name in sys.modules]
+    if imported:
         raise RuntimeError(
-            f"{taken[0]} was imported before pympsd could replace its function pointers: start the program with "
+            f"{imported[0]} was imported before pympsd could replace its function pointers: start the program with "
             "pympsd-run, and let no .pth file or sitecustomize import it"
         )
     sys.meta_path.insert(0, _Finder())

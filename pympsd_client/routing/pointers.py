@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_client._api.call_trace import traced
+from pympsd_client._api.call_trace import trace
 from pympsd_client.native import _entry_points
 
 
@@ -85,21 +85,23 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
 
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(library.functions).resolve(name, signature)
-        timed = traced(name, function)
+        timed = trace(name, function)
         # The core alone may be called in its place, unless calls are traced.
         return (function, format, *core) if timed is function else (timed, format)
 
-    def failed(name: str, error: BaseException) -> Any:
-        return import_module(library.functions).failed(name, error)
+    def result_of_error(name: str, error: BaseException) -> Any:
+        return import_module(library.functions).result_of_error(name, error)
 
     for name, capsule in tuple(pointers.items()):
         originals[name] = _entry_points.address(capsule)
         signatures[name] = _entry_points.signature(capsule)
-        is_one = name not in library.unless if library.only is None else name in library.only
-        if not is_one or not signatures[name].startswith(f"{library.result} ("):
+        is_replaced = name not in library.unless if library.only is None else name in library.only
+        if not is_replaced or not signatures[name].startswith(f"{library.result} ("):
             continue
         at_end = _SUCCEEDS if _RELEASING.fullmatch(name) else _CURRENT.get(name, _FAILS)
-        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None, at_end)
+        pointers[name] = _entry_points.route(
+            name, capsule, resolve, result_of_error, library.only is not None, at_end
+        )
         replaced[name] = _entry_points.address(pointers[name])
     if "nvmlErrorString" in pointers:
         pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)
@@ -114,8 +116,8 @@ def _text_function(name: str, library: Library) -> Any:
     """Return a capsule of a function that returns a text for a result; entry points return ints."""
 
     def text(code: int) -> int:
-        found: int = import_module(library.functions).error_string(code)
-        return found
+        address: int = import_module(library.functions).error_string(code)
+        return address
 
     _text_functions.append((_TextFunction(text), signatures[name].encode()))
     function, signature = _text_functions[-1]

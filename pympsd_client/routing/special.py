@@ -61,13 +61,13 @@ def _public(name: str) -> Callable[..., Any]:
     if name == "cuLaunchKernel" or is_on():  # it has to be fast, and is complete; or it explains its own failures
         return function
 
-    def explained(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         answer = function(*arguments)
         if code := int(answer[0]):
             explain(name, result_name(code), last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
-    return explained
+    return call
 
 
 class _Symbol(ctypes.Structure):

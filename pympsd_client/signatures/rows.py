@@ -49,12 +49,17 @@ class Signature:
     @property
     def inputs(self) -> tuple[Parameter, ...]:
         """The parameters that a caller gives."""
-        return tuple(one for one in self.parameters if one.is_input)
+        return tuple(parameter for parameter in self.parameters if parameter.is_input)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the parameters that a caller gives."""
+        return tuple(parameter.name for parameter in self.inputs)
 
     @property
     def outputs(self) -> tuple[Parameter, ...]:
         """The parameters that are returned beside the result."""
-        return tuple(one for one in self.parameters if one.is_output)
+        return tuple(parameter for parameter in self.parameters if parameter.is_output)
 
 
 _ROW: Final = re.compile(r"(\w+)\((.*?)\) = (?:([\w.]+)\.)?(\w+)(?:\((.*)\))?")
@@ -62,8 +67,8 @@ _PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
-    found = [_PARAMETER.fullmatch(one.strip()) for one in text.split(",") if one]
-    return tuple(Parameter(one[2], one[3], one[1] is not None, one[1] != "out ") for one in found if one is not None)
+    matches = filter(None, (_PARAMETER.fullmatch(part.strip()) for part in text.split(",") if part))
+    return tuple(Parameter(match[2], match[3], match[1] is not None, match[1] != "out ") for match in matches)
 
 
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
@@ -76,6 +81,6 @@ def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> t
         name, text, elsewhere, core, arguments = match.groups()
         parameters = _parameters(text)
         if arguments is None:
-            arguments = ", ".join(one.name for one in parameters if one.is_input)
+            arguments = ", ".join(parameter.name for parameter in parameters if parameter.is_input)
         signatures.append(Signature(name, parameters, elsewhere or module, core, arguments, calling))
     return tuple(signatures)

@@ -25,7 +25,7 @@ def between_any(destination: int, source: int, count: int, stream: int, wait: bo
 
     The asynchronous form keeps stream order. INVALID_VALUE for what is no memory of this process.
     """
-    to_host, from_host = (count and is_hosts(one) for one in (destination, source))
+    to_host, from_host = (count and is_hosts(address) for address in (destination, source))
     for address, is_host in ((destination, to_host), (source, from_host)):
         if is_host:
             check_host(address, count)

@@ -31,7 +31,7 @@ def allocate(size: int, flags: int) -> int:
     Kernels of the current context's device reach it by the same address. The flags CU_MEMHOSTALLOC_* make no
     difference here: other devices copy it, and their kernels do not reach it.
     """
-    bounded = _bounded()
+    bounded = _is_bounded()
     context = current()
     return pinned.allocate(size, flags, bounded, lambda wanted: share(context, wanted), context)
 
@@ -47,7 +47,7 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
     Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
     HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flag READ_ONLY.
     """
-    bounded = _bounded()
+    bounded = _is_bounded()
     if memory.size is not None and size > memory.size:
         raise invalid_value(f"{size} bytes are more than the host buffer has: {memory.size}")
     pinned.register(memory.address, size, flags, bounded, current())
@@ -82,7 +82,7 @@ def device_pointer(address: int, flags: int) -> int:
     return pinned.device_address(context, address)
 
 
-def _bounded() -> bool:
+def _is_bounded() -> bool:
     """Return whether /dev/shm bounds this process: a client of MPS that sees devices before Volta (then all are).
 
     Raise CudaError without a usable context.

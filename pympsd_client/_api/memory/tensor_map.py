@@ -14,7 +14,7 @@ from attrs import evolve
 from pympsd.vocabulary.results import Result
 from pympsd.wire.tensor_map import BYTES, Im2col, TensorMap, check, check_rank, pack, unpack
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.values import address_of, given_numbers
+from pympsd_client._arguments.values import address_of, read_numbers
 from pympsd_client._objects.context import current_on_device_with
 
 
@@ -27,22 +27,22 @@ def _check_device() -> None:
     )
 
 
-def _numbers(name: str, given: Any, count: int, code: str) -> tuple[int, ...]:
+def _numbers(name: str, argument: Any, count: int, code: str) -> tuple[int, ...]:
     """Return the elements of an array; INVALID_VALUE for NULL and for a list that is too short."""
-    found = given_numbers(given, count, code)
-    if len(found) < count:
-        raise invalid_value(f"{name} has {len(found)} elements; {count} are needed")
-    return tuple(found[:count])
+    elements = read_numbers(argument, count, code)
+    if len(elements) < count:
+        raise invalid_value(f"{name} has {len(elements)} elements; {count} are needed")
+    return tuple(elements[:count])
 
 
-def _checked(made: TensorMap) -> bytes:
+def _pack(tensor_map: TensorMap) -> bytes:
     try:
-        check(made)
+        check(tensor_map)
     except ValueError as error:
         raise invalid_value(str(error)) from None
-    if made.interleave:
+    if tensor_map.interleave:
         raise CudaError(Result.ERROR_NOT_SUPPORTED, "the emulated device has no interleaved layouts of tensor maps")
-    return pack(made)
+    return pack(tensor_map)
 
 
 def _tensor(
@@ -97,8 +97,8 @@ def encode_tiled(
     context's device has no tensor maps; INVALID_CONTEXT.
     """
     modes = interleave, swizzle, l2_promotion, fill
-    made = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
-    return _checked(evolve(made, box=_numbers("boxDim", box, rank, "I")))
+    tensor = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    return _pack(evolve(tensor, box=_numbers("boxDim", box, rank, "I")))
 
 
 def encode_im2col(
@@ -119,10 +119,10 @@ def encode_im2col(
 ) -> bytes:
     """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
     modes = interleave, swizzle, l2_promotion, fill
-    made = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    tensor = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
     lower = _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i")
     upper = _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i")
-    return _checked(evolve(made, im2col=Im2col(lower, upper, channels, pixels)))
+    return _pack(evolve(tensor, im2col=Im2col(lower, upper, channels, pixels)))
 
 
 def encode_im2col_wide() -> bytes:
@@ -132,15 +132,15 @@ def encode_im2col_wide() -> bytes:
     raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
 
 
-def replace_address(given: Any, address: int) -> None:
+def replace_address(argument: Any, address: int) -> None:
     """Give a map another global address; INVALID_VALUE if it is none, or the address is not aligned as it needs."""
     _check_device()
-    if given is None:
+    if argument is None:
         raise invalid_value("tensorMap is NULL; pass one that cuTensorMapEncodeTiled has made")
-    place = address_of(given, "CUtensorMap")
+    location = address_of(argument, "CUtensorMap")
     try:
-        found = unpack(ctypes.string_at(place, BYTES))
+        tensor_map = unpack(ctypes.string_at(location, BYTES))
     except ValueError as error:
         raise invalid_value(f"tensorMap: {error}") from None
-    data = _checked(evolve(found, address=address))
-    ctypes.memmove(place, data, BYTES)
+    data = _pack(evolve(tensor_map, address=address))
+    ctypes.memmove(location, data, BYTES)

@@ -37,7 +37,7 @@ _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
 _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
 
 
-def _supported(device: Device, name: str) -> Device:
+def _require_support(device: Device, name: str) -> Device:
     if not device.facts.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
@@ -50,7 +50,7 @@ def _supported(device: Device, name: str) -> Device:
 def _own_device(name: str) -> Device:
     """Return the device of the current context, the first one if there is none."""
     stack = this_thread.stack
-    return _supported(stack[-1].device if stack else process.device(0), name)
+    return _require_support(stack[-1].device if stack else process.device(0), name)
 
 
 def _check_granules(size: int, what: str) -> None:
@@ -61,7 +61,7 @@ def _check_granules(size: int, what: str) -> None:
 # --- addresses
 
 
-def reserve(size: int, alignment: int, wanted: int, flags: int) -> int:
+def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     """Reserve addresses of the current context's device, or the first one's; return where they begin.
 
     ``alignment`` is a power of 2, or 0; ``addr`` is where they begin if that is free. INVALID_VALUE, OUT_OF_MEMORY.
@@ -74,7 +74,7 @@ def reserve(size: int, alignment: int, wanted: int, flags: int) -> int:
         raise invalid_value(f"the alignment is a power of 2, not {alignment}")
     if size > _ROOM or alignment > _ROOM:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process reserves {_ROOM} addresses of a device at most")
-    return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), wanted)
+    return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), requested)
 
 
 def free_addresses(address: int, size: int) -> None:
@@ -122,7 +122,7 @@ def _check(properties: AllocationProperties | None, name: str) -> Device:
     if properties.compression or properties.usage:
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: allocFlags are 0: no compression, no other usage")
     if location.type == _DEVICE:
-        return _supported(process.device(location.id), name)
+        return _require_support(process.device(location.id), name)
     device = _own_device(name)
     check_node(location)
     if not device.facts.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
@@ -193,7 +193,7 @@ def unmap(address: int, size: int) -> None:
     virtual_memory.unmap(address, size)
 
 
-def set_access(address: int, size: int, given: Any, count: int) -> None:
+def set_access(address: int, size: int, argument: Any, count: int) -> None:
     """Set how devices, or for host memory the program, reach whole mappings: read and write, or not.
 
     INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for a device without peer access;
@@ -201,17 +201,19 @@ def set_access(address: int, size: int, given: Any, count: int) -> None:
     """
     _own_device("cuMemSetAccess")
     _check_granules(size, "size")
-    wanted = accesses(given, count)
-    if not wanted:
+    descriptions = accesses(argument, count)
+    if not descriptions:
         raise invalid_value("count is 0; give at least one description of an access")
     context = virtual_memory.at(address).context
-    for each in wanted:
-        _check_access(context, each.location, each.flags)
-    for each in wanted:
-        if each.location.type != _DEVICE:
-            virtual_memory.set_host_access(address, size, each.flags)
+    for description in descriptions:
+        _check_access(context, description.location, description.flags)
+    for description in descriptions:
+        if description.location.type != _DEVICE:
+            virtual_memory.set_host_access(address, size, description.flags)
         else:
-            virtual_memory.set_access(address, size, process.device(each.location.id).ordinal, each.flags)
+            virtual_memory.set_access(
+                address, size, process.device(description.location.id).ordinal, description.flags
+            )
 
 
 def _check_access(context: Context, location: Location, flags: int) -> None:
@@ -238,10 +240,10 @@ def access(location: Location | None, address: int) -> int:
     _own_device("cuMemGetAccess")
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    found = virtual_memory.at(address)
+    mapping = virtual_memory.at(address)
     if location.type != _DEVICE:
-        return found.host_access
-    return found.access.get(process.device(location.id).ordinal, 0)
+        return mapping.host_access
+    return mapping.access.get(process.device(location.id).ordinal, 0)
 
 
 # --- sharing

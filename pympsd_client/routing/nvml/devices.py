@@ -41,7 +41,7 @@ _driver_version = API_VERSION
 
 
 @contextmanager
-def connected() -> Iterator[Connection]:
+def connect() -> Iterator[Connection]:
     """Enclose the use of this process's connection, or without one of a new connection."""
     if process.connection is not None:
         yield process.connection
@@ -65,7 +65,7 @@ def init(flags: int = 0) -> None:
     with _changing:
         if not _users:
             try:
-                with connected() as connection:
+                with connect() as connection:
                     _devices = connection.devices
                     _driver_version = connection.driver_version
             except CudaError as error:
@@ -102,21 +102,21 @@ def number(address: int, value: int) -> None:
     c_uint32.from_address(place(address)).value = value
 
 
-def text(address: int, length: int, given: str) -> None:
+def text(address: int, length: int, value: str) -> None:
     """Write a text with its end into ``length`` bytes."""
     place(address)
-    value = given.encode() + b"\0"
-    if length < len(value):
-        raise NvmlError(TOO_SMALL, f"the text takes {len(value)} bytes, not {length}")
-    memmove(address, value, len(value))
+    data = value.encode() + b"\0"
+    if length < len(data):
+        raise NvmlError(TOO_SMALL, f"the text takes {len(data)} bytes, not {length}")
+    memmove(address, data, len(data))
 
 
-def versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
+def write_versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
     """Write a structure behind the version that it begins with: its size, and its number from bit 24 on."""
     expected = (4 + padding + len(content)) | version << 24
-    given = c_uint32.from_address(place(address)).value
-    if given != expected:
-        raise NvmlError(VERSION, f"the structure's version is {expected:#x}, not {given:#x}")
+    actual = c_uint32.from_address(place(address)).value
+    if actual != expected:
+        raise NvmlError(VERSION, f"the structure's version is {expected:#x}, not {actual:#x}")
     memmove(address + 4 + padding, content, len(content))
 
 

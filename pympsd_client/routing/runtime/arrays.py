@@ -26,7 +26,7 @@ _FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,
     (_FLOAT, 16): 0x10, (_FLOAT, 32): 0x20,
-    **{(_FIRST_NORMALIZED + index, 8 * CHANNEL_BYTES[each]): each for index, each in enumerate(NORMALIZED)},
+    **{(_FIRST_NORMALIZED + index, 8 * CHANNEL_BYTES[format]): format for index, format in enumerate(NORMALIZED)},
 }  # fmt: skip
 """CUarray_format by kind and bits."""
 _KINDS: Final = {format: kind for (kind, _), format in _FORMATS.items()}
@@ -37,7 +37,7 @@ def format_of(channels: bytes) -> tuple[int, int]:
     if channels == _PACKED:
         return PACKED, 4
     *bits, kind = CHANNELS.unpack(channels)
-    count = next((index for index, each in enumerate(bits) if not each), len(bits))
+    count = next((index for index, size in enumerate(bits) if not size), len(bits))
     format = _FORMATS.get((kind, bits[0]))
     if format is None or any(bits[count:]) or len(set(bits[:count])) != 1 or count == 3:
         raise CudaError(

@@ -78,8 +78,8 @@ def reset() -> None:
 def flags() -> int:
     """Return the flags of this thread's device."""
     process.initialize(0)
-    found, _ = api.cuDevicePrimaryCtxGetState(current())
-    return int(found)
+    value, _ = api.cuDevicePrimaryCtxGetState(current())
+    return int(value)
 
 
 def set_flags(flags: int) -> None:

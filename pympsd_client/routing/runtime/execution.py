@@ -37,8 +37,8 @@ def create_event() -> int:
 
 def context_of(handle: int) -> Context:
     """Return the context under an execution context; INVALID_CONTEXT."""
-    found = green.green_contexts.get(handle)
-    return contexts.context_of(handle) if found is None else found.context
+    green_context = green.green_contexts.get(handle)
+    return contexts.context_of(handle) if green_context is None else green_context.context
 
 
 def of_device(device: int) -> int:

@@ -12,8 +12,8 @@ from pympsd_client._arguments.texture_structs import (
     LINEAR,
     PITCHED,
     Resource,
-    packed_resource,
-    packed_sampling,
+    pack_resource,
+    pack_sampling,
     resource,
     sampling,
 )
@@ -37,24 +37,24 @@ def _resource(place: int) -> bytes:
         raise invalid_value("the address of the cudaResourceDesc is NULL")
     kind, at = _RESOURCE.unpack(string_at(place, _RESOURCE.size))
     if kind not in (LINEAR, PITCHED):
-        return packed_resource(Resource(kind, at, 0, 0, 0, 0, 0, 0))
+        return pack_resource(Resource(kind, at, 0, 0, 0, 0, 0, 0))
     _, _, channels, size_or_width, height, pitch = _LINEAR.unpack(string_at(place, _LINEAR.size))
     format, count = format_of(channels)
-    return packed_resource(Resource(kind, at, format, count, size_or_width, height, pitch, 0))
+    return pack_resource(Resource(kind, at, format, count, size_or_width, height, pitch, 0))
 
 
 def create(resource_place: int, place: int, view: int) -> int:
     """Return the handle of a new texture object."""
     if not place:
         raise invalid_value("the address of the cudaTextureDesc is NULL")
-    found = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
-    modes, (filter, mode, is_srgb), border, rest = found[:3], found[3:6], found[6:10], found[10:]
+    fields = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
+    modes, (filter, mode, is_srgb), border, rest = fields[:3], fields[3:6], fields[6:10], fields[10:]
     is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = rest
     flags = (0 if mode else Flag.READ_AS_INTEGER) | (Flag.NORMALIZED_COORDINATES if is_normalized else 0)
     flags |= (Flag.SRGB if is_srgb else 0) | (_TRILINEAR if is_exact else 0) | (_SEAMLESS if is_seamless else 0)
     how = Sampling(modes, filter, flags, level_filter, bias, least, greatest, border)
     seen = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
-    return texture.create_texture(_resource(resource_place), packed_sampling(how, anisotropy), seen)
+    return texture.create_texture(_resource(resource_place), pack_sampling(how, anisotropy), seen)
 
 
 def create_surface(place: int) -> int:
