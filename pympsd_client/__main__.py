@@ -118,7 +118,7 @@ def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
         asking.join(INIT_SECONDS)
     if asking.is_alive():
         messages = "; ".join(str(warning.message) for warning in warned)
-        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {messages or 'both logs may say why'}")
+        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {messages or 'see both logs'}")
     return seen
 
 
@@ -151,7 +151,7 @@ def _sms(number: int) -> Iterator[str]:
 
 
 def _daemons_elsewhere() -> list[str]:
-    """Return what to set for the daemons of pympsd's units, which are not where a program looks by default."""
+    """Return the settings by which a program reaches the daemons of pympsd's units."""
     own = os.environ.get("XDG_RUNTIME_DIR")
     folders = [files.SYSTEM_PIPE_DIRECTORY, *([f"{own}/nvidia-mps"] if own else [])]
     current = os.path.realpath(files.pipe_directory(dict(os.environ)))
@@ -164,7 +164,7 @@ def _daemons_elsewhere() -> list[str]:
 
 
 def _print(text: str) -> bool:
-    """Print a text, and return whether all of it could be printed; what kept it from that is said."""
+    """Print a text and return whether all of it could be printed; report the error otherwise."""
     try:
         if sys.stdout is None:  # closed
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -59,7 +59,7 @@ def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Dae
 
 @pytest.fixture(scope="session")
 def mps_session_daemon() -> Iterator[Daemon]:
-    """A daemon with one emulated H200 for the whole session; what tests set in it stays for the next ones."""
+    """A daemon with one emulated H200 for the session; settings that a test changes stay for later tests."""
     with Daemon(machine="H200") as daemon:
         yield daemon
 
@@ -69,7 +69,7 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
     """Start Python programs as clients of the test's daemon; they are killed after the test.
 
     ``mps_client("train.py", "--epochs=1", server="a", namespace="hi", CUDA_MPS_CLIENT_PRIORITY="1")``: the arguments
-    of the interpreter, where the client comes to in protocol 3, and more variables. The pipes are of texts.
+    of the interpreter, the server and the namespace of protocol 3, and more variables. The pipes are text.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -99,7 +99,7 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
 
 @pytest.fixture
 def mps_fault(mps_client: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
-    """Have another client's kernel trap, a fatal fault of its device; return the error that it got.
+    """Make another client's kernel trap, a fatal fault of its device; return the name of the error that it gets.
 
     The arguments are ``server``, ``namespace`` and variables, as of ``mps_client``.
     """

@@ -90,7 +90,7 @@ def _affinity(parameters: Any, count: int) -> int | None:
     """Return the SMs that an array of execution affinities asks for; the last entry wins."""
     entries = list(parameters or ())
     if count != len(entries):
-        raise invalid_value(f"there are {len(entries)} execution affinities and their number is said to be {count}")
+        raise invalid_value(f"there are {len(entries)} execution affinities, but numParams is {count}")
     for entry in entries:
         _check_affinity_type(number(entry.type))
     return number(entries[-1].param.smCount.val) if entries else None

@@ -24,7 +24,7 @@ def initialize(flags: int) -> None:
     Returns MPS_CONNECTION_FAILED if PYMPSD_REQUIRE_MPS=1 and there is no daemon; the daemon's refusal
     (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags, and for invalid values of PYMPSD_REQUIRE_MPS,
     PYMPSD_LENIENT_LIMITS and PYMPSD_LAUNCHES; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits
-    while another user's server has its turn; after 10 s a RuntimeWarning says so.
+    while another user's server has its turn; after 10 s a RuntimeWarning reports that.
     """
     process.initialize(flags)
 
@@ -45,7 +45,7 @@ def count() -> int:
 
 
 def device(ordinal: int) -> int:
-    """Return the device of an ordinal from 0; INVALID_DEVICE."""
+    """Return the device with an ordinal, counted from 0; INVALID_DEVICE."""
     return process.device(ordinal).number
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
@@ -80,7 +81,7 @@ _AS_GIVEN: Final = frozenset(
 )
 """Types whose values the core reads by field."""
 _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
-"""Structures and arrays that the core reads where they are."""
+"""Structures and arrays that the core reads in place."""
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_ARRAY_DESCRIPTOR *": array_structs.array_2d,
     "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
@@ -151,7 +152,7 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
     }
     exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)
     function: Any = names[signature.name]
-    function.__doc__ = core.__doc__
+    function.__doc__ = _documentation(signature, core.__doc__ or "")
     function.__module__ = "pympsd_client.driver"
     if signature.calling is Calling.VARIANTS:
         function.__signature__ = inspect.Signature(
@@ -161,6 +162,13 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         function = with_cache(function, DONE, this_thread)
     entry_point: EntryPoint = trace(signature.name, function)
     return entry_point
+
+
+def _documentation(signature: Signature, text: str) -> str:
+    """Return a core's docstring, then the function's parameters and outputs as in C."""
+    inputs = ", ".join(f"{parameter.type} {parameter.name}" for parameter in signature.inputs)
+    outputs = ", ".join(("CUresult", *(f"{parameter.type} {parameter.name}" for parameter in signature.outputs)))
+    return f"{cleandoc(text)}\n\n{signature.name}({inputs}) -> ({outputs})"
 
 
 def _source(signature: Signature) -> str:
@@ -225,7 +233,7 @@ def _call(signature: Signature) -> list[str]:
         )
         targets = ", ".join(f"{parameter.name}_" for parameter in outputs)
         lines = [f"{targets} = {call}", f"return _SUCCESS, {', '.join(values)}"]
-    # A buffer is held last, when all other arguments are known to be valid.
+    # Buffers are opened last, when all other arguments are valid.
     converted = () if signature.calling is Calling.VARIANTS else signature.inputs
     names = [parameter.name for parameter in converted if _is_host_pointer(parameter)]
     buffers = [f"_HostMemory({name}) as {name}" for name in names]

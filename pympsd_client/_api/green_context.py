@@ -104,12 +104,11 @@ def _not_possible(what: str) -> CudaError:
 
 
 def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
-    """Return a part for each group, and what remains; a group of 0 SMs gets as many as are left.
+    """Return a part for each group, and what remains; a group of 0 SMs gets all that remain.
 
-    The groups' smCount says afterwards what they have got.
-
-    A group's SMs are a multiple of its coscheduled SMs unless it may be backfilled, else
-    INVALID_RESOURCE_CONFIGURATION, as for more SMs than there are. INVALID_VALUE for flags.
+    Afterwards the groups' smCount is the number that they got. A group's SMs are a multiple of its coscheduled SMs
+    unless it may be backfilled, else INVALID_RESOURCE_CONFIGURATION, as for more SMs than there are. INVALID_VALUE
+    for flags.
     """
     resource = sm_resource(argument)
     if flags or not count:
@@ -182,7 +181,7 @@ def of_stream_handle(handle: int) -> int:
 
 
 def record_event(handle: int, event: int) -> None:
-    """Have an event of a green context stand for the work so far in all its streams."""
+    """Record an event after the present work of all streams of a green context."""
     green.record(green.find(handle).context, event)
 
 
@@ -192,7 +191,7 @@ def wait_event(handle: int, event: int) -> None:
 
 
 def record_event_in_context(handle: int, event: int) -> None:
-    """Have an event of a context stand for the work so far in all its streams."""
+    """Record an event after the present work of all streams of a context."""
     green.record(context_of(handle), event)
 
 

@@ -33,7 +33,8 @@ def load(
 ) -> int:
     """Make a library of PTX, which each context loads when it first uses it: then errors of the PTX are returned.
 
-    With an error log it is loaded in the current context at once. INVALID_VALUE, NOT_SUPPORTED for an invalid option.
+    With an error log it is loaded in the current context immediately. INVALID_VALUE, NOT_SUPPORTED for an invalid
+    option.
     """
     process.require().check()
     return _load(image_at(code), (count, options, values), (library_count, library_options))
@@ -86,7 +87,7 @@ def kernel_count(library: int) -> int:
 def enumerate_kernels(count: int, library: int) -> list[int]:
     """Return at most ``numKernels`` kernels of a library; INVALID_VALUE for 0."""
     if not count:
-        raise invalid_value("numKernels is 0; there must be room for one kernel at least")
+        raise invalid_value("numKernels is 0; pass space for at least one kernel")
     return [kernel.handle for kernel in library_of(library).kernels().values()][:count]
 
 

@@ -73,7 +73,7 @@ def enumerate_functions(count: int, module: int) -> list[int]:
     """Return at most ``numFunctions`` kernels of a module; INVALID_VALUE for 0."""
     functions = modules.find(module).all_functions()
     if not count:
-        raise invalid_value("numFunctions is 0; there must be room for one function at least")
+        raise invalid_value("numFunctions is 0; pass space for at least one function")
     return [function.handle for function in functions[:count]]
 
 
@@ -141,7 +141,7 @@ def set_cache_preference(function: int, preference: int) -> None:
 
 
 def check_cache_preference(preference: int) -> None:
-    """Raise INVALID_VALUE for a number that is no CUfunc_cache."""
+    """Raise INVALID_VALUE for a number that is not a CUfunc_cache."""
     if preference not in _CACHE_PREFERENCES:
         raise invalid_value(f"a cache preference is a CUfunc_cache, 0 to 3, not {preference}")
 
@@ -153,6 +153,6 @@ def set_bank_size(function: int, size: int) -> None:
 
 
 def check_bank_size(size: int) -> None:
-    """Raise INVALID_VALUE for a number that is no CUsharedconfig."""
+    """Raise INVALID_VALUE for a number that is not a CUsharedconfig."""
     if size not in _BANK_SIZES:
         raise invalid_value(f"a size of shared memory banks is a CUsharedconfig, 0 to 2, not {size}")

@@ -50,7 +50,7 @@ def largest_cluster(function: int, config: Any) -> int:
 
 
 def active_clusters(function: int, config: Any) -> int:
-    """Return the number of clusters that can be active at once; INVALID_CLUSTER_SIZE for one that cannot be."""
+    """Return the number of clusters that can be active at the same time; INVALID_CLUSTER_SIZE."""
     return occupancy.active_clusters(function_of(function), _config(config))
 
 

@@ -24,13 +24,13 @@ def can_access(device: int, peer: int) -> int:
 
 
 def attribute(requested: int, source: int, destination: int) -> int:
-    """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED where there is peer access, else 0.
+    """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED if there is peer access, else 0.
 
     INVALID_DEVICE, also for a device and itself; INVALID_VALUE.
     """
     first, second = process.device(source), process.device(destination)
     if first is second:
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is no peer of itself")
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is not a peer of itself")
     if requested not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no attribute {requested} of a pair of devices")
     return int(requested == _ATTRIBUTES["ACCESS_SUPPORTED"] and is_possible(first, second))

@@ -37,7 +37,8 @@ def limit(requested: int) -> int:
 def set_limit(requested: int, value: int) -> None:
     """Set a limit of the current context: INVALID_VALUE beyond what it can be, NOT_PERMITTED for a constant one.
 
-    PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; the others are kept.
+    PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; all other limits are
+    only kept.
     """
     context = current()
     context.usable()

@@ -88,7 +88,7 @@ def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
 def create_event(flags: int) -> int:
     """Return a new event of the current context.
 
-    NOT_SUPPORTED for CU_EVENT_INTERPROCESS where the device attribute IPC_EVENT_SUPPORTED is 0.
+    NOT_SUPPORTED for CU_EVENT_INTERPROCESS if the device attribute IPC_EVENT_SUPPORTED is 0.
     """
     return event.create(current(), flags).handle
 
@@ -143,7 +143,7 @@ def copy_attributes(destination: int, source: int) -> None:
 def _name(number: int) -> str:
     name = name_of(number)
     if name not in STREAM_DEFAULTS and name != "PRIORITY":
-        raise invalid_value(f"{name} is no attribute of a stream")
+        raise invalid_value(f"{name} is not an attribute of a stream")
     return name
 
 

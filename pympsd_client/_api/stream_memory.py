@@ -73,12 +73,12 @@ class Operation:
 
 
 def write_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 32 bits once the stream's work so far is done; INVALID_VALUE if misaligned."""
+    """Write a word of 32 bits when the stream reaches this point; INVALID_VALUE if misaligned."""
     _write(stream, address, value & 0xFFFFFFFF, 4, flags)
 
 
 def write_value64(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 64 bits, its lower half first, once the stream's work so far is done."""
+    """Write a word of 64 bits, its lower half first, when the stream reaches this point."""
     _write(stream, address, value, 8, flags)
 
 
@@ -96,12 +96,12 @@ def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, in
 
 
 def wait_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Have the stream's later work wait until a word of 32 bits has a value (>= cyclically, ==, &, or NOR)."""
+    """Make the stream's later work wait until a word of 32 bits has a value (>= cyclically, ==, &, or NOR)."""
     _wait(stream, address, value & 0xFFFFFFFF, 4, flags)
 
 
 def wait_value64(stream: int, address: int, value: int, flags: int) -> None:
-    """Have the stream's later work wait until a word of 64 bits has a value; as cuStreamWaitValue32."""
+    """Make the stream's later work wait until a word of 64 bits has a value; like cuStreamWaitValue32."""
     _wait(stream, address, value, 8, flags)
 
 
@@ -123,7 +123,7 @@ def waiting(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tu
 
 def _check_address(address: int, size: int) -> None:
     if not address or address % size:
-        raise invalid_value(f"{address:#x} is no address of a word of {size} bytes")
+        raise invalid_value(f"{address:#x} is not the address of a word of {size} bytes")
 
 
 _kept: dict[object, Library] = {}
@@ -160,7 +160,7 @@ def operations_at(count: int, argument: Any) -> list[bytes]:
 
 
 def read(operation: bytes) -> Operation:
-    """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for others than waits and writes."""
+    """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for any but waits and writes."""
     kind, address, value, flags = _OPERATION.unpack(operation)
     if kind not in _KINDS:
         reason = f"the stream memory operation {kind} is not supported; those that write or wait for a value are"

@@ -28,9 +28,9 @@ _last: Final = _Last()
 
 
 class CudaError(Exception):
-    """A call failed: ``code`` is the CUresult number, ``reason`` says what was wrong, what is allowed, what to do.
+    """A call failed: ``code`` is the CUresult number; ``reason`` states what was wrong, what is allowed, what to do.
 
-    ``outputs`` are those that the function gives even so, where C gets them; empty for nearly all.
+    ``outputs`` are those that C gets in spite of the failure; empty for nearly all functions.
     """
 
     def __init__(self, code: int, reason: str, outputs: tuple[Any, ...] = ()) -> None:
@@ -55,12 +55,12 @@ def invalid_handle(reason: str) -> CudaError:
 
 
 def lost(reason: str) -> CudaError:
-    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has gone, or violates the protocol."""
+    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has exited, or violates the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)
 
 
 def result_of(code: int) -> Any:
-    """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not know."""
+    """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not have."""
     return _MEMBERS.get(code, CUresult.CUDA_ERROR_UNKNOWN)
 
 
@@ -73,7 +73,15 @@ def fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
 def last_error() -> str:
     """Return the message of this thread's last failed call: what was wrong, what is allowed, what to do.
 
-    Empty if no call of this thread has failed. A successful call does not change it.
+    The text is one line of English, for people and logs; a program decides by the CUresult. It is empty if no call of
+    this thread has failed. A successful call does not change it, so ask right after the call that failed. Under
+    pympsd-run it is the message of the last routed call.
+
+    >>> from pympsd_client import driver as cuda, last_error
+    >>> cuda.cuStreamCreate(99)
+    (<CUresult.CUDA_ERROR_NOT_INITIALIZED: 3>, None)
+    >>> last_error()
+    'call cuInit(0) first: it has not been called, or failed'
     """
     return _last.message
 

@@ -14,7 +14,7 @@ from pympsd_client._arguments.values import InMemory, check_count, number
 
 
 def _layout(name: str, fields: str) -> type[ctypes.Structure]:
-    """Return a structure: fields of 8 bytes, of 4 where the name ends with a dot."""
+    """Return a structure: fields of 8 bytes, of 4 if the name ends with a dot."""
     types: list[tuple[str, Any]] = [
         (field.rstrip("."), ctypes.c_uint32 if field.endswith(".") else ctypes.c_uint64) for field in fields.split()
     ]
@@ -89,7 +89,7 @@ def handles(argument: Any, count: int, name: str) -> list[int]:
     if count == 0:
         return []
     if argument is None or argument == 0:
-        raise invalid_value(f"{name} is NULL, and {count} are said to be there")
+        raise invalid_value(f"{name} is NULL, but its number of elements is {count}")
     if isinstance(argument, InMemory):
         check_count(count, name)
         return list((ctypes.c_uint64 * count).from_address(argument))

@@ -32,8 +32,9 @@ _LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 
 @define
 class _Log:
-    """A log buffer of the caller (an object with a buffer, or an address), its size in bytes, and the address of the
-    value that gives the size (0: none), where the number of bytes written is stored.
+    """A log buffer of the caller: an object with a buffer, or an address; its size in bytes.
+
+    ``size_at`` is the address of the value that gives the size; the number of bytes written is stored there. 0: none.
     """
 
     buffer: Any = None
@@ -78,7 +79,7 @@ class Options:
 
 
 def ptxas_message(error: CudaError) -> str:
-    """Return what the error log says of an image that is refused, in the driver's form where a line is to blame."""
+    """Return the error log's text for a refused image, in the driver's form if a line of it is wrong."""
     match = _LINE.fullmatch(error.reason) if error.code == Result.ERROR_INVALID_PTX else None
     if match is None:
         return error.reason

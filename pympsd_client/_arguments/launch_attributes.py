@@ -39,12 +39,12 @@ HINTS: Final = frozenset(
 
 
 def name_of(number: int) -> str:
-    """Return an attribute's name without its prefix, the number as text where there is none."""
+    """Return an attribute's name without its prefix, or the number as text if it has none."""
     return _NAMES.get(number, str(number))
 
 
 def not_there(name: str, those: str) -> CudaError:
-    """Return the refusal of an attribute where there are only ``those``."""
+    """Return the refusal of an attribute, naming ``those`` that are supported."""
     return CudaError(
         Result.ERROR_NOT_SUPPORTED, f"pympsd does not have the launch attribute {name} yet; it has {those}"
     )
@@ -52,7 +52,7 @@ def not_there(name: str, those: str) -> CudaError:
 
 @frozen
 class LaunchConfig:
-    """A CUlaunchConfig; ``cluster`` are its dimensions in blocks, 1 where no attribute gives them."""
+    """A CUlaunchConfig; ``cluster`` are its dimensions in blocks, 1 if no attribute gives them."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]

@@ -1,4 +1,4 @@
-"""Structures that say where memory is, and what kind: those of cuda.bindings, or C's in memory, as plain values."""
+"""Locations, kinds and access of memory: the structures of cuda.bindings, or C's in memory, as plain values."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def text(value: Any) -> str:
 
 
 class InMemory(int):
-    """The address of C values, where a caller passes a pointer to them and not the values."""
+    """The address of C values: the caller passes a pointer to them, not the values."""
 
 
 @frozen

@@ -81,7 +81,7 @@ def launcher() -> Launcher | None:
 
 def fits_plan(parameters: tuple[Any, ...] | int, count: int, record: bytes) -> bool:
     """Return whether a plan has room for a launch with these parameters, ``count`` of them."""
-    if _library is None or len(record) > _library.MOST_BYTES or count > _library.MOST_VALUES:
+    if _library is None or len(record) > _library.MAX_BYTES or count > _library.MAX_VALUES:
         return False
     return isinstance(parameters, int) or (len(parameters) == 2 and type(parameters[1]) is tuple)
 

@@ -1,6 +1,6 @@
 """Driver functions that get or give values at C addresses in ways that rows do not describe.
 
-A row says of each parameter whether it is an input or an output, which is enough for Python. C passes some of them
+A row states for each parameter whether it is an input or an output, which is enough for Python. C passes some of them
 differently: a value of any type through ``void *``, an array and the place of its length, a number that is read and
 then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
 """

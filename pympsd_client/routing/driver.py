@@ -1,7 +1,26 @@
 """The functions of cuda.bindings.cydriver, over the cores that the rows of `pympsd_client.signatures` name.
 
-A function gets C's arguments as ints, texts and structures at addresses, and returns the outputs' values; the C part
-(native/src/entry_points.c) reads and writes them by a format made from the row.
+Theory of operation. `pympsd_client.driver` makes a Python function from a row; this module makes another from the
+same row for callers in C. It gets C's arguments as ints, texts and structures at addresses, and returns the outputs'
+values. The C part (native/src/entry_points.c) reads the arguments and writes the outputs by a format: a code for
+each parameter, with ``>`` before an output. An example::
+
+    row        cuMemAlloc(out CUdeviceptr dptr, size_t bytesize) = allocate
+    C          CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
+    format     ">QQ"
+    function   def cuMemAlloc(bytesize):
+                   if _process.calls_back and _this_thread.in_host_function: raise _not_permitted()
+                   if _process.connection is None: _process.require()
+                   return _core(bytesize)
+
+The function is source text that is compiled at the first call, so that a call does only what its row needs. A
+function that does no more than these two checks and the call of its core is *direct*: once the checks have passed,
+the C part calls the core without them, until something may change their result (`_check_again`).
+
+Functions whose C arguments a row does not describe are in `special` and `by_address`. The function pointers of
+installed versions of cuda.bindings may have fewer or more parameters than the row: `versions`.
+
+`api` has the same functions by name for the cores of the runtime.
 """
 
 from __future__ import annotations

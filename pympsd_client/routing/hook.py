@@ -1,7 +1,25 @@
 """The import hook: as soon as a module of function pointers has been executed, its pointers are replaced.
 
-It imports as little as a Python needs that never uses CUDA. Where the daemon leads the driver's own server nothing is
-replaced: programs reach that one through the driver.
+Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For the modules in `MODULES` it asks the
+other finders for the module's spec, and puts a loader around the loader in it::
+
+    import cuda.bindings.cydriver
+        _Finder.find_spec       -> the spec that Python would have found, with a _Loader
+        _Loader.create_module   -> the real loader creates the extension module
+        _Loader.exec_module     -> the real loader executes it: the table of pointers is filled
+                                -> pointers.replace(name, __pyx_capi__)
+
+The capsules in ``__pyx_capi__`` are what other Cython modules import, each when it is imported itself. So the hook
+has to be there before the first of them: `install` refuses to be late, because pointers that were taken before stay
+as they were, and a program that reaches two drivers gets wrong results.
+
+The invariants:
+
+- A Python that never uses CUDA pays for a few imports of the standard library, and for nothing of the client.
+- Where the daemon leads the driver's own server nothing is replaced: programs reach that one through the driver.
+- After the import the module and its spec show their own loader, so that nobody notices the hook.
+- At the end of the process the connection is closed after the program's own exit functions, and then no call enters
+  the interpreter any more, because destructors of C++ objects still make some.
 """
 
 from __future__ import annotations
@@ -26,7 +44,17 @@ _USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")
 
 
 def install() -> None:
-    """Install the hook; RuntimeError if cuda.bindings is imported already, for then its pointers are taken."""
+    """Install the import hook in this process; without effect if it is there already.
+
+    pympsd-run calls it at the start of every Python that it starts. A program that cannot be started so calls it
+    itself, as its first statement::
+
+        from pympsd_client.routing.hook import install
+        install()
+        import torch
+
+    RuntimeError if a module of cuda.bindings was imported before: its users may have copied the pointers already.
+    """
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     imported = [name for name in (*MODULES, *_USERS) if name in sys.modules]
@@ -109,7 +137,7 @@ def _leads_the_drivers_server() -> bool:
         probe.setblocking(False)
         try:
             probe.connect(f"{files.pipe_directory(dict(os.environ))}/{files.CONTROL}")
-        except BlockingIOError:  # it takes packets, and has no room for one more connection now
+        except BlockingIOError:  # it takes packets; its queue of connections is full now
             return True
         except OSError:  # no daemon, or EPROTOTYPE: one with servers of pympsd
             return False

@@ -1,4 +1,21 @@
-"""The replacement of a module's function pointers, and the addresses of the old ones and the new."""
+"""The replacement of a module's function pointers, and the addresses of the old ones and the new.
+
+Theory of operation. Cython exports the functions of a module as capsules in its ``__pyx_capi__``: the capsule's
+pointer is the function's address, and the capsule's name is its C signature, such as ``CUresult (CUdeviceptr *,
+size_t)``. Who imports the function compares the name and copies the address. So a capsule of another address and the
+same name replaces the function for every later import, and nothing of cuda.bindings is patched in memory.
+
+`LIBRARIES` has a row for each module: which functions are replaced, and which module of this package resolves them at
+their first call. A module is imported no earlier, because a program that only asks for a version should not wait for
+the client. ``only`` and ``unless`` keep functions that need no device, and those of compilers, as they are.
+
+The invariants:
+
+- `originals` has every function's own address: `original` calls it, and entry points pass calls on to it.
+- `signatures` has every function's C signature: versions of cuda.bindings differ in parameters, and what is installed
+  decides (`versions`).
+- An entry point is never taken back, and the names of its capsule live for good: C keeps both addresses.
+"""
 
 from __future__ import annotations
 

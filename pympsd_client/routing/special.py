@@ -1,6 +1,6 @@
 """Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions.
 
-Those that get or give values at addresses are in `by_address`.
+`by_address` has the functions that get or give values at addresses.
 """
 
 from __future__ import annotations

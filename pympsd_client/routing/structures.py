@@ -15,7 +15,7 @@ _texts: Final[dict[bytes, Any]] = {}
 
 
 def intern(text: bytes | None) -> int:
-    """Return the address of a text that stays where it is; 0 for None."""
+    """Return the address of a text, valid for good; 0 for None."""
     if text is None:
         return 0
     return ctypes.addressof(_texts.setdefault(text, ctypes.create_string_buffer(text)))
@@ -64,7 +64,7 @@ class _ContextParameters(ctypes.Structure):
 
 
 def _context_parameters(address: int) -> Any:
-    """Return a CUctxCreateParams; the class of cuda.bindings does not know the length of the array in one."""
+    """Return a CUctxCreateParams; the class of cuda.bindings does not have the length of its array."""
     raw = _ContextParameters.from_address(address)
     affinities = [
         bindings.CUexecAffinityParam(_ptr=raw.affinities + 8 * index)

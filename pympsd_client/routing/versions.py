@@ -1,7 +1,7 @@
-"""What versions of cuda.bindings differ in: the parameters of functions, and names that end with a version.
+"""Differences between versions of cuda.bindings: parameters of functions, and names that end with a version.
 
-A row says what a function takes in CUDA 13. Before, functions of graphs had no data of edges, and beside them were
-those with it, whose names end with ``_v2`` or ``_v3``.
+A row has the parameters of CUDA 13. Before, functions of graphs had no edge data; variants with it had names that
+end with ``_v2`` or ``_v3``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
 
 
 def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters of an installed function with these types: the row's, and as inputs those it has besides.
+    """Return the parameters of an installed function with these types: the row's, and an input for each further one.
 
     TypeError if it has other parameters, neither only more nor only fewer.
     """
@@ -53,7 +53,7 @@ def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
         del rest[: 0 if at is None else at + 1]
     kept = sum(parameter in result for parameter in row.parameters)
     if kept != min(len(types), len(row.parameters)):
-        raise TypeError(f"cuda.bindings has {row.name}({', '.join(types)}) here, which pympsd does not know")
+        raise TypeError(f"cuda.bindings has {row.name}({', '.join(types)}) here, which pympsd does not support")
     return tuple(result)
 
 

@@ -17,9 +17,9 @@ class Calling(Enum):
     BEFORE_INIT = "before init"
     """Before cuInit too."""
     ANYWHERE = "anywhere"
-    """Always: in host functions, in a forked child, and by this client where the program runs natively."""
+    """Always: in host functions, in a forked child, and by this client even if the program runs natively."""
     UNCONVERTED = "unconverted"
-    """The core converts its arguments, for it knows those that it has seen before."""
+    """The core converts its arguments, because it caches those of earlier calls."""
     VARIANTS = "variants"
     """Versions of cuda-bindings differ in its parameters: what is given is not converted."""
 
@@ -58,7 +58,7 @@ class Signature:
 
     @property
     def outputs(self) -> tuple[Parameter, ...]:
-        """The parameters that are returned beside the result."""
+        """The parameters that are returned next to the result."""
         return tuple(parameter for parameter in self.parameters if parameter.is_output)
 
 
@@ -72,7 +72,7 @@ def _parameters(text: str) -> tuple[Parameter, ...]:
 
 
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
-    """Return the rows of a text; the core functions are those of ``module`` where a row names no other."""
+    """Return the rows of a text; the core functions are those of ``module`` unless a row names another."""
     signatures = []
     for row in rows.replace("\n    ", " ").strip().splitlines():
         match = _ROW.fullmatch(row)

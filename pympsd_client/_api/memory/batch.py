@@ -73,7 +73,7 @@ def _describe(operation: BatchCopy) -> Copy3D:
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Have an error say which copy of the batch it is about."""
+    """Add the number of the copy in the batch to an error."""
     try:
         yield
     except CudaError as error:

@@ -101,7 +101,7 @@ def open_memory(argument: Any, flags: int) -> int:
         raise _as_map_error(error) from None
     if handle.offset + handle.size > mapped.size:
         mapped.unmap()
-        raise invalid_handle("the handle was changed: the memory is smaller than it says")
+        raise invalid_handle("the handle was changed: the memory is smaller than its size")
     opened = OpenedMemory(mapped.start + handle.offset, context, handle.size, secret=handle.secret, range=mapped)
     return allocations.add(opened).handle
 

@@ -71,7 +71,7 @@ class Range:
     end: int
 
     def prefetch(self, place: Place) -> None:
-        """Note where it will be used."""
+        """Note the place of its next use."""
         self.states.change(self.start, self.end, lambda state: evolve(state, prefetched=place))
 
 
@@ -177,7 +177,7 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
     if allocation is None or not allocation.is_managed or address != allocation.handle:
         raise invalid_value(f"{address:#x} is not the start of managed memory")
     if length not in (0, allocation.size):
-        raise invalid_value(f"the length is 0 or that of the whole allocation, {allocation.size}, not {length}")
+        raise invalid_value(f"the length is 0 or the size of the allocation, {allocation.size}, not {length}")
     if flags not in (_GLOBAL, _HOST_FIRST, _SINGLE):
         raise invalid_value(f"the flags are one of CU_MEM_ATTACH_*, not {flags}")
     if flags == _SINGLE and stream in LEGACY:

@@ -35,7 +35,7 @@ _NO_DEVICE: Final = -2
 
 @frozen
 class Memory:
-    """What is known of the memory at an address."""
+    """The memory at an address."""
 
     start: int
     size: int
@@ -50,7 +50,7 @@ class Memory:
 
 
 def memory_at(address: int) -> Memory | None:
-    """Return what is known of an address, None if it is in no memory of CUDA's."""
+    """Return the memory at an address, None if it is not CUDA's."""
     allocation = allocations.containing(address)
     if allocation is not None:
         reached = address if allocation.is_shared else 0
@@ -69,9 +69,9 @@ def memory_at(address: int) -> Memory | None:
 
 
 def attribute(requested: int, address: int) -> AttributeValue:
-    """Return an attribute of an address; INVALID_VALUE if it is none of CUDA's, or has no such attribute.
+    """Return an attribute of an address; INVALID_VALUE if it is not one of CUDA's, or does not have the attribute.
 
-    Memory of no context (of a pool, or mapped) needs none to be current.
+    Memory without a context (of a pool, or mapped) needs no current one.
     """
     memory = memory_at(address)
     if this_thread.stack or memory is None or not _is_of_no_context(memory):
@@ -81,13 +81,13 @@ def attribute(requested: int, address: int) -> AttributeValue:
         raise _unknown(requested)
     if memory is None:
         raise invalid_value(
-            f"{address:#x} is in no memory that this process has allocated or registered, and is no module's variable"
+            f"{address:#x} is not in memory that this process has allocated or registered, nor in a module's variable"
         )
     return make(memory, address)
 
 
 def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]:
-    """Return several attributes of an address; each is NULL where the address is none of CUDA's, or lacks it.
+    """Return several attributes of an address; each is NULL if the address is not one of CUDA's, or does not have it.
 
     Needs no context; errors of earlier work are reported if one is current.
     """
@@ -123,7 +123,7 @@ def set_attribute(value: Any, requested: int, address: int) -> None:
 
 
 def address_range(address: int) -> tuple[int, int]:
-    """Return where the allocation that contains an address begins, and its bytes; NOT_FOUND."""
+    """Return the start and the bytes of the allocation that contains an address; NOT_FOUND."""
     current().usable()
     memory = memory_at(address)
     if memory is None:
@@ -136,7 +136,7 @@ def _unknown(requested: int) -> CudaError:
 
 
 def _none(requested: int) -> AttributeValue:
-    """Return the value of an attribute for an address that is none of CUDA's."""
+    """Return the value of an attribute for an address that is not one of CUDA's."""
     nowhere = Memory(0, 0, None, False, 0, 0, 0)
     if requested in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
         code, type = _POINTERS.get(requested, ("2Q", None))

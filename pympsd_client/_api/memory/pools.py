@@ -64,7 +64,7 @@ def allocate_from(size: int, pool: int, stream: int) -> int:
 
 
 def free(address: int, stream: int) -> None:
-    """Free an allocation of any kind when the stream reaches this point; INVALID_VALUE for none, but for 0."""
+    """Free an allocation of any kind when the stream reaches this point; 0 is ignored. INVALID_VALUE."""
     context, its_stream = resolve(stream)
     context.usable()
     if address == 0:
@@ -106,7 +106,7 @@ def current_of(device: int) -> int:
 
 
 def set_current(device: int, pool: int) -> None:
-    """Have cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
+    """Make cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
     pools.set_current(of_device(process.device(device))[0], pools.find(pool))
 
 
@@ -173,7 +173,7 @@ def of_node() -> PoolKind:
 def node_of(device: Device) -> int:
     """Return the host's NUMA node of a device; INVALID_VALUE if it names none.
 
-    It binds no memory: the system places pages where they are touched first.
+    It binds no memory: the system places a page at the node that touches it first.
     """
     node = device.facts.attributes.get("HOST_NUMA_ID", -1)
     if node < 0:
@@ -311,7 +311,7 @@ def set_access(pool: int, argument: Any, count: int) -> None:
 
 
 def _peers(pool: Pool, requested: Access) -> Pair | None:
-    """Return the devices that peer access to a pool is for, None where there can be none; raise CudaError."""
+    """Return the devices that peer access to a pool is for, None if there can be no such access; raise CudaError."""
     location = requested.location
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is None or pool.device is None or not is_possible(device, pool.device):
@@ -383,7 +383,7 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
     where = "" if match is None else match[2]
     device = next((device for device in process.require().devices if str(device.ordinal) == where), None)
     if match is None or (device is None and where != _HOST_NAME):
-        raise invalid_value(f"{fd} is no descriptor of a pool of a visible device or of the host")
+        raise invalid_value(f"{fd} is not a descriptor of a pool of a visible device or of the host")
     memory = of_node() if device is None else of_device(device)[0]
     return pools.add(ImportedPool(memory, device, int(match[1], 16))).handle
 

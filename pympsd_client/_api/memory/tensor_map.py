@@ -1,6 +1,6 @@
 """Tensor Map Object Management: maps are made and changed in the program's memory, and no executor is asked.
 
-A map is laid out as `pympsd.wire.tensor_map` says. Where one is in memory is not checked: cuda.bindings itself makes
+`pympsd.wire.tensor_map` has the layout of a map. Where one is in memory is not checked: cuda.bindings itself makes
 them at multiples of 16 bytes, not of 64.
 """
 

@@ -62,9 +62,10 @@ def _check_granules(size: int, what: str) -> None:
 
 
 def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
-    """Reserve addresses of the current context's device, or the first one's; return where they begin.
+    """Reserve addresses of the current context's device, or the first one's; return the first address.
 
-    ``alignment`` is a power of 2, or 0; ``addr`` is where they begin if that is free. INVALID_VALUE, OUT_OF_MEMORY.
+    ``alignment`` is a power of 2, or 0; ``requested`` is the preferred first address, used if it is free.
+    INVALID_VALUE, OUT_OF_MEMORY.
     """
     device = _own_device("cuMemAddressReserve")
     _check_granules(size, "size")
@@ -78,7 +79,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
 
 
 def free_addresses(address: int, size: int) -> None:
-    """Free what cuMemAddressReserve returned; INVALID_VALUE for anything else, and where memory is mapped."""
+    """Free what cuMemAddressReserve returned; INVALID_VALUE for anything else, and if memory is mapped there."""
     _own_device("cuMemAddressFree")
     virtual_memory.free_addresses(address, size)
 
@@ -196,7 +197,7 @@ def unmap(address: int, size: int) -> None:
 def set_access(address: int, size: int, argument: Any, count: int) -> None:
     """Set how devices, or for host memory the program, reach whole mappings: read and write, or not.
 
-    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for a device without peer access;
+    INVALID_VALUE, also for access of the host to a device's memory; INVALID_DEVICE for a device without peer access;
     NOT_SUPPORTED for access only to read; OUT_OF_MEMORY if this process has mapped something there.
     """
     _own_device("cuMemSetAccess")
@@ -273,7 +274,7 @@ def import_descriptor(fd: int, kind: int) -> int:
         raise invalid_value(f"memory is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
     secret = secret_of_file(fd)
     if secret is None:
-        raise invalid_value(f"{fd} is no descriptor of memory that cuMemExportToShareableHandle returned")
+        raise invalid_value(f"{fd} is not a descriptor of memory that cuMemExportToShareableHandle returned")
     context = context_on(device.ordinal)
     handle = context.mint()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & ((1 << 64) - 1))

@@ -1,7 +1,7 @@
-"""The devices that NVML knows, from its initialization on, and how its functions read and write what C passes.
+"""The devices of NVML, from its initialization on, and access to the memory that C passes.
 
-NVML does not depend on cuInit, and a process may fork after it: until the process has called cuInit, each question
-has a connection of its own, which is closed at once.
+NVML does not depend on cuInit, and a process may fork after it: until the process has called cuInit, each call opens
+a connection of its own and closes it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def index(handle: int) -> int:
     """Return the number of a device."""
     require()
     if not _FIRST_HANDLE <= handle < _FIRST_HANDLE + len(_devices):
-        raise NvmlError(INVALID, f"{handle:#x} is no device")
+        raise NvmlError(INVALID, f"{handle:#x} is not a device")
     return handle - _FIRST_HANDLE
 
 
@@ -149,5 +149,5 @@ def device(handle: int) -> Device:
 
 
 def facts(handle: int) -> DeviceFacts:
-    """Return what is known of a device."""
+    """Return a device's properties."""
     return device(handle).facts

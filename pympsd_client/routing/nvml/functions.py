@@ -1,4 +1,4 @@
-"""The functions of cuda.bindings.cynvml: which devices there are, and what is known of them."""
+"""The functions of cuda.bindings.cynvml: the devices that there are, and their properties."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _pci_info_extended(handle: int, place: int) -> None:
 
 
 def _pci_numbers(facts: DeviceFacts) -> tuple[int, ...]:
-    """Return domain, bus, device, and the board's device and subsystem ids, 0 where they are not known."""
+    """Return domain, bus, device, and the board's device and subsystem ids, 0 if they are unknown."""
     board = (facts.attributes.get(f"GPU_PCI_{name}_ID", 0) for name in ("DEVICE", "SUBSYSTEM"))
     return *_pci(facts)[:3], *board
 

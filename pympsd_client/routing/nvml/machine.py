@@ -1,7 +1,7 @@
-"""What NVML says of where a device is in the machine, and of its hardware as far as an emulated device has any.
+"""NVML's functions about a device's place in the machine, and about its hardware.
 
-It is near the CPUs and the memory of the NUMA node that it names, for they are what computes; it has no display, no
-fan, no counters, and no state to persist. For a GPU this is not known.
+An emulated device is near the CPUs and the memory of the NUMA node that it names, because the CPUs do its work. It
+has no display, no fan, no counters, and no state to persist. For a GPU most of this is unknown, and NOT_SUPPORTED.
 """
 
 from __future__ import annotations

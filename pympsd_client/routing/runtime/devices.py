@@ -98,7 +98,7 @@ def enable_peer_access(peer: int, flags: int) -> None:
     """Allow kernels of the current device to reach memory of a peer; INVALID_DEVICE for the device itself."""
     ready()
     if peer == current():
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is no peer of itself")
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is not a peer of itself")
     api.cuCtxEnablePeerAccess(_primary_handle(peer), flags)
 
 

@@ -73,7 +73,7 @@ _last: Final = _Last()
 
 
 def keep(code: int) -> int:
-    """Keep a result for cudaGetLastError and return it; an answer that work is not complete is no error."""
+    """Keep a result for cudaGetLastError and return it; NOT_READY is an answer, not an error."""
     if code != Result.ERROR_NOT_READY:
         _last.code = code
     return code

@@ -87,7 +87,7 @@ def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int = 0) -> None:
 
 
 def pointer_attributes(place: int, address: int) -> None:
-    """Write the cudaPointerAttributes of an address; of memory that CUDA does not know its type is unregistered."""
+    """Write the cudaPointerAttributes of an address; the type of memory that is not CUDA's is unregistered."""
     if not place:
         raise invalid_value("the address of the cudaPointerAttributes is NULL")
     try:

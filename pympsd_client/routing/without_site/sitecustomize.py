@@ -1,4 +1,4 @@
-"""Does what the .pth file does, for Pythons below pympsd-run to which the folder of the packages is no site's.
+"""Do the .pth file's work if the folder of the packages is not a site directory of the Python below pympsd-run.
 
 pip's --target and --prefix put them into such a folder. pympsd-run then names this file's folder in PYTHONPATH.
 """
