@@ -28,7 +28,7 @@ from pympsd.service.files.symbolic_links import check_links
 from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
 from pympsd.state_machine.limit_resolution import default_limits
-from pympsd.state_machine.turns.policies import TurnPolicy, order
+from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.replacement import CannotReplace, claim, replace
 from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
 from pympsd.vocabulary import files

@@ -6,8 +6,8 @@ from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Syntax
 from pympsd.commands.v3.registry import command
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import ReopenLogs
+from pympsd.state_machine.state.daemon import Daemon
 
 
 @command(Syntax("log reopen"), in_both=True)

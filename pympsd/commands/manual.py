@@ -14,7 +14,7 @@ from pympsd.commands.v3 import help as v3_help
 from pympsd.commands.v3 import line as v3
 from pympsd.commands.v3 import registry as v3_registry
 from pympsd.commands.v3.registry import COMMANDS
-from pympsd.state_machine.daemon_state import MOST_SERVERS
+from pympsd.state_machine.state.options import MAX_SERVERS
 from pympsd.version import VERSION
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.variables import VARIABLES, Reader, plain
@@ -47,7 +47,7 @@ _PATIENCE: Final = (
 
 _USERS: Final = (
     "with -d or -f: in-turn (default), where one user has a server at a time, or together, where each of up to "
-    f"{MOST_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
+    f"{MAX_SERVERS} users has one and nobody waits for another; also PYMPSD_USERS"
 )
 
 _PROTOCOL: Final = (

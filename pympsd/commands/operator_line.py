@@ -11,9 +11,10 @@ import pympsd.commands.v2  # noqa: F401 - registers the commands
 from pympsd.commands.registry import JSON_OPTION, REGISTRY, Caller, Decision
 from pympsd.commands.v3 import line as v3
 from pympsd.configuration.in_force import count_change, defaults_of
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.mistyped import find_similar
 
@@ -38,7 +39,7 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
 def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
     """Return the servers on whose knowledge the answer to a line depends: the one that it names, or all."""
     words = split(line[:LINE_LIMIT])
-    if daemon.protocol == 3 and (in_v3 := v3.command_of(words)) is not None:
+    if daemon.options.protocol == 3 and (in_v3 := v3.command_of(words)) is not None:
         return daemon.running_servers() if in_v3.asks_servers else []
     known = REGISTRY.get(words[0]) if words else None
     if known is None or not (known.asks_servers or _is_query_of_data(words)):
@@ -84,7 +85,7 @@ def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None 
     words = split(line[:LINE_LIMIT])
     is_whole, in_v3 = len(line) <= LINE_LIMIT, v3.command_of(words)
     name = words[0] if words else ""
-    if is_whole and (daemon.protocol == 3 or name in v3.IN_BOTH):
+    if is_whole and (daemon.options.protocol == 3 or name in v3.IN_BOTH):
         return v3.decide(daemon, caller, with_rest(words, line), file)
     known = REGISTRY.get(name) if is_whole else None
     if known is not None:

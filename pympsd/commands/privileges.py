@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd.commands.registry import Caller
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER
 
@@ -17,7 +17,7 @@ ASK_FROM: Final = "Ask from the daemon's own PID and user namespace, or start it
 
 def is_owner(daemon: Daemon, caller: Caller) -> bool:
     """Whether the caller is root or the user who started the daemon."""
-    return caller.uid in (0, daemon.uid)
+    return caller.uid in (0, daemon.options.uid)
 
 
 def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
@@ -25,5 +25,5 @@ def may_change_settings(daemon: Daemon, caller: Caller) -> Answer | None:
     if is_owner(daemon, caller):
         return None
     if caller.uid == NO_USER:
-        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.protocol == 3 else "")
+        return refusal(IN_CONTAINER, diagnostic=ASK_FROM if daemon.options.protocol == 3 else "")
     return refusal(INSUFFICIENT.format(uid=caller.uid))

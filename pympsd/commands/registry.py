@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Note
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.rules import Origin

@@ -10,7 +10,7 @@ from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Cell, Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, listing
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
@@ -31,7 +31,7 @@ def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> 
     """List the limits by rule, in the order in which they are tried: the first rule that a client's process fits
     lowers the limits of its namespace, or of its server in protocol 2. They come from a configuration file.
     """
-    return listing(COLUMNS, [_row(daemon, rule) for rule in daemon.rules or ()], format)
+    return listing(COLUMNS, [_row(daemon, rule) for rule in daemon.process_limits.rules or ()], format)
 
 
 @command(
@@ -52,11 +52,11 @@ def examine(
     origin = caller.process
     if origin is None:
         raise Refused(f"No process with PID {pid}.")
-    if caller.uid not in (0, daemon.uid, origin.uid) or caller.server:
+    if caller.uid not in (0, daemon.options.uid, origin.uid) or caller.server:
         raise view.insufficient(caller, "rules test", "the process's")
     place = namespace or _place(daemon, pid, origin)
     rows = []
-    for rule in daemon.rules or ():
+    for rule in daemon.process_limits.rules or ():
         try:
             fits, reason = rule.examine(origin, place)
         except Unknown as error:
@@ -73,7 +73,7 @@ def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
         for client in process.clients.values():
             if str(client.pid) == pid:
                 return f"{process.name}/{view.namespace_of(client)}"
-    return f"{server_of_user(daemon.serving_uid(origin.uid))}/{DEFAULT}"
+    return f"{server_of_user(daemon.options.serving_uid(origin.uid))}/{DEFAULT}"
 
 
 def _row(daemon: Daemon, rule: Rule) -> Row:

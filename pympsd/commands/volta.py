@@ -9,7 +9,7 @@ from typing import Any
 from attrs import evolve
 
 from pympsd.commands.registry import Caller, Decision, Handler
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 
 
 def volta_only(what: str) -> Callable[[Handler], Handler]:

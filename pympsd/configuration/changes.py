@@ -11,7 +11,7 @@ from pympsd.configuration.cgroups import count as count_cgroups
 from pympsd.configuration.differences import differences_of
 from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition, chunk_count

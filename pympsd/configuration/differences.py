@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd.state_machine.v3.named_server import Namespace
+from pympsd.state_machine.state.named_server import Namespace
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 

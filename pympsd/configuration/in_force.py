@@ -20,7 +20,7 @@ from pympsd.configuration.changes import State, changes
 from pympsd.configuration.plan import Features, Plan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.partitions import clients_in
 from pympsd.state_machine.v3.servers import clients
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
@@ -33,11 +33,11 @@ def surroundings_of(daemon: Daemon) -> Surroundings:
     """Return what a file is checked against."""
     return Surroundings(
         daemon.devices,
-        daemon.uid,
-        daemon.multiuser,
-        daemon.pipe_directory,
-        daemon.protocol,
-        daemon.has_own_servers,
+        daemon.options.uid,
+        daemon.options.multiuser,
+        daemon.options.pipe_directory,
+        daemon.options.protocol,
+        daemon.options.has_own_servers,
         {name: {one.name for one in named.partitions} for name, named in daemon.named_servers.items()},
         {
             name: named.allowed_devices
@@ -61,10 +61,10 @@ def state_of(daemon: Daemon, surroundings: Surroundings) -> State:
         surroundings,
         count_clients,
         count_clients_in,
-        daemon.rules,
+        daemon.process_limits.rules,
         _features(daemon),
-        daemon.cgroup_limits,
-        daemon.shares,
+        daemon.process_limits.cgroups,
+        daemon.usage.shares,
     )
 
 
@@ -88,17 +88,17 @@ def render(daemon: Daemon) -> str:
     return shown(
         daemon.named_servers,
         surroundings_of(daemon),
-        daemon.rules or (),
+        daemon.process_limits.rules or (),
         _features(daemon),
-        daemon.cgroup_limits,
-        daemon.shares.configured,
-        _default_commands(daemon) if daemon.protocol == 2 else (),
+        daemon.process_limits.cgroups,
+        daemon.usage.shares.configured,
+        _default_commands(daemon) if daemon.options.protocol == 2 else (),
     )
 
 
 def compute_hash(daemon: Daemon) -> str:
     """Return the SHA-256 of the configuration in force, in hexadecimal; empty: there is none, or it is not known."""
-    if daemon.protocol == 2:
+    if daemon.options.protocol == 2:
         return sha256(f"{render(daemon)}\n".encode("utf-8", "surrogateescape")).hexdigest()
     text = daemon.configuration.text
     return "" if text is None else sha256(text).hexdigest()
@@ -106,7 +106,7 @@ def compute_hash(daemon: Daemon) -> str:
 
 def defaults_of(daemon: Daemon) -> Defaults:
     """Return the defaults that commands of protocol 2 set."""
-    return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
+    return daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
 
 
 def count_change(daemon: Daemon, before: Defaults) -> None:
@@ -116,7 +116,11 @@ def count_change(daemon: Daemon, before: Defaults) -> None:
 
 
 def _features(daemon: Daemon) -> Features:
-    return Features(daemon.default_socket, daemon.accounts_cgroups, daemon.audits_memory)
+    return Features(
+        daemon.named_servers.default_socket,
+        daemon.process_limits.accounts_cgroups,
+        daemon.process_limits.audits_memory,
+    )
 
 
 def _read_once(daemon: Daemon, surroundings: Surroundings) -> Plan:
@@ -132,10 +136,10 @@ def _read_once(daemon: Daemon, surroundings: Surroundings) -> Plan:
 def _default_commands(daemon: Daemon) -> tuple[str, ...]:
     """Return the commands of protocol 2 that set the daemon's defaults."""
     return (
-        f"set_default_active_thread_percentage {daemon.thread_percentage}",
-        f"set_default_client_priority {daemon.client_priority}",
+        f"set_default_active_thread_percentage {daemon.defaults.thread_percentage}",
+        f"set_default_client_priority {daemon.defaults.client_priority}",
         *(
             f"set_default_device_pinned_mem_limit {device} {limit}"
-            for device, limit in sorted(daemon.memory_limits.items())
+            for device, limit in sorted(daemon.defaults.memory_limits.items())
         ),
     )

@@ -15,7 +15,7 @@ from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surro
 from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
-from pympsd.state_machine.v3.named_server import MOST_NAMESPACES
+from pympsd.state_machine.state.named_server import MAX_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
@@ -179,8 +179,8 @@ class _Reading(Tables):
         }
         if own != NamespaceLimits():
             namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
-        if (count := len({DEFAULT, *namespaces})) > MOST_NAMESPACES:
-            said = f"{dotted(path)} has {count} namespaces with {DEFAULT}; at most {MOST_NAMESPACES} are possible"
+        if (count := len({DEFAULT, *namespaces})) > MAX_NAMESPACES:
+            said = f"{dotted(path)} has {count} namespaces with {DEFAULT}; at most {MAX_NAMESPACES} are possible"
             self.wrong((*path, "namespaces"), said)
         self._warn_of_uncapped(path, namespaces)
         clients_only = {

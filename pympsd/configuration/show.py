@@ -8,7 +8,7 @@ from pympsd.configuration.cgroups import shown_cgroups
 from pympsd.configuration.plan import Features, Surroundings
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import chunk_count

@@ -28,7 +28,6 @@ from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lin
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -39,12 +38,13 @@ from pympsd.state_machine.events import (
     ServerExited,
     TimerEnded,
 )
-from pympsd.state_machine.server_lifecycle import IllegalMove
 from pympsd.state_machine.shares import exempt_users
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.keeper_link import Keeper
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
@@ -134,7 +134,8 @@ class Dispatcher:
     buffers: BufferBudget = field(
         default=Factory(
             lambda self: BufferBudget(
-                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}), self.state.taken[BUFFERS.name]
+                lambda uid, count: shares.problem(self.state, uid, {BUFFERS: count}),
+                self.state.usage.taken[BUFFERS.name],
             ),
             takes_self=True,
         ),
@@ -144,10 +145,11 @@ class Dispatcher:
     _opened: list[NamespaceOpened] = field(factory=list, init=False)
     """Sockets to report to the state machine when all instructions of an event are carried out."""
     _rate_limits: UserRateLimits = field(
-        default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.uid})), takes_self=True), init=False
+        default=Factory(lambda self: UserRateLimits(frozenset({0, self.state.options.uid})), takes_self=True),
+        init=False,
     )
     pacing: Pacing = field(
-        default=Factory(lambda self: Pacing(frozenset({0, self.state.uid})), takes_self=True), init=False
+        default=Factory(lambda self: Pacing(frozenset({0, self.state.options.uid})), takes_self=True), init=False
     )
     """Makes users wait whose connections and commands take too much of this process's time."""
 
@@ -255,7 +257,7 @@ class Dispatcher:
                         nursery.start_soon(refresh, self.servers[server.serial])
         pid = asked_process(line)
         process = None if pid is None else self.origin_of_pid(pid)
-        passing = self.state.passing_cgroups
+        passing = self.state.process_limits.transient_cgroups
         cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
         self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
 

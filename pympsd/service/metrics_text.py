@@ -8,7 +8,7 @@ from typing import Final
 
 from pympsd.configuration.in_force import compute_hash
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Count, Daemon
+from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.version import CUDA_VERSION, VERSION
 from pympsd.vocabulary.statuses import ServerStatus
 
@@ -29,7 +29,12 @@ def metrics_text(daemon: Daemon, backend: str) -> str:
 
 
 def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
-    versions = {"version": VERSION, "cuda_version": CUDA_VERSION, "backend": backend, "protocol": daemon.protocol}
+    versions = {
+        "version": VERSION,
+        "cuda_version": CUDA_VERSION,
+        "backend": backend,
+        "protocol": daemon.options.protocol,
+    }
     yield from _family("pympsd", "info", "The daemon.", [(versions, 1)], suffix="_info")
     configuration: dict[str, object] = {"source": daemon.configuration.source, "hash": compute_hash(daemon)}
     yield from _family(
@@ -50,10 +55,10 @@ def _daemon(daemon: Daemon, backend: str) -> Iterator[str]:
         "pympsd_waiting_clients",
         "gauge",
         "Clients, and requests to start a server, that wait for their user's turn.",
-        [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.uid}, 0)],
+        [({"uid": uid}, count) for uid, count in waiting.items()] or [({"uid": daemon.options.uid}, 0)],
     )
     for count, name, help in COUNTERS:
-        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.counts[count])], suffix="_total")
+        yield from _family(f"pympsd_{name}", "counter", help, [({}, daemon.lifetime.counts[count])], suffix="_total")
 
 
 def _shares(daemon: Daemon) -> Iterator[str]:
@@ -63,7 +68,7 @@ def _shares(daemon: Daemon) -> Iterator[str]:
         "pympsd_user_share",
         "gauge",
         "What one user may have of a resource of the daemon; root and the daemon's own user may have more.",
-        [({"resource": each.name}, daemon.shares.share(each)) for each in resources],
+        [({"resource": each.name}, daemon.usage.shares.share(each)) for each in resources],
     )
     yield from _family(
         "pympsd_user_used",
@@ -80,7 +85,7 @@ def _shares(daemon: Daemon) -> Iterator[str]:
         "pympsd_user_refusals",
         "counter",
         "How often the user was refused more of it.",
-        [({"uid": uid, "resource": name}, count) for (uid, name), count in sorted(daemon.refusals.items())],
+        [({"uid": uid, "resource": name}, count) for (uid, name), count in sorted(daemon.usage.refusals.items())],
         suffix="_total",
     )
 

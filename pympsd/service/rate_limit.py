@@ -8,8 +8,8 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected, Event, NamespaceLost, NamespaceOpened, OperatorLine
+from pympsd.state_machine.state.daemon import Daemon
 
 LINES_PER_SECOND: Final = 1000
 """Log lines a second that one user's connections, clients and commands may cause."""

@@ -33,12 +33,13 @@ from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.driver.conversation import VendorConversation
 from pympsd.service.sessions.origins import origin_of_pid
 from pympsd.service.sessions.start import apply_configuration
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, MOST_SERVERS, Daemon
 from pympsd.state_machine.events import StopSignal
 from pympsd.state_machine.limit_resolution import default_limits
 from pympsd.state_machine.shares import shares_text
-from pympsd.state_machine.turns.policies import TurnPolicy, guarded, order
-from pympsd.state_machine.v3.gathering import Configuration
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Daemon, Defaults, ProcessLimits, Usage
+from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, MAX_SERVERS, DaemonOptions
+from pympsd.state_machine.state.turns import TurnPolicy, Turns, guarded, order
 from pympsd.takeover.keeper_link import Keeper
 from pympsd.takeover.kept_entries import FIFO, Inherited, file_note, listener_name
 from pympsd.takeover.replacement import HAND_OVER
@@ -161,7 +162,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         left.close()
         if setup.metrics is not None:
             nursery.start_soon(MetricsServer(dispatcher, setup.metrics).run)
-        if dispatcher.state.has_own_servers:
+        if dispatcher.state.options.has_own_servers:
             nursery.start_soon(MemorySharing(dispatcher).run)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(is_vendor_server, dispatcher))
         os.chdir("/")
@@ -265,7 +266,7 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
     awaited = inherit(dispatcher, directory.path, left)
-    if dispatcher.state.protocol == 3:
+    if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():
             dispatcher.journal.of_server(server.name, server.uid, server.pid)
     dispatcher.save()
@@ -277,28 +278,27 @@ def _dispatcher(
 ) -> Dispatcher:
     settings = setup.settings
     state = Daemon(
-        os.geteuid(),
+        DaemonOptions(
+            os.geteuid(),
+            clients_only="--clients-only" in setup.flags,
+            open_queries="--open-queries" in setup.flags,
+            trusts_containers="--trust-containers" in setup.flags,
+            protocol=setup.protocol,
+            pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
+            multiuser=setup.multiuser,
+            max_servers=_max_servers(setup),
+            terminate_by_reset=setup.terminate_by_reset,
+            serves_unmapped=settings.unmapped_users == "nobody",
+            has_other_backend=setup.machine.instead is not None,
+            pipe_directory=setup.directory.path,
+            has_own_servers=settings.backend != "vendor",
+        ),
         setup.machine.devices,
-        settings.thread_percentage,
-        settings.client_priority,
-        limits,
-        clients_only="--clients-only" in setup.flags,
-        open_queries="--open-queries" in setup.flags,
-        trusts_containers="--trust-containers" in setup.flags,
-        protocol=setup.protocol,
-        configuration=Configuration(awaited=setup.configuration is not None),
-        pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
-        multiuser=setup.multiuser,
-        most_servers=_most_servers(setup),
-        terminate_by_reset=setup.terminate_by_reset,
-        turn_patience=settings.turn_patience,
-        serves_unmapped=settings.unmapped_users == "nobody",
-        has_other_backend=setup.machine.instead is not None,
-        pipe_directory=setup.directory.path,
-        has_own_servers=settings.backend != "vendor",
-        rules=setup.rules,
-        turn_policy=guarded(setup.turn_policy, keeper.log.error),
-        shares=Shares(settings.user_shares, fd_limit()),
+        Defaults(settings.thread_percentage, settings.client_priority, limits),
+        turns=Turns(policy=guarded(setup.turn_policy, keeper.log.error), overtaking_seconds=settings.turn_patience),
+        process_limits=ProcessLimits(rules=setup.rules),
+        usage=Usage(Shares(settings.user_shares, fd_limit())),
+        configuration=Configuration(starts=setup.configuration is not None),
     )
     return Dispatcher(
         state=state,
@@ -316,9 +316,9 @@ def _dispatcher(
     )
 
 
-def _most_servers(setup: DaemonSetup) -> int:
-    most = MOST_SERVERS if setup.settings.users == "together" else 1
-    return MOST_NAMED_SERVERS + 1 if setup.protocol == 3 else most  # there none ends to make room
+def _max_servers(setup: DaemonSetup) -> int:
+    allowed = MAX_SERVERS if setup.settings.users == "together" else 1
+    return MAX_NAMED_SERVERS + 1 if setup.protocol == 3 else allowed  # there none ends to make room
 
 
 def _log_start(dispatcher: Dispatcher, setup: DaemonSetup, limit_complaints: list[str]) -> None:

@@ -11,7 +11,7 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from pympsd.channel.trace_file import TraceFile
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, refusal
 
 STOP_SECONDS: Final = 5.0
@@ -145,8 +145,8 @@ def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int],
         trace.name(server.pid, "status", 0)
         yield ("status", server.serial), _State(server.pid, 0, server.phase.name)
         # Users that take turns share a track: one comes after the other.
-        track = server.serial if daemon.together else 0
-        trace.name(own, f"server {server.name}" if daemon.together else "turns", track)
+        track = server.serial if daemon.options.together else 0
+        trace.name(own, f"server {server.name}" if daemon.options.together else "turns", track)
         yield ("server", server.serial), _State(own, track, f"{server.name}, PID {server.pid}")
         for serial, client in server.clients.items():
             trace.name(client.pid, f"client {client.pid}: {client.command}")

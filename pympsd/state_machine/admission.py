@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.state_machine import debuggers, failed_starts
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
+from pympsd.state_machine import debuggers, failed_starts, queueing
 from pympsd.state_machine.events import ClientConnected, ServerReported
 from pympsd.state_machine.instructions import (
     CancelTimer,
@@ -19,10 +17,12 @@ from pympsd.state_machine.instructions import (
     SpawnServer,
 )
 from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, in_force, limits_by_rule
-from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.queue import QueueEntry
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import log_names, routing
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
@@ -42,7 +42,7 @@ OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Admit a new client, queue it or refuse it."""
-    ticket = daemon.places.pop(event.connection, 0)
+    ticket = daemon.queue.reserved.pop(event.connection, 0)
     yield from _connect(daemon, event, ticket)
     if ticket:
         yield from serve_queue(daemon)  # others may have waited for its return only
@@ -50,7 +50,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
 
 def forget_places(daemon: Daemon) -> Iterator[Instruction]:
     """Give up clients that waited when the previous daemon died and have not returned in time."""
-    daemon.places.clear()
+    daemon.queue.reserved.clear()
     yield from serve_queue(daemon)
 
 
@@ -64,7 +64,7 @@ def _connect(daemon: Daemon, event: ClientConnected, ticket: int) -> Iterator[In
         return
     if event.joins and (server := _joined_server(daemon, event)) is not None:
         where = log_names.name_field(daemon, server.name, event.mps_namespace)
-        uid = daemon.serving_uid(event.peer.uid)
+        uid = daemon.options.serving_uid(event.peer.uid)
         yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
         failed_starts.has_served(daemon, server)
         limits = client_limits(daemon, server, event.mps_namespace, rule)
@@ -78,12 +78,12 @@ def _connect(daemon: Daemon, event: ClientConnected, ticket: int) -> Iterator[In
         yield from debuggers.wait_for_others(daemon, event)
         return
     name = routing.server_for(daemon, event)
-    if daemon.protocol == 3:
+    if daemon.options.protocol == 3:
         yield from routing.make_missing(daemon, event)
     named = daemon.named_servers.get(name)
-    uid = daemon.serving_uid(event.peer.uid) if named is None else named.uid
+    uid = daemon.options.serving_uid(event.peer.uid) if named is None else named.uid
     entry = QueueEntry(
-        ticket or daemon.tickets.take(),
+        ticket or daemon.queue.tickets.take(),
         uid,
         event.client,
         event.peer,
@@ -102,39 +102,38 @@ def _connect(daemon: Daemon, event: ClientConnected, ticket: int) -> Iterator[In
         connection=event.connection,
     )
     server = daemon.server_named(name)
-    ready = server is not None and server.phase in OPEN and not queue.is_closed_to_newcomers(daemon, uid)
+    ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(uid) is None
     where = log_names.name_field(daemon, name, event.mps_namespace)
     yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid, **where})
     if ready:
-        queue.insert(daemon, entry)
+        daemon.queue.insert(entry)
     else:
-        yield from queue.join(daemon, entry)
+        yield from queueing.join(daemon, entry)
     yield from serve_queue(daemon)
 
 
 def request_server(daemon: Daemon, uid: int, name: str = "") -> Iterator[Instruction]:
     """Start a user's server (the one with a name), or queue the request; do nothing if it runs."""
-    uid = daemon.serving_uid(uid)
+    uid = daemon.options.serving_uid(uid)
     name = name or server_of_user(uid)
     server = daemon.server_named(name)
     # A server that is expected back may not come back.
     if server is not None and server.phase not in (Phase.LEAVING, Phase.RETURNING):
         return
     if not any(entry.server == name and not entry.client for entry in daemon.queue):
-        yield from queue.join(daemon, QueueEntry(daemon.tickets.take(), uid, server=name))
+        yield from queueing.join(daemon, QueueEntry(daemon.queue.tickets.take(), uid, server=name))
     yield from serve_queue(daemon)
 
 
 def leave_queue(daemon: Daemon, client: int) -> None:
     """Remove a client that disconnected before it was admitted."""
-    daemon.debugged.pop(client, None)
-    daemon.queue = [entry for entry in daemon.queue if entry.client != client]
+    daemon.queue.remove(client)
 
 
 def drop_start_request(daemon: Daemon, server: Server) -> None:
     """Drop the start request of a server that an operator shuts down before it is ready."""
     if server.phase is Phase.INITIALIZING:
-        daemon.queue = [entry for entry in daemon.queue if entry.client or entry.server != server.name]
+        daemon.queue.take(lambda entry: not entry.client and entry.server == server.name)
 
 
 def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
@@ -145,7 +144,7 @@ def serve_queue(daemon: Daemon) -> Iterator[Instruction]:
     if daemon.is_full:
         yield from _make_room(daemon)
     for server in _open_servers(daemon):
-        yield from queue.log_closing(daemon, server)
+        yield from queueing.log_closing(daemon, server)
         if _is_waited_for(daemon, server):
             yield from time_silence(server)
 
@@ -157,13 +156,18 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
     )
     for entry in _without_server(daemon):
         # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
-        is_next = daemon.protocol == 2 or starting[entry.uid] < STARTS_AT_ONCE or entry.server in waited_for
-        if not is_next or daemon.is_full or daemon.quitting is not None or queue.is_behind_a_place(daemon, entry):
+        is_next = daemon.options.protocol == 2 or starting[entry.uid] < STARTS_AT_ONCE or entry.server in waited_for
+        if (
+            not is_next
+            or daemon.is_full
+            or daemon.quitting is not None
+            or daemon.queue.is_behind_a_reservation(entry)
+        ):
             continue
         # In a pause users that take turns wait too: it is short, and it may be their own server that fails.
         if not failed_starts.is_pausing(daemon, entry.server):
             starting[entry.uid] += 1
-            yield from queue.begin(daemon, entry)
+            yield from queueing.begin_turn(daemon, entry)
             yield _spawn(daemon, entry)
 
 
@@ -182,7 +186,7 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
         if entry.server not in excluded:
             first.setdefault(entry.server, entry)
     waiting = list(first.values())
-    return waiting if daemon.together or not waiting else [queue.next_in_turn(daemon, waiting)]
+    return waiting if daemon.options.together or not waiting else [queueing.next_in_turn(daemon, waiting)]
 
 
 def _make_room(daemon: Daemon) -> Iterator[Instruction]:
@@ -202,13 +206,13 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
 
 def close_to_newcomers(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
     """End the time for which newcomers of the active user may overtake a queue entry."""
-    queue.close_to_newcomers(daemon, ticket)
+    daemon.queue.raise_barrier(ticket)
     yield from serve_queue(daemon)
 
 
 def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Remove a client from its server, and serve the queue: it may have been the last one."""
-    daemon.occupied.pop(client, None)
+    daemon.named_servers.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
         if server.silence_timed:
@@ -295,17 +299,14 @@ def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
         return RefuseClient(
             event.client, Result.ERROR_MPS_CONNECTION_FAILED, "the MPS control daemon is quitting: no new clients"
         )
-    if daemon.protocol == 3:
+    if daemon.options.protocol == 3:
         refused = routing.refusal(daemon, event)
         if refused is not None:
             return refused
-    elif daemon.uid not in (0, event.peer.uid):
-        reason = (
-            f"this MPS control daemon is run by user {daemon.uid} and serves that user only, not {event.peer.uid}; "
-            "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
-        )
+    elif daemon.options.uid not in (0, event.peer.uid):
+        reason = daemon.options.refusal_of_other_user(event.peer.uid)
         return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    if event.peer.foreign and not daemon.serves_unmapped:
+    if event.peer.foreign and not daemon.options.serves_unmapped:
         reason = (
             "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
             "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
@@ -333,17 +334,17 @@ def _is_client(server: Server, pid: int, process: int) -> bool:
 
 
 def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
-    percentage, memory = daemon.thread_percentage, dict(daemon.memory_limits)
-    if daemon.protocol == 3:  # clients have those of their namespaces
+    percentage, memory = daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits)
+    if daemon.options.protocol == 3:  # clients have those of their namespaces
         percentage, memory = ThreadPercentage(), {}
-    server = Server(daemon.server_serials.take(), head.uid, percentage, memory, name=head.server)
+    server = Server(daemon.lifetime.server_ids.take(), head.uid, percentage, memory, name=head.server)
     daemon.servers[server.serial] = server
-    name = head.server if daemon.protocol == 3 else ""
-    return SpawnServer(server.serial, head.uid, None if daemon.multiuser else head.peer, name)
+    name = head.server if daemon.options.protocol == 3 else ""
+    return SpawnServer(server.serial, head.uid, None if daemon.options.multiuser else head.peer, name)
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
-    for entry in queue.take_admissible(daemon, server.name):
+    for entry in daemon.queue.take_admissible(server.name):
         if entry.client and entry.peer is not None:
             known = entry.mps_namespace, entry.rule, entry.cgroups, entry.kernel_limits, entry.sm_partition
             limits = client_limits(daemon, server, *known)
@@ -363,6 +364,6 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
                     container_pid=entry.container_pid,
                 )
             granted = grant(daemon, server, entry.client, entry.mps_namespace, limits)
-            if not daemon.has_own_servers and entry.client in server.clients:
+            if not daemon.options.has_own_servers and entry.client in server.clients:
                 server.clients[entry.client].limits = in_force(daemon, server, granted)
             yield granted

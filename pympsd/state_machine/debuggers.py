@@ -8,37 +8,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine.daemon_state import Daemon, Debugged, Server
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import ContinueWithoutMps, Instruction, Log
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.queue import Debugged
+from pympsd.state_machine.state.server import Server
 
 REASON: Final = "this process runs under a debugger, and the other MPS clients have left"
 
 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make a client under a debugger wait for the clients that are admitted or queued now, not for later ones."""
-    others = _present(daemon, event.peer.uid if daemon.together else None)
-    daemon.debugged[event.client] = Debugged(event.client, event.peer.pid, event.peer.uid, others)
+    others = _present(daemon, event.peer.uid if daemon.options.together else None)
+    daemon.queue.debugged[event.client] = Debugged(event.client, event.peer.pid, event.peer.uid, others)
     if others:
         yield Log("debugger_waits", {"pid": event.peer.pid, "uid": event.peer.uid, "count": len(others)})
 
 
 def release(daemon: Daemon) -> Iterator[Instruction]:
     """Release the debugged clients whose others have all left."""
-    if not daemon.debugged:
+    if not daemon.queue.debugged:
         return
     present = _present(daemon)
-    for debugged in tuple(daemon.debugged.values()):
+    for debugged in tuple(daemon.queue.debugged.values()):
         debugged.others &= present
         if not debugged.others:
-            del daemon.debugged[debugged.client]
+            del daemon.queue.debugged[debugged.client]
             yield Log("debugger_let_go", {"pid": debugged.pid, "uid": debugged.uid})
             yield ContinueWithoutMps(debugged.client, REASON)
 
 
 def server_returned(daemon: Daemon, server: Server) -> None:
     """Make the debugged clients that waited for an awaited server wait for its clients, which are known now."""
-    for debugged in daemon.debugged.values():
+    for debugged in daemon.queue.debugged.values():
         if -server.serial in debugged.others:
             debugged.others |= set(server.clients)
 
@@ -49,4 +51,4 @@ def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
     admitted = {client for server in servers for client in server.clients}
     # An awaited server stands for its clients, which are not known yet.
     unknown = {-server.serial for server in servers if server.awaited}
-    return admitted | unknown | {one.client for one in daemon.queue if one.client and uid in (None, one.uid)}
+    return admitted | unknown | daemon.queue.clients(uid)

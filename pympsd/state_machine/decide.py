@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import singledispatch
 
-from pympsd.state_machine import admission, debuggers, events, failed_starts, shutdown, takeover, terminations
-from pympsd.state_machine.clients import Context
-from pympsd.state_machine.daemon_state import Count, Daemon, Server
-from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Reply, SetTimer, SpawnServer
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine import (
+    admission,
+    debuggers,
+    events,
+    failed_starts,
+    queueing,
+    shutdown,
+    takeover,
+    terminations,
+)
+from pympsd.state_machine.instructions import (
+    Instruction,
+    Log,
+    RefuseClient,
+    Reply,
+    SetTimer,
+    SpawnServer,
+    Working,
+    reply,
+)
+from pympsd.state_machine.state.client import Context
+from pympsd.state_machine.state.compound_commands import CompoundCommands
+from pympsd.state_machine.state.daemon import Count, Daemon
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import cgroups, log_names, servers, sockets, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.statuses import ServerStatus
@@ -27,18 +45,31 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     """Change the state by an event; return the instructions that follow from it, in order."""
     gone = daemon.servers.get(event.server) if isinstance(event, ENDS) else None
     if isinstance(event, events.OperatorLine | events.ClientConnected):
-        daemon.now = event.at
+        daemon.lifetime.now = event.at
     if isinstance(event, events.OperatorLine):
         gone_cgroups = () if event.cgroups is None else cgroups.drop_gone(daemon, event.cgroups)
         decided = [*gone_cgroups, *answer_line(daemon, event)]
     else:
         decided = list(_decide(event, daemon))
-    decided += [*queue.cancel_stale_timers(daemon), *debuggers.release(daemon)]
-    daemon.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
-    daemon.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
-    if daemon.protocol == 3:
+    decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
+    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
+    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
+    if daemon.options.protocol == 3:
         decided = list(log_names.with_server_names(daemon, gone, decided))
-    return list(daemon.gatherings.collect(decided))
+    return list(combine_answers(daemon.compound_commands, decided))
+
+
+def combine_answers(commands: CompoundCommands, decided: Iterable[Instruction]) -> Iterator[Instruction]:
+    """Take the answers of parts out of instructions, and add those of the compound commands that are answered now."""
+    for instruction in decided:
+        if isinstance(instruction, Reply) and instruction.session < 0:
+            commands.record(instruction.session, instruction.answer)
+        elif isinstance(instruction, Working) and instruction.session < 0:
+            yield from map(Working, commands.sessions_of(instruction.session))
+        else:
+            yield instruction
+    for session, answer in commands.take_answers():
+        yield from reply(session, answer)
 
 
 @singledispatch
@@ -98,7 +129,7 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
         yield from failed_starts.begin_probation(server)
         yield from starts.became_ready(daemon, server.name)
     server.become(target)
-    daemon.counts[Count.FAULTS] += target is Phase.FAULT
+    daemon.lifetime.counts[Count.FAULTS] += target is Phase.FAULT
     yield from admission.serve_queue(daemon)
 
 
@@ -184,7 +215,7 @@ def _(event: events.ClientEnded, daemon: Daemon) -> Iterator[Instruction]:
 
 @_decide.register
 def _(event: events.TerminationAnswered, daemon: Daemon) -> Iterator[Instruction]:
-    daemon.counts[Count.TERMINATED] += event.code == 0
+    daemon.lifetime.counts[Count.TERMINATED] += event.code == 0
     yield from terminations.answered(daemon, event.server, event.token, event.code)
 
 

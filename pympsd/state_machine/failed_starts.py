@@ -11,9 +11,10 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.state_machine.daemon_state import Daemon, FailedStarts, Server
-from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, SetTimer
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine import queueing
+from pympsd.state_machine.instructions import Instruction, Log, SetTimer
+from pympsd.state_machine.state.daemon import Daemon, FailedStarts
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3 import log_names, starts
 from pympsd.vocabulary.results import Result
@@ -43,7 +44,7 @@ def died_starting(daemon: Daemon, server: Server, death: Death) -> Iterator[Inst
     if server.start_refusal:
         yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why")
         return
-    if not any(entry.server == server.name for entry in daemon.queue):
+    if not daemon.queue.waits_for(server.name):
         return
     if count > len(PAUSES):
         yield from _give_up(daemon, server, count, reason)
@@ -65,7 +66,7 @@ def probation_ended(daemon: Daemon, serial: int) -> None:
 
 def has_served(daemon: Daemon, server: Server) -> None:
     """Count a server as working: earlier failures are void."""
-    server.proven = daemon.server_is_known = True
+    server.proven = daemon.lifetime.backend_works = True
     clear(daemon, server)
 
 
@@ -103,7 +104,7 @@ def pause_ended(daemon: Daemon, serial: int) -> None:
     for name, failed in tuple(daemon.failed_starts.items()):
         if failed.pausing_after != serial:
             continue
-        waited_for = any(entry.server == name for entry in daemon.queue)
+        waited_for = daemon.queue.waits_for(name)
         if not failed.refusal and (failed.unserved or waited_for):
             daemon.failed_starts[name] = FailedStarts(failed.count, 0, failed.unserved)
         else:
@@ -129,17 +130,13 @@ def clear(daemon: Daemon, server: Server) -> None:
 def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") -> Iterator[Instruction]:
     """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts."""
     daemon.failed_starts.pop(server, None)
-    refused = [entry for entry in daemon.queue if entry.server == server]
-    daemon.queue = [entry for entry in daemon.queue if entry.server != server]
-    for entry in refused:
-        if entry.client:
-            yield RefuseClient(entry.client, code(daemon), reason)
+    yield from queueing.refuse(daemon, server, code(daemon), reason)
     yield from starts.could_not_start(daemon, server, reason, cause)
 
 
 def code(daemon: Daemon) -> int:
     """Return the CUresult number for clients of a server that cannot start."""
-    return Result.ERROR_MPS_CONNECTION_FAILED if daemon.protocol == 2 else Result.ERROR_MPS_SERVER_NOT_READY
+    return Result.ERROR_MPS_CONNECTION_FAILED if daemon.options.protocol == 2 else Result.ERROR_MPS_SERVER_NOT_READY
 
 
 def _take_count(daemon: Daemon, server: Server) -> int:

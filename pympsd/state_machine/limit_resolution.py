@@ -9,9 +9,10 @@ from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import AdmitClient, ClientLimits, UpdateServerLimits
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.v3 import routing
 from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
@@ -70,12 +71,12 @@ def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
 
 def limits_by_rule(daemon: Daemon, event: ClientConnected) -> NamespaceLimits | None:
     """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown."""
-    if daemon.rules is None:
+    if daemon.process_limits.rules is None:
         return None
     if event.origin is None:  # it came before there were rules
         raise Unknown("the rules have just changed; connect again")
     namespace = f"{routing.server_for(daemon, event)}/{event.mps_namespace or DEFAULT}"
-    rule = first_fitting(daemon.rules, event.origin, namespace)
+    rule = first_fitting(daemon.process_limits.rules, event.origin, namespace)
     return NamespaceLimits() if rule is None else rule.limits
 
 
@@ -97,7 +98,7 @@ def client_limits(
     if own is not None:
         groups = _memory_groups(daemon, server.name, namespace, cgroups, kernel_limits or {})
         partitions = chosen(daemon, server.name, namespace, sm_partition)
-        own = evolve(own, partitions=partitions, groups=groups, audited=daemon.audits_memory)
+        own = evolve(own, partitions=partitions, groups=groups, audited=daemon.process_limits.audits_memory)
         own = _below(own, daemon.named_servers[server.name].ceiling)
     if rule is None:
         return own
@@ -155,11 +156,11 @@ def _memory_groups(
         for ordinal, total in found.total_memory.items():
             groups[ordinal] = (MemoryGroup(f"namespace {server}/{found.name}", total.value),)
     for path in at_or_above(cgroups):
-        own, kernels = daemon.cgroup_limits.get(path, {}), kernel_limits.get(path, {})
+        own, kernels = daemon.process_limits.cgroups.get(path, {}), kernel_limits.get(path, {})
         for ordinal in {**own, **kernels}:
             limit = least(own.get(ordinal, CgroupLimit()), kernels.get(ordinal, CgroupLimit()))
             # While they do not hold, what clients take is counted all the same: they may hold again.
-            holds = limit if daemon.accounts_cgroups else CgroupLimit()
+            holds = limit if daemon.process_limits.accounts_cgroups else CgroupLimit()
             most, soft = holds.hard or _NO_LIMIT, holds.soft
             group = MemoryGroup(cgroup_group(path), most.value, 0 if soft is None else soft.value)
             groups[ordinal] = (*groups.get(ordinal, ()), group)
@@ -168,7 +169,11 @@ def _memory_groups(
 
 def check_cgroups(daemon: Daemon, event: ClientConnected) -> None:
     """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in."""
-    if daemon.cgroup_limits and daemon.accounts_cgroups and (event.origin is None or event.origin.cgroups is None):
+    if (
+        daemon.process_limits.cgroups
+        and daemon.process_limits.accounts_cgroups
+        and (event.origin is None or event.origin.cgroups is None)
+    ):
         raise Unknown("limits of cgroups hold (memacct), and the daemon cannot see its cgroup")
 
 

@@ -11,9 +11,9 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log
-from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.partitions import chunk_count, has_remainder
 from pympsd.vocabulary.shares import (
@@ -47,7 +47,7 @@ Cost = Mapping[Resource, int]
 
 def exempt_users(daemon: Daemon) -> frozenset[int]:
     """Return the users who have no share: root and the user who started the daemon are bound by totals only."""
-    return frozenset({0, daemon.uid})
+    return frozenset({0, daemon.options.uid})
 
 
 def is_exempt(daemon: Daemon, uid: int) -> bool:
@@ -57,24 +57,24 @@ def is_exempt(daemon: Daemon, uid: int) -> bool:
 
 def resources_of(daemon: Daemon) -> tuple[Resource, ...]:
     """Return the resources that a daemon of this protocol has."""
-    return tuple(resource for resource in RESOURCES if daemon.protocol == 3 or not resource.is_named)
+    return tuple(resource for resource in RESOURCES if daemon.options.protocol == 3 or not resource.is_named)
 
 
 def shares_text(daemon: Daemon) -> str:
     """Return the shares of each user in words."""
-    return ", ".join(f"{each.name} {daemon.shares.share(each)}" for each in resources_of(daemon))
+    return ", ".join(f"{each.name} {daemon.usage.shares.share(each)}" for each in resources_of(daemon))
 
 
 def set_shares(daemon: Daemon, configured: Mapping[str, int]) -> Iterator[Instruction]:
     """Set the shares of a configuration file; users who have more keep it."""
-    daemon.shares = evolve(daemon.shares, configured=dict(configured))
+    daemon.usage.shares = evolve(daemon.usage.shares, configured=dict(configured))
     yield Log("shares_set", {"shares": shares_text(daemon)})
 
 
 def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
     """Return what a user has of a share; the user's own server (uid_N) is not part of it."""
     if not resource.is_named:
-        return daemon.taken[resource.name][uid]
+        return daemon.usage.taken[resource.name][uid]
     if resource is SM_CHUNKS:
         return _percent_of_chunks(daemon, {uid})
     return sum(_cost(daemon, each, resource) for each in daemon.named_servers.values() if each.uid == uid)
@@ -83,7 +83,7 @@ def count_used(daemon: Daemon, resource: Resource, uid: int) -> int:
 def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True, exempt: bool = False) -> int:
     """Return what users have together; ``own``: users' own servers included; ``exempt``: root's included."""
     if not resource.is_named:
-        return sum(n for uid, n in daemon.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
+        return sum(n for uid, n in daemon.usage.taken[resource.name].items() if exempt or not is_exempt(daemon, uid))
     if resource is SM_CHUNKS:
         return _percent_of_chunks(daemon, None if exempt else _sharing_users(daemon))
     return sum(
@@ -95,8 +95,8 @@ def count_used_together(daemon: Daemon, resource: Resource, *, own: bool = True,
 
 def list_users(daemon: Daemon) -> list[int]:
     """Return the users who have anything of a share, or were refused something."""
-    found = {each.uid for each in daemon.named_servers.values()} | {uid for uid, _ in daemon.refusals}
-    return sorted(found.union(*(counts.keys() for counts in daemon.taken.values())))
+    found = {each.uid for each in daemon.named_servers.values()} | {uid for uid, _ in daemon.usage.refusals}
+    return sorted(found.union(*(counts.keys() for counts in daemon.usage.taken.values())))
 
 
 def is_own(named: NamedServer) -> bool:
@@ -126,7 +126,7 @@ def problem(daemon: Daemon, asker: int, cost: Cost) -> str:
     """
     for resource, more in cost.items():
         if more and (text := _problem(daemon, resource, asker, more)):
-            daemon.refusals[asker, resource.name] += 1
+            daemon.usage.refusals[asker, resource.name] += 1
             return text
     return ""
 
@@ -136,12 +136,12 @@ def problem_of_own_server(daemon: Daemon, uid: int) -> str:
     own = NamedServer(server_of_user(uid), uid)
     for resource in (SERVERS, DESCRIPTORS):
         more, exempt = _base_cost(daemon, own, resource), is_exempt(daemon, uid)
-        most = daemon.shares.total(resource) if exempt else daemon.shares.for_users(resource)
+        most = daemon.usage.shares.total(resource) if exempt else daemon.usage.shares.for_users(resource)
         if count_used_together(daemon, resource, exempt=exempt) + more > most:
-            daemon.refusals[uid, resource.name] += 1
+            daemon.usage.refusals[uid, resource.name] += 1
             return f"{_together(daemon, resource, most, exempt)}; {_remedy_of_all(daemon, resource)}"
         if text := _total_problem(daemon, resource, more):
-            daemon.refusals[uid, resource.name] += 1
+            daemon.usage.refusals[uid, resource.name] += 1
             return text
     return ""
 
@@ -152,7 +152,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
         return ""
     every = _chunks_of(daemon, device)
     own, together = _owned_chunks(daemon, device, {asker}), _owned_chunks(daemon, device, _sharing_users(daemon))
-    share, most = daemon.shares.share(SM_CHUNKS), daemon.shares.for_users(SM_CHUNKS)
+    share, most = daemon.usage.shares.share(SM_CHUNKS), daemon.usage.shares.for_users(SM_CHUNKS)
     what = f"SM chunks of device {daemon.devices[device].uuid}"
     text = ""
     if own + more > every * share // 100:
@@ -168,7 +168,7 @@ def problem_of_chunks(daemon: Daemon, asker: int, device: int, more: int) -> str
             f"{more} more are needed; an administrator can delete some ('sm-partition list' has their servers)"
         )
     if text:
-        daemon.refusals[asker, SM_CHUNKS.name] += 1
+        daemon.usage.refusals[asker, SM_CHUNKS.name] += 1
     return text
 
 
@@ -176,13 +176,13 @@ def take(daemon: Daemon, resource: Resource, uid: int, amount: int) -> str:
     """Count what a user's connection takes, and return nothing; or return why it cannot have it, and count that."""
     text = problem(daemon, uid, {resource: amount})
     if not text:
-        daemon.taken[resource.name][uid] += amount
+        daemon.usage.taken[resource.name][uid] += amount
     return text
 
 
 def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None:
     """Count what a user's connection has no longer."""
-    counts = daemon.taken[resource.name]
+    counts = daemon.usage.taken[resource.name]
     counts[uid] -= amount
     if counts[uid] <= 0:
         del counts[uid]
@@ -190,10 +190,10 @@ def give_back(daemon: Daemon, resource: Resource, uid: int, amount: int) -> None
 
 def _problem(daemon: Daemon, resource: Resource, asker: int, more: int) -> str:
     if not is_exempt(daemon, asker):
-        has, share = count_used(daemon, resource, asker), daemon.shares.share(resource)
+        has, share = count_used(daemon, resource, asker), daemon.usage.shares.share(resource)
         if has + more > share:
             return _over_share(daemon, resource, asker, has, share, more)
-        most = daemon.shares.for_users(resource, own=False)
+        most = daemon.usage.shares.for_users(resource, own=False)
         together = count_used_together(daemon, resource, own=False) + more
         if most and not resource.is_named and has + more > most - together:
             # However many users take all that they can, as much is left for the next one.
@@ -229,7 +229,7 @@ def _together(daemon: Daemon, resource: Resource, most: int, exempt: bool, *, ow
 
 
 def _total_problem(daemon: Daemon, resource: Resource, more: int) -> str:
-    most = daemon.shares.total(resource)
+    most = daemon.usage.shares.total(resource)
     if not most or count_used_together(daemon, resource, exempt=True) + more <= most:
         return ""
     return f"{_together(daemon, resource, most, True)}; {_remedy_of_all(daemon, resource)}"
@@ -237,7 +237,7 @@ def _total_problem(daemon: Daemon, resource: Resource, more: int) -> str:
 
 def _remedy_of_all(daemon: Daemon, resource: Resource) -> str:
     if resource.of_descriptors:
-        limit = daemon.shares.descriptors
+        limit = daemon.usage.shares.descriptors
         return f"an administrator can start the daemon with more open files than {limit} (ulimit -n, or LimitNOFILE=)"
     return "an administrator can delete some ('server list' has their users)"
 
@@ -275,7 +275,7 @@ def _base_cost(daemon: Daemon, named: NamedServer, resource: Resource) -> int:
     if resource is SERVERS:
         return 1
     if resource is PROCESSES:
-        return 1 + (len(named.ordinals(len(daemon.devices))) if daemon.has_own_servers else 0)
+        return 1 + (len(named.ordinals(len(daemon.devices))) if daemon.options.has_own_servers else 0)
     return SERVER_DESCRIPTORS if resource is DESCRIPTORS else 0
 
 

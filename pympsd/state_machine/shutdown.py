@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine.daemon_state import Daemon, Quit, Server
 from pympsd.state_machine.events import ServerUnknown
 from pympsd.state_machine.instructions import (
     CancelTimer,
@@ -18,7 +17,8 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     Working,
 )
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon, Quit
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 
@@ -41,7 +41,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
         yield Log("quit_timeout", {"seconds": int(timeout)})
         yield SetTimer(_FORCE, max(0.0, timeout))
     quitting = daemon.quitting = daemon.quitting or Quit()
-    quitting.asked, quitting.goes_on = True, False
+    quitting.by_operator, quitting.changes_backend = True, False
     if timeout is not None:
         quitting.timeout = min(max(0.0, timeout), timeout if quitting.timeout is None else quitting.timeout)
     yield from _empty_queue(daemon)
@@ -50,7 +50,7 @@ def begin_quit(daemon: Daemon, session: int, timeout: float | None) -> Iterator[
 
 def resume_quit(daemon: Daemon, timeout: float | None) -> Iterator[Instruction]:
     """Go on with an operator's quit of an earlier daemon, whose servers are awaited; its time limit begins anew."""
-    daemon.quitting = Quit(asked=True, timeout=timeout)
+    daemon.quitting = Quit(by_operator=True, timeout=timeout)
     yield Log("quit_resumed")
     if timeout is not None:
         yield SetTimer(_FORCE, timeout)
@@ -61,7 +61,7 @@ def stop_by_signal(daemon: Daemon) -> Iterator[Instruction]:
     if daemon.quitting is None:
         daemon.quitting = Quit()
         yield from _empty_queue(daemon)
-    daemon.quitting.goes_on = False
+    daemon.quitting.changes_backend = False
     yield SetTimer(_FORCE, SIGNAL_TIMEOUT)
     yield from advance(daemon)
 
@@ -71,10 +71,10 @@ def server_unknown(daemon: Daemon, event: ServerUnknown) -> Iterator[Instruction
     server = daemon.servers.get(event.server)
     if server is not None:
         server.violation = event.reason
-    if not daemon.has_other_backend or daemon.server_is_known or daemon.quitting is not None:
+    if not daemon.options.has_other_backend or daemon.lifetime.backend_works or daemon.quitting is not None:
         return
     yield Log("backend_changes")
-    daemon.quitting = Quit(forced=True, goes_on=True)
+    daemon.quitting = Quit(forced=True, changes_backend=True)
     yield from _empty_queue(daemon, f"{event.reason}; the daemon takes another backend: start the program again")
     yield from advance(daemon)
 
@@ -95,7 +95,7 @@ def advance(daemon: Daemon) -> Iterator[Instruction]:
         yield from shut_down_server(server, forced=daemon.quitting.forced)
     if not daemon.servers:
         daemon.quitting.over = True
-        if daemon.quitting.goes_on:
+        if daemon.quitting.changes_backend:
             yield ChangeBackend()
             return
         yield Log("daemon_exiting", {"status": 0})
@@ -151,7 +151,5 @@ def time_silence(server: Server) -> Iterator[Instruction]:
 
 
 def _empty_queue(daemon: Daemon, reason: str = QUITTING) -> Iterator[Instruction]:
-    for client in (*(entry.client for entry in daemon.queue if entry.client), *daemon.debugged):
+    for client in daemon.queue.take_all():
         yield RefuseClient(client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    daemon.queue.clear()
-    daemon.debugged.clear()

@@ -10,17 +10,16 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine import debuggers, shutdown
+from pympsd.state_machine import debuggers, queueing, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
-from pympsd.state_machine.server_lifecycle import Phase
 from pympsd.state_machine.shutdown import time_leaving
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.turns import queue
 from pympsd.state_machine.v3 import restoration
 from pympsd.state_machine.v3.cgroups import note_context
 from pympsd.takeover.state.other_devices import moved
@@ -45,22 +44,22 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
             yield Log("state_device_gone", {"owner": owner, "device": device})
     _take_defaults(daemon, left)
     if left.servers:
-        daemon.server_is_known = True
+        daemon.lifetime.backend_works = True
         # What the servers hold has serials of the earlier daemons.
-        daemon.generation = left.generation + 1
-        daemon.server_serials = Serials(first_serial(daemon.generation))
-        daemon.termination_serials = Serials(first_serial(daemon.generation))
+        daemon.lifetime.generation = left.generation + 1
+        daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
+        daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
     for known in left.servers:
         daemon.servers[known.serial] = _awaited(daemon, known, left)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
         yield SetTimer(Timer(TimerKind.RETURN, known.serial), RETURN_TIMEOUT)
-    if daemon.protocol == 3:
+    if daemon.options.protocol == 3:
         yield from restoration.restore(daemon, left)
     if left.quit is not None and left.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, left.quit.timeout)
-    yield from queue.restore(daemon, left.wishes, left.queue_order, event.connections)
-    if daemon.places:
+    yield from queueing.restore(daemon, left.wishes, left.queue_order, event.connections)
+    if daemon.queue.reserved:
         yield SetTimer(Timer(TimerKind.PLACES), RETURN_TIMEOUT)
     yield from serve_queue(daemon)
 
@@ -105,17 +104,22 @@ def return_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
 
 def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     if left.thread_percentage is not None:
-        daemon.thread_percentage = ThreadPercentage(left.thread_percentage)
+        daemon.defaults.thread_percentage = ThreadPercentage(left.thread_percentage)
     if left.client_priority is not None:
-        daemon.client_priority = ClientPriority(left.client_priority)
-    if left.rules is not None and daemon.rules is None:
-        daemon.rules = left.rules
-    daemon.shares = evolve(daemon.shares, configured=left.shares)
-    daemon.default_socket = left.default_socket or daemon.protocol == 2
-    daemon.accounts_cgroups, daemon.audits_memory = left.accounts_cgroups, left.audits_memory
-    daemon.cgroup_limits = limits_of_cgroups(left)
+        daemon.defaults.client_priority = ClientPriority(left.client_priority)
+    if left.rules is not None and daemon.process_limits.rules is None:
+        daemon.process_limits.rules = left.rules
+    daemon.usage.shares = evolve(daemon.usage.shares, configured=left.shares)
+    daemon.named_servers.default_socket = left.default_socket or daemon.options.protocol == 2
+    daemon.process_limits.accounts_cgroups, daemon.process_limits.audits_memory = (
+        left.accounts_cgroups,
+        left.audits_memory,
+    )
+    daemon.process_limits.cgroups = limits_of_cgroups(left)
     passing = left.passing_cgroups.items()
-    daemon.passing_cgroups = {path: is_seen for path, is_seen in passing if path in daemon.cgroup_limits}
+    daemon.process_limits.transient_cgroups = {
+        path: is_seen for path, is_seen in passing if path in daemon.process_limits.cgroups
+    }
     if (known := left.configuration) is not None:
         daemon.configuration = evolve(
             daemon.configuration,
@@ -126,12 +130,12 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
             text=known.text,
         )
     if left.memory_limits is not None:
-        daemon.memory_limits = in_memory(left.memory_limits)
+        daemon.defaults.memory_limits = in_memory(left.memory_limits)
 
 
 def _awaited(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
     percentage, memory = known.thread_percentage, known.memory_limits
-    if daemon.protocol == 2:
+    if daemon.options.protocol == 2:
         percentage, memory = limits_of(known, left)
     limits = ThreadPercentage(percentage), in_memory(memory)
     server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)

@@ -7,8 +7,9 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine.daemon_state import Daemon, Server, Termination
 from pympsd.state_machine.instructions import CancelTimer, Instruction, SetTimer, TerminateClient, Working, reply
+from pympsd.state_machine.state.daemon import Daemon, Termination
+from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.results import Result
@@ -45,29 +46,29 @@ def begin(
     *,
     timeout: float | None = None,
     in_words: bool = False,
-    expelled: tuple[int, ...] = (),
+    evicted: tuple[int, ...] = (),
 ) -> Iterator[Instruction]:
     """Have a server end the contexts of a client process, for an operator session.
 
     ``session`` 0: none is answered; ``answer``: in place of the number that terminate_client prints; ``in_words``:
-    as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has. ``expelled``: clients
+    as protocol 3 says it. ``timeout``: seconds to wait, if they are fewer than the server has. ``evicted``: clients
     that get no context any more.
     """
-    token = daemon.termination_serials.take()
-    longest = RESET_TIMEOUT if daemon.terminate_by_reset else TERMINATION_TIMEOUT
+    token = daemon.terminations.ids.take()
+    longest = RESET_TIMEOUT if daemon.options.terminate_by_reset else TERMINATION_TIMEOUT
     timeout = longest if timeout is None else min(timeout, longest)
-    daemon.terminations[token] = Termination(
-        session, server.serial, timeout, answer, pid if in_words else 0, expelled
+    daemon.terminations.pending[token] = Termination(
+        session, server.serial, timeout, answer, pid if in_words else 0, evicted
     )
     if session:
         yield Working(session)
-    yield TerminateClient(server.serial, token, pid, daemon.terminate_by_reset, expelled)
+    yield TerminateClient(server.serial, token, pid, daemon.options.terminate_by_reset, evicted)
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 
 def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
     """Answer with a server's CUresult number, if that server works on the termination."""
-    known = daemon.terminations.get(token)
+    known = daemon.terminations.pending.get(token)
     if known is not None and known.server == server:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
         yield from _end(daemon, token, _answer(known, code), code)
@@ -75,15 +76,15 @@ def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Ins
 
 def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
-    for token in [token for token, known in daemon.terminations.items() if known.server == server.serial]:
+    for token in [token for token, known in daemon.terminations.pending.items() if known.server == server.serial]:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
         code = Result.ERROR_MPS_RPC_FAILURE
-        yield from _end(daemon, token, _answer(daemon.terminations[token], code), code)
+        yield from _end(daemon, token, _answer(daemon.terminations.pending[token], code), code)
 
 
 def timed_out(daemon: Daemon, token: int) -> Iterator[Instruction]:
     """Answer a termination whose server did not answer in time."""
-    known = daemon.terminations.get(token)
+    known = daemon.terminations.pending.get(token)
     if known is not None and known.pid:
         yield from _end(daemon, token, _in_words(known, Result.ERROR_LAUNCH_TIMEOUT), Result.ERROR_LAUNCH_TIMEOUT)
     elif known is not None:
@@ -115,10 +116,10 @@ def _in_words(known: Termination, code: int) -> Answer:
 
 
 def _end(daemon: Daemon, token: int, answer: Answer, code: int) -> Iterator[Instruction]:
-    known = daemon.terminations.pop(token)
+    known = daemon.terminations.pending.pop(token)
     if code in _OVER:
-        for client in known.expelled:
-            daemon.occupied.pop(client, None)
+        for client in known.evicted:
+            daemon.named_servers.occupied.pop(client, None)
     elif known.answer is not None:
         # Done is done; what did not end is said beside it.
         answer = evolve(known.answer, diagnostic=answer.diagnostic or answer.printed)

@@ -184,7 +184,7 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
     other_devices = _other_devices(dispatcher, saved)
     dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited), other_devices, connections))
     if awaited:
-        dispatcher.serials = Serials(first_serial(dispatcher.state.generation))
+        dispatcher.serials = Serials(first_serial(dispatcher.state.lifetime.generation))
     for server in awaited:
         dispatcher.servers[server.session.serial] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
@@ -306,7 +306,7 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     if not isinstance(report, link.ReturningClient):
         raise RemoteError(f"{type(report).__name__} where its clients were due")
     # This daemon's serials begin above all earlier ones.
-    if not 0 < report.client < first_serial(dispatcher.state.generation) or report.pid < 0:
+    if not 0 < report.client < first_serial(dispatcher.state.lifetime.generation) or report.pid < 0:
         raise RemoteError(f"it cannot have a client {report.client} with PID {report.pid}")
     if uid not in (0, report.uid):
         raise RemoteError(f"a server of user {uid} cannot have a client of user {report.uid}")
@@ -337,5 +337,5 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
 
 def _cgroups_of(dispatcher: Dispatcher, pid: int) -> tuple[str, ...]:
     """Return the cgroups of a client that returns, as far as protocol 3 asks for them and they can be seen."""
-    origin = dispatcher.origin_of_pid(pid) if dispatcher.state.protocol == 3 else None
+    origin = dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None
     return (origin.cgroups if origin is not None else None) or ()

@@ -12,8 +12,8 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.arrays.shapes import check_format
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 
 _ATTRIBUTES: Final = members("CUdevice_attribute", "CU_DEVICE_ATTRIBUTE_")
 

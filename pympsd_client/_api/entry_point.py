@@ -29,8 +29,8 @@ from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number, text, to_python, unsigned
 from pympsd_client._command_stream.launch_cache import with_cache
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.signatures import Calling, Parameter, Signature
 
 EntryPoint = Callable[..., tuple[Any, ...]]

@@ -15,10 +15,10 @@ from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.resources import SmResource, check_type, groups, put_counts, sm_resource, sm_resources
 from pympsd_client._connect.connection import Device
+from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, context_of
 from pympsd_client._objects.process import process
-from pympsd_client._objects.resources import green_context as green
 from pympsd_client._objects.stream import resolve
 
 _DEFAULT_STREAM: Final = 1

@@ -9,7 +9,7 @@ from pympsd.wire.launch_flags import MOST, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import name_of, not_there
 from pympsd_client._arguments.values import number
-from pympsd_client._objects import launch as launches
+from pympsd_client._objects.code import launch as launches
 
 
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:

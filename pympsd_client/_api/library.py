@@ -13,11 +13,10 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code.library import kernel_of, library_of, new_library
 from pympsd_client._objects.code.link import Link, link_of, links
+from pympsd_client._objects.code.module import image_at, image_of
 from pympsd_client._objects.code.ptx_text import limited
-from pympsd_client._objects.context import current
-from pympsd_client._objects.module import image_at, image_of
+from pympsd_client._objects.context import current, this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 
 _OPTIONS: Final = {value: name for name, value in members("CUlibraryOption", "CU_LIBRARY_").items()}
 

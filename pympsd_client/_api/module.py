@@ -8,12 +8,11 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._objects import module as core
-from pympsd_client._objects.code import loading
+from pympsd_client._objects.code import module as core
 from pympsd_client._objects.code.library import function_of
+from pympsd_client._objects.code.module import modules
 from pympsd_client._objects.code.ptx_text import limited
 from pympsd_client._objects.context import current
-from pympsd_client._objects.module import modules
 
 _CACHE_PREFERENCES: Final = range(4)
 _BANK_SIZES: Final = range(3)
@@ -26,7 +25,7 @@ def load(image: HostMemory) -> int:
     last_error.
     """
     current().usable()
-    return loading.load(core.image_at(image)).handle
+    return core.load(core.image_at(image)).handle
 
 
 def load_with_options(image: HostMemory, count: int, options: Any, values: Any) -> int:
@@ -37,13 +36,13 @@ def load_with_options(image: HostMemory, count: int, options: Any, values: Any) 
     current().usable()
     read = jit_options.read(count, options, values)
     with read.logging():
-        return loading.load(limited(core.image_at(image), read.max_registers)).handle
+        return core.load(limited(core.image_at(image), read.max_registers)).handle
 
 
 def load_file(name: str) -> int:
     """Load a file (its name as bytes); FILE_NOT_FOUND."""
     current().usable()
-    return loading.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
+    return core.load(core.image_of(name.encode("utf-8", "surrogateescape"))).handle
 
 
 def unload(module: int) -> None:

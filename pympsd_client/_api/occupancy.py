@@ -7,7 +7,7 @@ from typing import Any, Final
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.launch_attributes import LaunchConfig, launch_config
 from pympsd_client._arguments.values import unsigned
-from pympsd_client._objects import occupancy
+from pympsd_client._objects.code import occupancy
 from pympsd_client._objects.code.library import function_of
 
 _CACHING_FLAGS: Final = (0, 1)

@@ -12,8 +12,8 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.process import process
-from pympsd_client._objects.virtual.peer_access import is_possible, peer_access
 
 _ATTRIBUTES: Final = members("CUdevice_P2PAttribute", "CU_DEVICE_P2P_ATTRIBUTE_")
 

@@ -15,8 +15,8 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory.copies import fill
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import InMemory
+from pympsd_client._objects.code.launch import launch
 from pympsd_client._objects.code.library import Kernel, Library, libraries, new_library
-from pympsd_client._objects.launch import launch
 from pympsd_client._objects.process import process
 
 _KINDS: Final = {1: (True, 4), 2: (False, 4), 4: (True, 8), 5: (False, 8)}

@@ -1,10 +1,25 @@
-"""Answers of an executor, and the contexts that they may poison."""
+"""Answers of an executor, and the contexts that they may poison.
+
+What kernels print, on this process's standard output and standard error.
+
+Descriptors that come with answers: received along with the bytes, and kept until the caller takes them.
+
+As in `transport`, Ctrl-C may come between any two steps: where something could be lost the steps are one chain of C
+calls, and the others may be done twice.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import os
+import select
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import itemgetter
+from typing import Any, Final, Protocol
 
-from pympsd.wire.records import FLAG_POISONED
+from pympsd.channel.descriptors import FD_BYTES, received, whole
+from pympsd.wire.records import ANSWER, FLAG_POISONED, OPERATIONS
 
 Answer = tuple[int, int, bytes]
 """Flags, result (a CUresult number), operands and tail."""
@@ -24,3 +39,109 @@ def poison_if_flagged(context: Poisonable, serial: int, answer: Answer) -> None:
     flags, result, body = answer
     if flags & FLAG_POISONED:
         context.poison(serial, result, body.decode("utf-8", "replace"))
+
+
+class DeviceOutput:
+    """What was printed before the answers of calls that wait, by their sequence numbers.
+
+    The thread that made the call writes it, not the one that read it: a full pipe holds no other thread.
+    """
+
+    def __init__(self) -> None:
+        self._kept: Final[dict[int, list[tuple[int, bytes]]]] = {}
+
+    def keep(self, sequence: int, descriptor: int, text: bytes, is_expected: bool) -> None:
+        """Keep a text for the caller that waits for this answer; lose it if that caller was interrupted."""
+        if is_expected:
+            self._kept.setdefault(sequence, []).append((descriptor, text))
+
+    def write(self, sequence: int) -> None:
+        """Write what came before this answer."""
+        for descriptor, text in self._kept.pop(sequence, ()):
+            write_output(descriptor, text)
+
+
+def write_output(descriptor: int, text: bytes) -> None:
+    """Write the text of kernels to file descriptor 1 or 2, as CUDA does; lose it if that is closed or broken."""
+    left = memoryview(text)
+    try:
+        while left:
+            try:
+                left = left[os.write(descriptor, left) :]
+            except BlockingIOError:
+                select.select((), (descriptor,), ())
+    except (OSError, ValueError):
+        return
+
+
+BRINGS_FD: Final = frozenset(ANSWER | operation.opcode for operation in OPERATIONS if operation.brings_fd)
+"""Opcodes of the answers that come with one descriptor each, if they are successful."""
+NO_ROOM: Final = -1
+"""In place of a descriptor that this process had no room for."""
+
+_CHUNK: Final = (65536,)
+_ROOM: Final = (socket.CMSG_SPACE(FD_BYTES),)
+_DATA: Final = itemgetter(0)
+Message = tuple[bytes, list[tuple[int, int, bytes]], int, Any]
+
+
+class ReceivedFds:
+    """The descriptors of one command stream. Filled by the thread that reads it, emptied by the callers."""
+
+    def __init__(self) -> None:
+        self.ready = False
+        """Whether every thread that reads the stream receives descriptors from now on."""
+        self._unread: Final[list[Message]] = []
+        self._with_fd: Final[list[Message]] = []
+        """Messages with a descriptor, in order; the kernel ends a message after the bytes a descriptor came with."""
+        self._claimed: Final[dict[int, Message]] = {}
+        """By the sequence number of the answer that the descriptor belongs to."""
+        self._bodies: Final[dict[int, bytes]] = {}
+        """The bodies of those answers."""
+        self._wanted: Final[set[int]] = set()
+
+    def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
+        """Receive bytes, and a descriptor if there is one; OSError as recvmsg raises it."""
+        flags |= socket.MSG_CMSG_CLOEXEC
+        any(map(self._unread.append, map(connection.recvmsg, _CHUNK, _ROOM, (flags,))))
+        while self._unread:
+            message = self._unread[0]
+            if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(
+                one is message for one in self._with_fd[-1:]
+            ):
+                self._with_fd.append(message)
+            any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))
+
+    def claim(self, sequence: int, body: bytes) -> None:
+        """Assign the next descriptor to the answer with this sequence number, which has come."""
+        if sequence not in self._claimed and self._with_fd:
+            self._bodies[sequence] = body
+            any(map(self._claimed.__setitem__, (sequence,), map(self._with_fd.pop, (0,))))
+
+    @contextmanager
+    def wanted(self, sequence: int) -> Iterator[None]:
+        """Protect the answer's descriptor from `decline` while the caller waits for it."""
+        self._wanted.add(sequence)
+        try:
+            yield
+        finally:
+            self._wanted.discard(sequence)
+
+    def take(self, sequence: int) -> int | None:
+        """Return the answer's descriptor, which the caller owns; NO_ROOM; None when none came."""
+        self._bodies.pop(sequence, None)
+        message = self._claimed.pop(sequence, None)
+        if message is None:
+            return None
+        fds, lost = whole(received(message[1]), message[2])
+        return NO_ROOM if lost or not fds else fds[0]
+
+    def decline(self) -> list[bytes]:
+        """Close the descriptors of answers without a caller (Ctrl-C); return the bodies of those answers."""
+        unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._wanted]
+        bodies = [self._bodies[sequence] for sequence in unwanted]
+        for sequence in unwanted:
+            fd = self.take(sequence)
+            if fd is not None and fd != NO_ROOM:
+                os.close(fd)
+        return bodies

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from pympsd.wire.module_layout import FunctionLayout
-from pympsd.wire.records import padded
+from pympsd.wire.records import BY_NAME, padded
 from pympsd_client._arguments.bindings import CUdeviceptr
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
-from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_FORMAT
 
+LAUNCH_FORMAT: Final = BY_NAME["LAUNCH"].layout.format
+"""Header and operands of LAUNCH; a kernel appends the layout of its parameters."""
+LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
 _CODES: Final[dict[Any, str]] = {
     ctypes.c_bool: "?",
     ctypes.c_byte: "b",

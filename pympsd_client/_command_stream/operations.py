@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from pympsd.wire import records
@@ -34,8 +33,5 @@ def __getattr__(name: str) -> Operation:
 
 
 LAUNCH_OPCODE: Final = records.BY_NAME["LAUNCH"].opcode
-LAUNCH_FORMAT: Final = records.BY_NAME["LAUNCH"].layout.format
-"""Header and operands of LAUNCH; a function appends the layout of its parameters (`kernel_parameters`)."""
-LAUNCH_BYTES: Final = struct.calcsize(LAUNCH_FORMAT)
 SEQUENCE_AT: Final = records.HEADER_BYTES - 8
 """Where in a record its sequence number lies: last in the header."""

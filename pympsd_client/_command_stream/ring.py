@@ -21,7 +21,7 @@ from pympsd.wire.ring_layout import (
 )
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._command_stream.launch_cache import writer
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 
 _WORD: Final = 8
 _TAIL, _HEAD, _ASLEEP, _ANSWERS = (place // _WORD for place in (TAIL, HEAD, ASLEEP, ANSWERS))

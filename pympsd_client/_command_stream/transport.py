@@ -20,13 +20,18 @@ from typing import TYPE_CHECKING, Final
 
 from pympsd.wire.records import ANSWER, HEADER, HEADER_BYTES, OUTPUT, RECORD_LIMIT
 from pympsd_client._arguments.errors import CudaError, lost
-from pympsd_client._command_stream.answers import Answer, poison_if_flagged
-from pympsd_client._command_stream.device_output import DeviceOutput
+from pympsd_client._command_stream.answers import (
+    BRINGS_FD,
+    Answer,
+    DeviceOutput,
+    Poisonable,
+    ReceivedFds,
+    poison_if_flagged,
+)
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._command_stream.received_fds import BRINGS_FD, ReceivedFds
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 
 if TYPE_CHECKING:
     from pympsd_client.native._launches import Writer
@@ -39,7 +44,9 @@ _SEND_BUFFER_BYTES: Final = 4 << 20
 """Requested, so that a burst of launches does not wait for the executor; the kernel may allow less."""
 _BELL: Final = b"\0"
 _ROOM_RECHECK_MS: Final = 1
-"""The executor does not announce room in a full ring; it takes many records in this time."""
+"""Room that no answer announces: in a full ring, of which the executor takes many records in this time, and a slot
+that another thread has copied out, while the waiting thread may be reading answers.
+"""
 _FULL_RECHECK_MS: Final = 50
 """While the executor takes no records another thread may stop reading answers; then this one reads them."""
 
@@ -216,6 +223,36 @@ class Transport:
             for waiting, gate in tuple(self._gates.items()):
                 if waiting < 0:
                     _open(gate)
+
+    def take_slot(self, sequence: int, count: int, context: Poisonable, kept: bool = False) -> int:
+        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait for room.
+
+        A thread that has kept slots must not wait: it calls ``staging.take`` instead.
+        """
+        offsets: list[int] = []
+
+        def has_room() -> bool:
+            if not offsets:  # called more than once during a wait; a slot is taken once
+                offset = self.staging.take(sequence, count, context, kept)
+                offsets.extend(() if offset is None else (offset,))
+            return bool(offsets)
+
+        if not has_room():
+            waiting = -sequence  # no record has a negative number: woken for every slot that is freed
+            gate = Lock()
+            gate.acquire()
+            self.expect(waiting, gate)
+            try:
+                self.wait(gate, has_room, _ROOM_RECHECK_MS)
+            finally:
+                self.discard(waiting)
+        return offsets[0]
+
+    def release_slot(self, sequence: int) -> None:
+        """Free a kept slot: now if its answer has come, else as soon as it does."""
+        self.staging.release_on_answer(sequence)
+        if sequence in self._answers:
+            self.free_slot(sequence)
 
     def wait(self, gate: Lock, ready: Callable[[], bool], recheck_ms: int | None = None) -> None:
         """Return when ``ready()``: as the leader, or woken through ``gate`` by the leader.

@@ -11,7 +11,7 @@ from attrs import frozen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.ring import ring_of
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 from pympsd_client._command_stream.transport import Transport
 
 

@@ -27,9 +27,10 @@ from pympsd_client._connect.discovery import (
     command_line,
     control_socket,
     hello_environment,
+    is_below_a_daemon,
     is_traced,
+    misspelt,
 )
-from pympsd_client._connect.pipe_directories import is_below_a_daemon, misspelt
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0

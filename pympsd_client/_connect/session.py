@@ -1,8 +1,16 @@
-"""A session with an MPS server: contexts opened and closed, one command stream for each device."""
+"""CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS.
+
+(MPS documents, 2.3.2.) C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
+minor: 3020. As in C, a leading number counts and the rest is ignored; a value without one is ignored.
+
+A session with an MPS server: contexts opened and closed, one command stream for each device.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from itertools import count
 from threading import RLock
 from typing import Any, Final
@@ -22,9 +30,30 @@ from pympsd.wire.messages import (
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
-from pympsd_client._connect.api_version import check_api_version
 from pympsd_client._connect.connection import Device, Opened, open_stream
 from pympsd_client._connect.conversation import Conversation, Ended
+
+VARIABLE: Final = "CUDA_FORCE_API_VERSION"
+OLDEST: Final = 4000
+_NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
+
+
+def forced_version(text: str | None) -> int | None:
+    """Return the version that the variable's value asks for; None if it names none."""
+    found = _NUMBER.match(text or "")
+    return int(found[1]) if found is not None else None
+
+
+def check_api_version(environment: Mapping[str, str]) -> None:
+    """Raise NOT_SUPPORTED if the environment asks for an API from before CUDA 4.0."""
+    version = forced_version(environment.get(VARIABLE))
+    if version is not None and version < OLDEST:
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            f"{VARIABLE}={version}: under MPS a context is made through the API of CUDA 4.0 ({OLDEST}) or later; "
+            "unset it",
+        )
+
 
 SERVER_END_S: Final = 0.5
 """Seconds within which an ending server closes its sessions and its executors' links, in any order."""

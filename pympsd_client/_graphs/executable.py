@@ -16,18 +16,18 @@ from pympsd_client._command_stream.host_callbacks import PendingCallback
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
-from pympsd_client._graphs.capture.interceptor import captures
+from pympsd_client._graphs.capture import captures
 from pympsd_client._graphs.graph import Graph, Node, mint
 from pympsd_client._graphs.items import Failed, HostCopy, Items
-from pympsd_client._objects import host_function, region_copy
+from pympsd_client._objects import host_function
 from pympsd_client._objects import stream as streams
-from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.context import Context, this_thread, when_closed
 from pympsd_client._objects.copies import upload
 from pympsd_client._objects.event import events
 from pympsd_client._objects.handle_table import HandleTable
+from pympsd_client._objects.memory import region_copy
 from pympsd_client._objects.pools.graph_memory import live_at
 from pympsd_client._objects.stream import resolve
-from pympsd_client._objects.thread_local import this_thread
 
 _next_id: Final = count(1).__next__
 _STREAMS_CACHED: Final = 64

@@ -1,4 +1,7 @@
-"""From a graph's nodes to the items of an executable graph: records in order, and what runs in this process."""
+"""From a graph's nodes to the items of an executable graph: records in order, and what runs in this process.
+
+What a record does, as the work of a node.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.launch_flags import packed
-from pympsd.wire.records import STREAM_LEGACY, Space
+from pympsd.wire.launch_flags import cluster_of, packed
+from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
 from pympsd_client._api.memory.region_copy import regions
+from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import raw_packer, record_bytes
@@ -31,11 +35,12 @@ from pympsd_client._graphs.work import (
     RecordWork,
     WaitWork,
 )
+from pympsd_client._objects.code.module import Function, functions
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.event import events
-from pympsd_client._objects.memory import ordinal_at
-from pympsd_client._objects.pinned_memory import pinned
-from pympsd_client._objects.region_copy import Extent, Region
+from pympsd_client._objects.memory.allocations import ordinal_at
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.memory.region_copy import Extent, Region
 
 _STREAM: Final = STREAM_LEGACY
 """What records of items name: it stands for the stream of the launch."""
@@ -226,3 +231,51 @@ def _contexts(graph: Graph) -> list[Context]:
         elif isinstance(work, AllocateWork):
             found.append(work.allocation.context)
     return found
+
+
+_LINEAR: Final = {
+    "COPY_ON_DEVICE": (False, False),
+    "COPY_TO_DEVICE_PINNED": (False, True),
+    "COPY_FROM_DEVICE_PINNED": (True, False),
+}
+"""Whether destination and source are host memory."""
+
+
+def work_of_record(name: str, record: bytes, context: Context) -> Any:
+    """Return the work of a queued operation's record; STREAM_CAPTURE_UNSUPPORTED for one that is no node."""
+    layout = BY_NAME[name].layout
+    operands = layout.unpack_from(record)[5:]
+    if name == "LAUNCH":
+        _, flags, *_ = HEADER.unpack_from(record)
+        _, module, index, *shape, count = operands
+        parameters = record[layout.size : layout.size + count]
+        work = KernelWork(_function(module, index), tuple(shape), parameters, bool(flags & FLAG_COOPERATIVE))
+        return work.in_clusters(cluster_of(flags))
+    if name == "FILL":
+        _, destination, value, width, count, pitch, height = operands
+        return FillWork(destination, pitch, value, width, count, height, context)
+    if name in _LINEAR:
+        to_host, from_host = _LINEAR[name]
+        _, destination, source, count = operands
+        return CopyWork(linear_copy(to_host, destination, from_host, source, count), context)
+    if name == "COPY_3D":
+        return CopyWork(_rows(*operands[1:]), context)
+    raise CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{name} cannot be captured yet")
+
+
+def _rows(*operands: int) -> Copy3D:
+    to, destination, to_pitch, to_slice, start, source, pitch, slice_pitch, width, height, depth = operands
+    return Copy3D(
+        copy_side(to == Space.PINNED, destination, to_pitch, to_slice // to_pitch if to_pitch else 0),
+        copy_side(start == Space.PINNED, source, pitch, slice_pitch // pitch if pitch else 0),
+        width,
+        height,
+        depth,
+    )
+
+
+def _function(module: int, index: int) -> Function:
+    for function in functions.all():
+        if function.module == module and function.index == index:
+            return function
+    raise CudaError(Result.ERROR_INVALID_HANDLE, "the kernel's module was unloaded")

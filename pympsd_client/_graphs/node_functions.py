@@ -14,7 +14,7 @@ from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
 from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._graphs import graph as graphs
-from pympsd_client._graphs import memory, parameters
+from pympsd_client._graphs import parameters
 from pympsd_client._graphs.graph import Node, mint
 from pympsd_client._graphs.parameters import CHILD_CLONED
 from pympsd_client._graphs.structure import dependency_map
@@ -106,12 +106,12 @@ def add_allocation(graph: int, after: Any, count: int, given: Any) -> int:
     """Add an allocation of device memory, whose address the parameters get; it is the same at every launch."""
     address = structs.address_of(given, "CUDA_MEM_ALLOC_NODE_PARAMS")
     _ready(graph, after, count)
-    return _add(graph, after, count, memory.node_at(address))
+    return _add(graph, after, count, parameters.allocation_at(address))
 
 
 def add_free(graph: int, after: Any, count: int, address: int) -> int:
     """Add the end of the use of memory of a graph; INVALID_VALUE for any other."""
-    return _add(graph, after, count, memory.free_of(graphs.find(graph), address))
+    return _add(graph, after, count, parameters.free_work(graphs.find(graph), address))
 
 
 def add_record(graph: int, after: Any, count: int, event: int) -> int:
@@ -258,7 +258,7 @@ def set_batch(handle: int, given: Any) -> None:
 
 def allocation_parameters(handle: int) -> bytes:
     """Return an allocation node's parameters, with the address of the memory."""
-    return memory.node_bytes(work_of(handle, AllocateWork))
+    return parameters.allocation_bytes(work_of(handle, AllocateWork))
 
 
 def freed_address(handle: int) -> int:

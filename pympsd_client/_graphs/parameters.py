@@ -1,8 +1,12 @@
-"""Parameters of nodes: read from the driver API's structures into work, and written back."""
+"""Nodes that allocate and free memory: their parameters, read from the driver API's structures and written back.
+
+Parameters of nodes: read from the driver API's structures into work, and written back.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -12,15 +16,16 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
 from pympsd.wire.launch_flags import MOST
 from pympsd_client._api import stream_memory
+from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.copy_structs import Copy3D, copy_at, copy_bytes
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION, COOPERATIVE, HINTS, name_of, not_there
+from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._command_stream.kernel_parameters import flat
 from pympsd_client._graphs import graph as graphs
-from pympsd_client._graphs import memory
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.graph import Graph
 from pympsd_client._graphs.work import (
@@ -40,13 +45,74 @@ from pympsd_client._graphs.work import (
     WaitWork,
 )
 from pympsd_client._objects import host_function
+from pympsd_client._objects.code.launch import checked_shape
 from pympsd_client._objects.code.library import function_of
-from pympsd_client._objects.context import Context, context_of, current
+from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
+from pympsd_client._objects.context import Context, context_of, context_on, current
 from pympsd_client._objects.event import events
-from pympsd_client._objects.launch import checked_shape
-from pympsd_client._objects.memory import check_fill, owner
-from pympsd_client._objects.occupancy import check_cluster, check_cooperative
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.memory.allocations import check_fill, owner
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.pools import graph_memory
+from pympsd_client._objects.pools.pool import PoolKind
+from pympsd_client._objects.process import process
+
+_DEVICE: Final = 1
+"""A CUmemLocationType."""
+_ACCESSES_LIMIT: Final = 1 << 10
+
+
+def allocation_at(address: int) -> AllocateWork:
+    """Return the work of a CUDA_MEM_ALLOC_NODE_PARAMS in memory, and write the address of the new memory there.
+
+    As of a pool, it is memory of a device, managed, or of the host; INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
+    """
+    raw = structs.AllocationParameters.from_address(address)
+    location = Location(raw.locationType, raw.locationId)
+    kind, _ = kind_of(location, raw.allocType)
+    if raw.handleTypes:
+        reason = "the memory of a graph cannot be exported: handleTypes is CU_MEM_HANDLE_TYPE_NONE"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    context = context_on(process.device(location.id).ordinal) if location.type == _DEVICE else current()
+    if raw.accessDescCount > _ACCESSES_LIMIT:
+        raise invalid_value(f"{raw.accessDescCount} access descriptions")
+    size = structs.ACCESS_BYTES * raw.accessDescCount
+    accesses = ctypes.string_at(raw.accessDescs, size) if raw.accessDescs else b""
+    for at in range(0, len(accesses), structs.ACCESS_BYTES):
+        access_kind, number, _ = struct.unpack_from("=iii", accesses, at)
+        if (access_kind, number) != (_DEVICE, context.device.number):
+            raise CudaError(Result.ERROR_NOT_SUPPORTED, "no other device can reach the memory of a graph")
+    properties = ctypes.string_at(address, structs.AllocationParameters.accessDescs.offset)
+    work = AllocateWork(graph_memory.allocate(raw.bytesize, context, kind), properties, accesses)
+    raw.dptr = work.allocation.handle
+    return work
+
+
+def allocation_work(size: int, context: Context, kind: PoolKind) -> AllocateWork:
+    """Return the work of an allocation as from a pool, as a capturing stream makes it."""
+    head = struct.pack("=iiii", kind.allocation_type, 0, kind.location.type, kind.location.id)
+    properties = head.ljust(structs.AllocationParameters.accessDescs.offset, b"\0")
+    return AllocateWork(graph_memory.allocate(size, context, kind), properties, b"")
+
+
+def allocation_bytes(work: AllocateWork) -> bytes:
+    """Return a CUDA_MEM_ALLOC_NODE_PARAMS."""
+    count = len(work.accesses) // structs.ACCESS_BYTES
+    return work.properties + struct.pack("=QQQQ", work.array, count, work.allocation.size, work.allocation.handle)
+
+
+def free_work(graph: Graph, address: int) -> FreeWork:
+    """Return the work of freeing memory of a graph; INVALID_VALUE for any other, or if the graph frees it already."""
+    nodes = works.all_nodes(graph).values()
+    if any(isinstance(node.work, FreeWork) and node.work.address == address for node in nodes):
+        raise invalid_value(f"the graph frees {address:#x} already")
+    owned = any(isinstance(node.work, AllocateWork) and node.work.allocation.handle == address for node in nodes)
+    if not owned and not any(
+        isinstance(node.work, AllocateWork) and node.work.allocation.handle == address
+        for node in tuple(graphs.nodes.values())
+    ):
+        raise invalid_value(f"{address:#x} is not memory of an allocation node")
+    return FreeWork(address)
+
 
 CHILD_CLONED, CHILD_MOVED = 0, 1
 """CUgraphChildGraphNodeOwnership."""
@@ -260,7 +326,7 @@ def _event_at(address: int) -> int:
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
     NodeType.KERNEL: kernel_at,
     NodeType.MEMCPY: _copy_any,
-    NodeType.MEM_ALLOC: memory.node_at,
+    NodeType.MEM_ALLOC: allocation_at,
     NodeType.MEMSET: lambda address: fill_at(address, structs.FillParametersWithContext.from_address(address).ctx),
     NodeType.BATCH_MEM_OP: batch_at,
     NodeType.HOST: host_at,
@@ -280,7 +346,7 @@ def any_at(graph: Graph, address: int) -> Any:
     if kind == NodeType.CONDITIONAL:
         return conditional_at(graph, at)
     if kind == NodeType.MEM_FREE:
-        return memory.free_of(graph, ctypes.c_uint64.from_address(at).value)
+        return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
         raise CudaError(
@@ -316,7 +382,7 @@ def _any_bytes(work: Any) -> bytes:
         case ConditionalWork():
             return conditional_bytes(work)
         case AllocateWork():
-            return memory.node_bytes(work)
+            return allocation_bytes(work)
         case FreeWork():
             return work.address.to_bytes(8, "little")
     return b""

@@ -16,8 +16,8 @@ from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.user_objects import retain
+from pympsd_client._objects.code.module import Function
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.module import Function
 from pympsd_client._objects.pools.graph_memory import GraphAllocation, release_quietly
 
 _DIMENSIONS: Final = struct.Struct("=3I")

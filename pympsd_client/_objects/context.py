@@ -1,7 +1,11 @@
-"""Contexts: one client context of an executor, its sticky error, and the objects that belong to it."""
+"""What each thread has for itself: its stack of current contexts, its streams.
+
+Contexts: one client context of an executor, its sticky error, and the objects that belong to it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +22,37 @@ from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._connect.connection import Connection, Device, Opened
-from pympsd_client._objects.thread_local import this_thread
+
+
+class ThreadStreams:
+    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts' serials.
+
+    When the thread ends they are handed to their contexts, which destroy them with their next stream: a
+    destructor is no place for a send that might block.
+    """
+
+    def __init__(self) -> None:
+        self.handles: dict[tuple[Context, int], int] = {}
+
+    def __del__(self) -> None:
+        for (context, serial), handle in self.handles.items():
+            if context.serial == serial:
+                context.ended_threads_streams.append(handle)
+
+
+class _ThreadState(threading.local):
+    """One instance's attributes are this thread's own."""
+
+    def __init__(self) -> None:
+        self.stack: list[Context] = []
+        """Contexts current to this thread, the last one on top (CUDA driver API, Context Management)."""
+        self.streams = ThreadStreams()
+        self.in_host_function = False
+        """Whether this thread runs a host function just now, in which CUDA calls are not permitted."""
+
+
+this_thread: Final = _ThreadState()
+
 
 _count = count(FIRST_HANDLE).__next__
 _PULSE_RECORDS: Final = 64
@@ -243,8 +277,7 @@ def current() -> Context:
             Result.ERROR_INVALID_CONTEXT,
             "no context is current to this thread; call cuCtxCreate, or cuDevicePrimaryCtxRetain and cuCtxSetCurrent",
         )
-    context: Context = stack[-1]
-    return context
+    return stack[-1]
 
 
 def current_on_device_with(attribute: str, problem: str) -> Context:

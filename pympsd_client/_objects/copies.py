@@ -18,7 +18,6 @@ from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.operations import Operation
 from pympsd_client._command_stream.parallel_copy import copy_in_parallel, thread_count
-from pympsd_client._command_stream.staging_slots import release_slot, take_slot
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
@@ -100,7 +99,7 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
 
 def _filled_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
     """Return the offset of a slot that holds a piece's bytes."""
-    offset = take_slot(transport, sequence, piece.size, context)
+    offset = transport.take_slot(sequence, piece.size, context)
     try:
         piece.move(transport.staging.address + offset)
     except BaseException:  # Ctrl-C: no record will be sent for it
@@ -158,7 +157,7 @@ def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most
                 _copy_out(context, opened, asked)
                 offset = transport.staging.take(sequence, piece.size, context, kept=True)
             if offset is None:
-                offset = take_slot(transport, sequence, piece.size, context, kept=True)
+                offset = transport.take_slot(sequence, piece.size, context, kept=True)
             asked.append(_Asked(sequence, offset, piece))
             transport.expect(sequence)
             transport.post(piece.record(opened.serial, sequence, offset, 0))
@@ -180,7 +179,7 @@ def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
 
 
 def _release(transport: Transport, sequence: int) -> None:
-    release_slot(transport, sequence)
+    transport.release_slot(sequence)
     transport.discard(sequence)
 
 

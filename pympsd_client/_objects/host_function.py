@@ -22,10 +22,9 @@ from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.session import Session
-from pympsd_client._objects.context import Context
+from pympsd_client._objects.context import Context, this_thread
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
-from pympsd_client._objects.thread_local import this_thread
 
 _HOST_FN: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _STREAM_CALLBACK: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)

@@ -12,9 +12,8 @@ from pympsd.wire.records import STREAM_LEGACY, Kind
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.launch_cache import invalidate
-from pympsd_client._objects.context import Context, current, waiting
+from pympsd_client._objects.context import Context, current, this_thread, waiting
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.thread_local import this_thread
 
 NON_BLOCKING: Final = 1
 LEGACY: Final = (0, 1)

@@ -17,8 +17,7 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.graph_structs import Elements
 from pympsd_client._arguments.resources import RESOURCE_BYTES
 from pympsd_client._arguments.values import AttributeValue, InMemory, check_count
-from pympsd_client._graphs import executable_functions, structure
-from pympsd_client._graphs.capture import functions as capture_functions
+from pympsd_client._graphs import capture_functions, executable_functions, structure
 from pympsd_client._objects.process import process
 
 Resolved = tuple[Callable[..., Any], str]

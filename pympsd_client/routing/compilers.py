@@ -25,8 +25,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from pympsd_client._objects.code.ptx_link import LinkError, is_ptx, join
-from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.code.ptx_text import LinkError, is_ptx, join, limited
 from pympsd_client._objects.process import process
 from pympsd_client.routing.explain import result_of
 from pympsd_client.routing.pointers import original

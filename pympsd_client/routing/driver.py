@@ -33,8 +33,8 @@ from pympsd_client._api.entry_point import is_as_given, not_permitted, output_wr
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import at
 from pympsd_client._command_stream.launch_cache import when_invalidated
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.native import _entry_points
 from pympsd_client.routing import c_types, special
 from pympsd_client.routing.explain import refusing, result_of

@@ -20,8 +20,8 @@ from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import CudaError, invalid_value, last_error, result_name
 from pympsd_client._arguments.explanations import explain, is_on
 from pympsd_client._arguments.values import check_count
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.routing import by_address
 from pympsd_client.routing.pointers import replaced
 from pympsd_client.signatures import SIGNATURES

@@ -132,5 +132,5 @@ ROWS: Final = (
     *chapter("_graphs.structure", _STRUCTURE),
     *chapter("_graphs.node_functions", _NODES),
     *chapter("_graphs.executable_functions", _EXECUTABLE),
-    *chapter("_graphs.capture.functions", _CAPTURE),
+    *chapter("_graphs.capture_functions", _CAPTURE),
 )

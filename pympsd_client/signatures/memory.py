@@ -178,7 +178,7 @@ cuIpcOpenEventHandle(out CUevent phEvent, CUipcEventHandle handle) = open_event
 """
 
 ROWS: Final = (
-    *chapter("_objects.memory", _MEMORY),
+    *chapter("_objects.memory.allocations", _MEMORY),
     *chapter("_api.memory.host", _HOST_MEMORY),
     *chapter("_api.memory.pointer", _POINTERS),
     *chapter("_api.memory.managed", _MANAGED),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Final
 from weakref import WeakValueDictionary
@@ -221,3 +221,48 @@ class ClientBudget:
         self.device.give(count)
         self.used -= count
         self._audit(-count)
+
+
+class AccountedDevice:
+    """The part of a device that every backend has alike: an account of its memory, and its reports (see the port)."""
+
+    budget: DeviceBudget
+
+    def watch_memory(self, changed: Callable[[], None]) -> None:
+        """Call ``changed`` after every change of ``memory_used``."""
+        self.budget.on_change = changed
+
+    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
+        """Count the bytes that clients of other executors hold, in all and by group."""
+        self.budget.account_others(count, groups)
+
+    def audit_memory(self, audited: Audit) -> None:
+        """Call ``audited`` for what audited clients take and return."""
+        self.budget.on_audited = audited
+
+
+class Counters(Mapping[str, int]):
+    """Named counters; reading never waits."""
+
+    def __init__(self) -> None:
+        self._counters: dict[str, int] = {}
+        self._lock = Lock()
+
+    def add(self, name: str, count: int = 1) -> None:
+        """Add to a counter."""
+        with self._lock:
+            self._counters[name] = self._counters.get(name, 0) + count
+
+    def put(self, name: str, value: int) -> None:
+        """Set a gauge."""
+        with self._lock:
+            self._counters[name] = value
+
+    def __getitem__(self, name: str) -> int:
+        return self._counters[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._counters))
+
+    def __len__(self) -> int:
+        return len(self._counters)

@@ -7,20 +7,52 @@ thread, with the result of the context so far. Errors are ``BackendError``. Sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, IntEnum
+from typing import Any, Protocol
 
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
-from pympsd_server.backends.capabilities import Capabilities, Limit
-from pympsd_server.backends.conditions import EvaluatesConditions
 from pympsd_server.backends.quota import Quota
-from pympsd_server.backends.timeline import SupportsTimeline
 from pympsd_server.backends.virtual_memory import MapsMemory
+
+
+@frozen
+class Capabilities:
+    """The capabilities of a backend's device, as values: callers never ask which backend or model it is."""
+
+    isolates_address_spaces: bool
+    """Whether clients' memory is isolated from each other's kernels (from calls it always is)."""
+    contains_faults: bool
+    """Whether a fault can be contained to its client; if not, the device's process must be replaced."""
+    stops_kernels: bool
+    """Whether a running kernel can be stopped."""
+    limits_multiprocessors: bool
+    """Whether a context can be limited to some of the device's SMs."""
+    limits_memory: bool
+    """Whether a client can be limited to some of the device's memory."""
+    sees_blocks: bool = True
+    """Whether its traces report the start of blocks."""
+    passes_waiting_kernels: bool = True
+    """Whether a kernel can begin while an earlier one of another stream waits for room."""
+    maps_virtual_memory: bool = False
+    """Whether clients map memory at addresses that they choose (``create_memory``, ``map_memory`` ...)."""
+    maps_host_memory: bool = False
+    """Whether kernels can access memory given to ``register_host_memory`` by its address."""
+    evaluates_conditions: bool = False
+    """Whether graphs have conditional nodes (``condition``, ``call``)."""
+
+
+class Limit(IntEnum):
+    """The limits of a context that concern its kernels, by their numbers in CUlimit."""
+
+    PRINT_BYTES = 1
+    """The size of the buffer of what kernels print."""
+    HEAP_BYTES = 2
+    """The size of the heap of kernels' malloc."""
 
 
 class BackendError(Exception):
@@ -91,6 +123,16 @@ class Region:
             return 0
         return (extent.depth - 1) * self.slice_pitch + (extent.height - 1) * self.pitch + extent.width
 
+    def check_pitches(self, extent: Extent, max_pitch: int | None = None) -> None:
+        """Raise BackendError INVALID_VALUE if rows or slices overlap, or the pitch is more than ``max_pitch``."""
+        if extent.height > 1 and (self.pitch < extent.width or (max_pitch is not None and self.pitch > max_pitch)):
+            limit = "" if max_pitch is None else f" and at most {max_pitch}"
+            reason = f"a pitch of {self.pitch} bytes: it must be at least the width of {extent.width}{limit}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        if extent.depth > 1 and self.slice_pitch < (minimum := self.span(Extent(extent.width, extent.height))):
+            reason = f"a slice pitch of {self.slice_pitch} bytes: it must be at least {minimum}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+
 
 @frozen(eq=False)
 class Copy:
@@ -110,6 +152,16 @@ class Fill:
     element_bytes: int
     extent: Extent
     """``width`` is in bytes, a multiple of ``element_bytes``."""
+
+    def check_elements(self) -> None:
+        """Raise BackendError INVALID_VALUE unless elements have 1, 2 or 4 bytes, and all of them are aligned."""
+        region, extent = self.destination, self.extent
+        offsets = region.base | extent.width
+        if not extent.is_linear:
+            offsets |= region.pitch | region.slice_pitch
+        if self.element_bytes not in (1, 2, 4) or offsets % self.element_bytes:
+            reason = f"a fill of {self.element_bytes}-byte elements, rows of {extent.width} bytes at {region.base:#x}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
 
 
 @frozen(eq=False)
@@ -220,6 +272,25 @@ class Module(Protocol):
         """Free it once its running kernels have ended."""
 
 
+class Condition(Protocol):
+    """What kernels set by cudaGraphSetConditional."""
+
+    value: int
+
+
+class EvaluatesConditions(Protocol):
+    """What a context does for conditional nodes."""
+
+    def condition(self, handle: int) -> Condition:
+        """Return the condition that kernels name by a handle: the same for all graphs while one holds it."""
+
+    def call(self, stream: Any, pieces: Iterator[None]) -> None:
+        """Take the pieces one by one, on the device's time, when its stream comes to them; later work waits.
+
+        They may put work in streams. A BackendError of theirs is a fault of the context, which is lost.
+        """
+
+
 class Context(MapsMemory, EvaluatesConditions, Protocol):
     """One client context: its memory, modules and streams. Destroying it frees all of them."""
 
@@ -282,6 +353,23 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
         Return after two seconds even if kernels still run that the device cannot stop: the context keeps its
         resources, counted, until they have ended, and the device counts it as ``unfinished``.
         """
+
+
+class Timeline(Protocol):
+    """Notified of each device's work and its context; times are in ns of CLOCK_MONOTONIC. Called from any thread."""
+
+    def ran(self, context: int, name: str, began: int, ended: int) -> None:
+        """The device worked for a context: a slice of a kernel, a copy or a fill."""
+
+    def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
+        """Work in a stream is finished, or was stopped; the stream is numbered in its context, 0: the default."""
+
+
+class SupportsTimeline(Protocol):
+    """A device that can report when it works, or refuses to."""
+
+    def set_timeline(self, timeline: Timeline | None) -> None:
+        """Report all work from now on to a timeline, or none; BackendError NOT_SUPPORTED if it cannot be timed."""
 
 
 class Device(SupportsTimeline, Protocol):

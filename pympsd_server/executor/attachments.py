@@ -31,14 +31,13 @@ from pympsd_server.backends.budget import Shortage
 from pympsd_server.backends.interface import BackendError, Device, Outcome
 from pympsd_server.backends.quota import Quota
 from pympsd_server.executor.client import Client
-from pympsd_server.executor.client_context import ClientContext
-from pympsd_server.executor.device_memory.shortages import Shortages
-from pympsd_server.executor.host_memory import shared
-from pympsd_server.executor.host_memory.pinned import PinnedMemory
-from pympsd_server.executor.host_memory.pinned_addresses import PinnedAddresses
+from pympsd_server.executor.memory.device_memory import Shortages
+from pympsd_server.executor.memory.pinned import PinnedMemory
+from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
 from pympsd_server.executor.native_mirror import Workers, native_access
-from pympsd_server.executor.operations.shared_events import SharedEvents
-from pympsd_server.executor.record_source import native_worker
+from pympsd_server.executor.record_source import SHARED_BYTES, create_shared_memory, native_worker
+from pympsd_server.executor.requests.client_context import ClientContext
+from pympsd_server.executor.requests.request import SharedEvents
 from pympsd_server.executor.timeline import ExecutorTimeline
 
 
@@ -137,7 +136,7 @@ class Attachments:
         _, total = context.backend.memory_info()
         ring = AREA_BYTES if self._native else 0
         priorities = self._device.stream_priorities
-        answer = Attached(request.request, shared.SHARED_BYTES, total, priorities, ring)
+        answer = Attached(request.request, SHARED_BYTES, total, priorities, ring)
         self._send(answer, fds)
 
     def _create_context(self, request: Attach) -> ClientContext:
@@ -167,7 +166,7 @@ class Attachments:
             return self._clients[request.client], ()
         try:
             ours, theirs = socket.socketpair()
-            memory = shared.make(AREA_BYTES if self._native else 0)
+            memory = create_shared_memory(AREA_BYTES if self._native else 0)
         except OSError as error:  # sockets close themselves when they are dropped
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, f"no command stream: {explain(error)}") from None
         try:
@@ -176,7 +175,7 @@ class Attachments:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
         pinned = PinnedMemory(self._device, self._pinned_addresses, request.client)
-        staging, serial = memory.view[: shared.SHARED_BYTES], request.client
+        staging, serial = memory.view[:SHARED_BYTES], request.client
         client = Client(ours, staging, pinned, self._shared_events, self._shortages, serial, worker)
         try:
             client.start()

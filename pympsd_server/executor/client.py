@@ -10,17 +10,16 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.errors import RemoteError
 from pympsd_server.backends.interface import BackendError, Outcome
-from pympsd_server.executor.answers import AnswerWriter
-from pympsd_server.executor.backpressure import Backpressure
-from pympsd_server.executor.client_context import ClientContext
-from pympsd_server.executor.device_memory.shortages import Shortages
 from pympsd_server.executor.graphs.streams import StreamBudget
-from pympsd_server.executor.host_memory.pinned import PinnedMemory
+from pympsd_server.executor.memory.device_memory import Shortages
+from pympsd_server.executor.memory.pinned import PinnedMemory
 from pympsd_server.executor.native_mirror import NativeMirror
-from pympsd_server.executor.operations.shared_events import SharedEvents
 from pympsd_server.executor.operations.table import ROWS, Row
 from pympsd_server.executor.record_source import Incoming, from_socket, from_worker
-from pympsd_server.executor.request import ClientResources, Request
+from pympsd_server.executor.requests.answers import AnswerWriter
+from pympsd_server.executor.requests.backpressure import Backpressure
+from pympsd_server.executor.requests.client_context import ClientContext
+from pympsd_server.executor.requests.request import ClientResources, Request, SharedEvents
 from pympsd_server.native.worker import NativeWorker
 
 _JOIN_SECONDS: Final = 1.0

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import os
 import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from pympsd.process.build import build_id
 from pympsd.process.title import show_as
 from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited
-from pympsd_server.backends.interface import BackendError
+from pympsd_server.backends.interface import BackendError, Device
 from pympsd_server.executor.attachments import Attachments
-from pympsd_server.executor.device_memory.memory_report import MemoryReporter
 from pympsd_server.executor.link import Link
-from pympsd_server.executor.malloc_settings import keep_freed_memory
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.interface import Device
+from pympsd_server.executor.memory.device_memory import MemoryReporter
 
 _SWITCH_SECONDS: Final = 0.0005
 """The interpreter's switch interval, in seconds: a client's call must not wait 5 ms for a kernel."""
 _FIRST_VICTIM: Final = "1000"
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 256 << 20
+_MAPPED_FROM_BYTES: Final = 32 << 20
+"""Larger pieces are mapped one by one; the greatest value that glibc accepts (mallopt(3))."""
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
@@ -86,8 +89,37 @@ def _open(setup: ExecutorSetup) -> Device:
             Result.ERROR_NOT_SUPPORTED,
             f"this executor is of build {build_id()}, its owner of {setup.build}: start the owner anew",
         )
-    # NumPy reads this when it is imported; a single compute thread needs no thread pool.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from pympsd_server.backends.selection import open_device
-
     return open_device(setup)
+
+
+def open_device(setup: ExecutorSetup) -> Device:
+    """Open the device that a setup describes; BackendError names a backend that this build lacks."""
+    if setup.backend == "emulated":
+        from pympsd_server.backends.emulated.device.device import EmulatedDevice
+        from pympsd_server.backends.emulated.scheduling.policy import policy_of
+
+        try:
+            policy = policy_of(os.environ)
+        except BadSetting as error:
+            reason = f"{error}; it has to be installed for the interpreter that runs pympsd, {sys.executable}"
+            raise BackendError(Result.ERROR_NOT_SUPPORTED, reason) from None
+        return EmulatedDevice(setup.device, setup.ordinal, policy)
+    if setup.backend == "cuda":
+        from pympsd_server.backends.cuda.objects.device import CudaDevice
+
+        return CudaDevice(setup.device, setup.ordinal)
+    reason = f"this build has no backend {setup.backend!r}, only 'emulated' and 'cuda'"
+    raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
+
+
+def keep_freed_memory() -> None:
+    """Set malloc's thresholds so that freed memory is kept; no effect in a C library without mallopt.
+
+    A kernel on the emulated device creates and drops thousands of arrays of some hundred KiB. By default the C
+    library returns such memory to the system each time and gets it again page by page: a vector addition of 1M
+    floats took 42 ms, and takes 11 ms with these settings (docs/performance.md).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -12,8 +12,8 @@ from pympsd.vocabulary.settings import chosen_worker
 from pympsd.vocabulary.variables import WORKER, BadSetting
 from pympsd.wire.records import Kind
 from pympsd_server.backends.interface import BackendError, Context, Device
-from pympsd_server.native.access import NativeAccess, NativeDevice
 from pympsd_server.native.library import NoLibrary, library
+from pympsd_server.native.states import NativeAccess, NativeDevice
 from pympsd_server.native.worker import NativeWorker
 
 _DROP_SECONDS: Final = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import socket
 from collections.abc import Iterator
@@ -10,17 +11,38 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.channel.sealed_file import make_sealed
 from pympsd.wire import records, ring_layout
-from pympsd_server.executor.host_memory.shared import SHARED_BYTES
-from pympsd_server.native.access import NativeAccess
+from pympsd_server.native.states import NativeAccess
 from pympsd_server.native.worker import NativeWorker
 
+SHARED_BYTES: Final = 16 << 20
+"""The memory for bulk data that each client shares with the executor."""
 _RECEIVE_BYTES: Final = 1 << 18
 _SPIN_NS: Final = 50_000
 _CLIENT_SPIN_COUNT: Final = 600
 """About 30 us of polling a word from Python."""
 _SPINNING_TAKES_CORES: Final = 4
 """With fewer, a spinning thread blocks another from running."""
+
+
+@frozen
+class SharedMemory:
+    """``view`` is the executor's mapping, ``fd`` the client's descriptor; the receiver of this object closes it."""
+
+    fd: int
+    view: memoryview
+
+
+def create_shared_memory(ring_bytes: int = 0) -> SharedMemory:
+    """Return new zeroed shared memory of SHARED_BYTES and a ring's; OSError if the system has none."""
+    size = SHARED_BYTES + ring_bytes
+    fd = make_sealed("pympsd-bulk", size)
+    try:
+        return SharedMemory(fd, memoryview(mmap.mmap(fd, size)))
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 @frozen

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_uint32, c_uint64
-from typing import Any, Final
+from collections.abc import Callable
+from ctypes import Array, c_uint32, c_uint64
+from typing import Any, Final, Protocol, runtime_checkable
+
+from pympsd_server.backends.interface import BackendError, Context, Module, Stream
 
 STREAM_EVENTS: Final = 4
 """The number of CUevents that bound a stream's unfinished launches."""
@@ -116,3 +119,28 @@ SHARED_STATES: Final = {
     "driver_calls": DriverCalls,
 }
 """By their names in C, in the order in which the library reports their sizes."""
+
+
+class NativeAccess(Protocol):
+    """The C structures behind the port's objects. The states end soon after the objects do."""
+
+    calls: DriverCalls
+    """The driver's functions by address."""
+    refused: Callable[[int], BackendError]
+    """Return the error for a record that the driver refused with a CUresult, and do what it calls for."""
+
+    def context_state(self, context: Context) -> ContextState:
+        """Return the state of a context."""
+
+    def stream_state(self, stream: Stream) -> StreamState:
+        """Return the state of a stream."""
+
+    def kernel_rows(self, module: Module) -> Array[KernelRow]:
+        """Return a row for each function of a module, in their order."""
+
+
+@runtime_checkable
+class NativeDevice(Protocol):
+    """A device whose records a native worker can execute."""
+
+    native: NativeAccess

@@ -11,9 +11,8 @@ from attrs import frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.native.access import NativeAccess
 from pympsd_server.native.library import library
-from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, StreamState
+from pympsd_server.native.states import ContextState, DriverCalls, KernelRow, NativeAccess, StreamState
 
 _NO_CALLS: Final = ctypes.POINTER(DriverCalls)()
 _leaked: Final[list[object]] = []

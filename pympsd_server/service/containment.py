@@ -21,8 +21,8 @@ from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, blast_of, sticky_error
+from pympsd_server.state_machine.client_table import Client, Context
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
-from pympsd_server.state_machine.roster import Client, Context
 
 TEARDOWN_SECONDS: Final = 5.0
 """The limit for stopping the work of the contexts that a fault reaches."""

@@ -13,8 +13,8 @@ from pympsd_server.service.executor import Answer, Executor, ExecutorError
 from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import TERMINATION_SECONDS, Target, stop
+from pympsd_server.state_machine.client_table import Client
 from pympsd_server.state_machine.eviction import MOST_VICTIMS, Victim, choose
-from pympsd_server.state_machine.roster import Client
 
 MOST_TRIES: Final = 3
 """Others may take the memory that was freed for a client: room is made for it this often."""

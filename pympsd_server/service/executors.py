@@ -26,8 +26,8 @@ from pympsd.wire.errors import RemoteError
 from pympsd_server.service.cgroup_memory import CgroupMemory
 from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.service.memory_accounts import MemoryAccounts
+from pympsd_server.state_machine.client_table import Context
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
-from pympsd_server.state_machine.roster import Context
 
 START_SECONDS: Final = 60.0
 """The limit for an executor to become ready."""

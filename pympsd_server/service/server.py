@@ -14,6 +14,7 @@ from pympsd.devices.memory_limits import OF_CONTAINER, BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import BUFFERS
 from pympsd.vocabulary.statuses import ServerStatus
@@ -22,11 +23,10 @@ from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.state_machine import phases
+from pympsd_server.state_machine.client_table import Client, Context, Roster
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
-from pympsd_server.state_machine.phases import Phase
 from pympsd_server.state_machine.quotas import client_percentage, client_priority
-from pympsd_server.state_machine.roster import Client, Context, Roster
+from pympsd_server.state_machine.server_phase import MOVES, Phase
 
 DELETED: Final = RequestRefused(
     0, Result.ERROR_MPS_CLIENT_TERMINATED, "an operator ended the MPS server of this process, with its clients"
@@ -116,7 +116,7 @@ class Server:
 
     def start_serving(self) -> None:
         """End the initialisation."""
-        self.phase = phases.move(self.phase, Phase.SERVING)
+        self.phase = move(MOVES, self.phase, Phase.SERVING)
 
     def change_limits(self, thread_percentage: float, memory_limits: dict[int, int]) -> None:
         """Set the limits of later clients."""
@@ -262,7 +262,7 @@ class Server:
     def begin_fault(self) -> None:
         """Refuse new clients until those that a fault reached have gone."""
         if self.phase is Phase.SERVING:
-            self.phase = phases.move(self.phase, Phase.FAULT)
+            self.phase = move(MOVES, self.phase, Phase.FAULT)
             self.link.status(ServerStatus.FAULT)
 
     def device_dropped(self, device: int) -> None:
@@ -273,7 +273,7 @@ class Server:
     def end_fault(self) -> None:
         """Serve new clients again."""
         if self.phase is Phase.FAULT:
-            self.phase = phases.move(self.phase, Phase.SERVING)
+            self.phase = move(MOVES, self.phase, Phase.SERVING)
             self.link.status(ServerStatus.ACTIVE)
 
     def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
@@ -288,7 +288,7 @@ class Server:
         """End with the last client, or at once; ``is_deletion``: send its clients the reason."""
         self.log.info("server_shutdown_notified")
         if self.phase in (Phase.SERVING, Phase.FAULT):
-            self.phase = phases.move(self.phase, Phase.LEAVING)
+            self.phase = move(MOVES, self.phase, Phase.LEAVING)
         if self.roster.clients:
             self.log.info("server_shutdown_busy", workers=self.roster.workers)
         if forced and self.roster.clients:
@@ -316,7 +316,7 @@ class Server:
         self.log.info("server_dismissed", reason=reason or "it gave no reason")
         self.link.disconnect()
         if self.phase in (Phase.SERVING, Phase.FAULT):
-            self.phase = phases.move(self.phase, Phase.LEAVING)
+            self.phase = move(MOVES, self.phase, Phase.LEAVING)
         self._leave_if_alone()
 
     def _leave_if_alone(self) -> None:
@@ -327,5 +327,5 @@ class Server:
 
     def _end(self) -> None:
         if self.phase is not Phase.ENDED:
-            self.phase = phases.move(self.phase, Phase.ENDED)
+            self.phase = move(MOVES, self.phase, Phase.ENDED)
             self.done.set()

@@ -13,7 +13,7 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.executor import Executor, ExecutorError
 from pympsd_server.service.executors import Executors
-from pympsd_server.state_machine.roster import Client, Context
+from pympsd_server.state_machine.client_table import Client, Context
 
 TERMINATION_SECONDS: Final = 10.0
 """The limit for stopping the work of a client that an operator terminates."""

@@ -17,8 +17,8 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.results import Result
+from pympsd_server.state_machine.client_table import Client, Context
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
-from pympsd_server.state_machine.roster import Client, Context
 
 OTHER_DEVICES_ERROR: Final = Result.ERROR_LAUNCH_FAILED
 """The error of contexts on the other devices (recorded); those on the faulty one get the fault's own error."""

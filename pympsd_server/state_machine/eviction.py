@@ -13,7 +13,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.limits import MemoryGroup
-from pympsd_server.state_machine.roster import Client
+from pympsd_server.state_machine.client_table import Client
 
 MOST_VICTIMS: Final = 3
 """More clients are not ended for one allocation."""

@@ -196,7 +196,7 @@ def test_only_the_selection_imports_a_backend(modules: tuple[Module, ...], backe
         for module in modules
         if not module.is_in(package) and any(_is_in(name, (package,)) for name in module.imports())
     }
-    assert importers <= {"pympsd_server.backends.selection"}
+    assert importers <= {"pympsd_server.executor.main"}
 
 
 def test_only_the_journal_configures_structlog(modules: tuple[Module, ...]) -> None:

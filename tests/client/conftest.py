@@ -13,7 +13,8 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError, fail
-from pympsd_client._command_stream import callback_threads, host_callbacks
+from pympsd_client._command_stream import host_callbacks
+from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._command_stream.launch_cache import is_native
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
@@ -21,13 +22,12 @@ from pympsd_client._objects.arrays.array import arrays, mipmapped_arrays
 from pympsd_client._objects.arrays.texture import surfaces, textures
 from pympsd_client._objects.code.library import kernels, libraries
 from pympsd_client._objects.code.link import links
-from pympsd_client._objects.context import contexts
+from pympsd_client._objects.code.module import functions, modules
+from pympsd_client._objects.context import contexts, this_thread
 from pympsd_client._objects.event import events
-from pympsd_client._objects.memory import allocations
-from pympsd_client._objects.module import functions, modules
+from pympsd_client._objects.memory.allocations import allocations
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import streams
-from pympsd_client._objects.thread_local import this_thread
 from tests.client.fake_executor import FakeExecutor
 
 WITH_NATIVE_WORKERS: Final = frozenset(

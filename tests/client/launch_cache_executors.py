@@ -10,12 +10,12 @@ import pytest
 from attrs import define, field
 
 from pympsd_client import driver as cuda
-from pympsd_client._command_stream import callback_threads, host_callbacks, launch_cache
+from pympsd_client._command_stream import host_callbacks, launch_cache
+from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._connect.connection import Connection
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects import launch as launch_module
-from pympsd_client._objects.context import contexts
-from pympsd_client._objects.thread_local import this_thread
+from pympsd_client._objects.code import launch as launch_module
+from pympsd_client._objects.context import contexts, this_thread
 from tests.client.conftest import ok, started
 from tests.client.launcher_rig import extension
 from tests.client.test_client_streams import PTX

@@ -19,8 +19,8 @@ import pytest
 from pympsd.wire.module_layout import FunctionLayout
 from pympsd.wire.ring_layout import AREA_BYTES, ASLEEP, DATA, HEAD, RING_BYTES, TAIL
 from pympsd_client._arguments.bindings import CUdeviceptr
-from pympsd_client._command_stream.kernel_parameters import code_of, record_bytes, typed_packer
-from pympsd_client._command_stream.operations import LAUNCH_BYTES, LAUNCH_OPCODE, SEQUENCE_AT
+from pympsd_client._command_stream.kernel_parameters import LAUNCH_BYTES, code_of, record_bytes, typed_packer
+from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
 
 SECONDS: Final = 30.0
 """The absolute limit of every wait."""

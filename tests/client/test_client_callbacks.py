@@ -22,10 +22,9 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import host_callbacks, operations
 from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.session import Session
-from pympsd_client._objects.context import Context, contexts
+from pympsd_client._objects.context import Context, contexts, this_thread
+from pympsd_client._objects.memory import allocations as device_memory
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
-from pympsd_client._objects.virtual import addresses
 from tests.client.conftest import ok
 from tests.client.fake_executor import FACTS, OPCODES, FakeExecutor
 from tests.client.test_client_process import _run
@@ -349,7 +348,7 @@ def test_after_a_fault_callbacks_get_its_error_and_functions_do_not_run(
 def test_an_earlier_error_is_not_taken_by_a_function(
     kernels: Kernels, streams: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "check", lambda *_: None)  # so that the executor finds it
+    monkeypatch.setattr(device_memory, "check_range", lambda *_: None)  # so that the executor finds it
     ok(cuda.cuMemcpyDtoDAsync(int(kernels.result), 0x6000_0000_0000 + (1 << 39), 4, streams[0]))
     ok(cuda.cuLaunchHostFunc(streams[0], len, ""))
     assert cuda.cuStreamSynchronize(streams[0]) == (R.CUDA_ERROR_INVALID_VALUE,)

@@ -16,8 +16,8 @@ from pympsd_client import driver as cuda
 from pympsd_client._graphs.executable import Executable
 from pympsd_client._graphs.user_objects import UserObject
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.memory import Allocations
-from pympsd_client._objects.pinned_memory import Pinned
+from pympsd_client._objects.memory.allocations import Allocations
+from pympsd_client._objects.memory.pinned import Pinned
 from pympsd_client._objects.pools.graph_memory import GraphAllocation, Usage
 from pympsd_client._objects.process import Primary
 from tests.client.conftest import ok

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
-from pympsd_client._objects.code.ptx_link import LinkError, join
-from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.code.ptx_text import LinkError, join, limited
 from pympsd_server.backends.emulated.ptx.loading.program import load_program
 from tests.client.conftest import ok
 

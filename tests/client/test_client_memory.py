@@ -11,7 +11,7 @@ import pytest
 from pympsd.vocabulary.device_facts import ordinal_of, window_of
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.virtual import addresses
+from pympsd_client._objects.memory import allocations as device_memory
 from tests.client.conftest import ok
 
 INVALID_VALUE = (cuda.CUresult.CUDA_ERROR_INVALID_VALUE,)
@@ -180,7 +180,7 @@ def test_memory_that_is_not_registered_is_the_hosts(device_bytes: Any, stream: t
 def test_an_asynchronous_error_is_returned_once_by_a_later_call(
     device_bytes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addresses, "check", lambda *_: None)  # the executor does not rely on it
+    monkeypatch.setattr(device_memory, "check_range", lambda *_: None)  # the executor does not rely on it
     ok(cuda.cuMemsetD8(int(device_bytes) + (64 << 20) - 1, 0, 2))
     assert cuda.cuCtxSynchronize() == INVALID_VALUE
     ok(cuda.cuCtxSynchronize())

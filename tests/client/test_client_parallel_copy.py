@@ -19,8 +19,7 @@ from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import parallel_copy
-from pympsd_client._command_stream.staging_memory import GRAIN
-from pympsd_client._command_stream.staging_slots import take_slot
+from pympsd_client._command_stream.staging import GRAIN
 from pympsd_client._objects import copies
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor
@@ -210,7 +209,7 @@ def test_a_thread_that_waits_for_room_notices_it_without_an_answer(executor: Fak
 
     def wait_for_room() -> None:
         waits.set()
-        found.append(take_slot(transport, transport.sequence(), GRAIN, context))
+        found.append(transport.take_slot(transport.sequence(), GRAIN, context))
 
     waiter = threading.Thread(target=wait_for_room)
     waiter.start()

@@ -17,7 +17,7 @@ from pympsd.channel.mapping import map_nothing, unmap
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._objects.pinned_memory import Pinned, pinned
+from pympsd_client._objects.memory.pinned import Pinned, pinned
 from tests.client.conftest import ok
 
 COUNT = 100_000

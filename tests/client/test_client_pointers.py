@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client._arguments.values import InMemory
-from pympsd_client._objects.memory import Allocation, Allocations
+from pympsd_client._objects.memory.allocations import Allocation, Allocations
 from tests.client.conftest import ok
 
 PTX = Path(__file__).with_name("kernels.ptx").read_bytes()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.values import InMemory
-from pympsd_client._objects.pools.ranges import Ranges
+from pympsd_client._objects.pools.arena import Ranges
 from tests.client.conftest import ok
 
 A = cuda.CUmemPool_attribute

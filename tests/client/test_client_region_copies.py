@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pympsd.wire.records import BY_NAME
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects import region_copy
-from pympsd_client._objects.region_copy import Extent
+from pympsd_client._objects.memory import region_copy
+from pympsd_client._objects.memory.region_copy import Extent
 from tests.client.conftest import ok
 from tests.client.fake_executor import FakeExecutor
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._connect.api_version import check_api_version, forced_version
+from pympsd_client._connect.session import check_api_version, forced_version
 from tests.client.conftest import ok
 
 DONE = (cuda.CUresult.CUDA_SUCCESS,)

@@ -25,11 +25,12 @@ from pympsd.wire.records import Record
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._command_stream import callback_threads, host_callbacks, operations
-from pympsd_client._objects import shared_pinned_memory
+from pympsd_client._command_stream import host_callbacks, operations
+from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._objects.context import Context, contexts
-from pympsd_client._objects.pinned_memory import pinned
-from pympsd_client._objects.shared_pinned_memory import free_address, share
+from pympsd_client._objects.memory import shared_pages
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.memory.shared_pages import free_address, share
 from tests.client.conftest import ok
 from tests.client.fake_executor import OPCODES, FakeExecutor
 
@@ -410,4 +411,4 @@ def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
 
 
 def test_without_descriptors_there_is_nothing_to_decline() -> None:
-    assert shared_pinned_memory.ReceivedFds().decline() == []
+    assert shared_pages.ReceivedFds().decline() == []

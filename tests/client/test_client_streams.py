@@ -13,9 +13,8 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.context import contexts
+from pympsd_client._objects.context import contexts, this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from tests.client.conftest import ok
 
 PTX = Path(__file__).with_name("kernels.ptx").read_bytes()

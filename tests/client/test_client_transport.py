@@ -15,7 +15,7 @@ from pympsd.wire.records import FLAG_POISONED, HEADER, Record
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.staging_memory import GRAIN
+from pympsd_client._command_stream.staging import GRAIN
 from pympsd_client._objects import copies
 from pympsd_client._objects.context import Context
 from tests.client.fake_executor import OPCODES, SHARED_BYTES, FakeExecutor

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._objects.virtual.reservations import Reservations
+from pympsd_client._objects.memory.virtual import Reservations
 from pympsd_server.backends.emulated.memory.mapped_memory import MEMORY_LIMIT
 from tests.client.conftest import ok
 from tests.client.test_client_managed import located

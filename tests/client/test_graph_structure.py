@@ -12,7 +12,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
-from pympsd_client._graphs.capture.sequence import Capture
+from pympsd_client._graphs.capture import Capture
 from pympsd_client._graphs.dot import text_of
 from pympsd_client._graphs.graph import Edge, Graph, Node
 from pympsd_client._graphs.update import Refusal, Verdict, pairs

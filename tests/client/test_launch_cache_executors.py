@@ -20,7 +20,7 @@ import pytest
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._connect.private_executor import PrivateExecutors
-from pympsd_client._objects import launch
+from pympsd_client._objects.code import launch
 from tests.client.conftest import ok
 from tests.client.launch_cache_executors import (
     NOTHING,

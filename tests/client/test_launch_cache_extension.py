@@ -17,7 +17,7 @@ import pytest
 
 from pympsd.wire.ring_layout import ASLEEP, HEAD, RING_BYTES, TAIL
 from pympsd_client._arguments.bindings import CUfunction, CUstream
-from pympsd_client._command_stream.operations import LAUNCH_BYTES
+from pympsd_client._command_stream.kernel_parameters import LAUNCH_BYTES
 from tests.client.launcher_rig import (
     DONE,
     FUNCTION,

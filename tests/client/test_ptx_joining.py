@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pympsd_client._objects.code.ptx_link import LinkError, is_ptx, join
+from pympsd_client._objects.code.ptx_text import LinkError, is_ptx, join
 from pympsd_server.backends.emulated.ptx.loading.program import load_program
 
 HEADER = b".version 7.0\n.target sm_60\n.address_size 64\n"

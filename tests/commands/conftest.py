@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 
 RECORDED = (Path(__file__).parent.parent / "conformance" / "one-h200.toml").read_text()
 
@@ -13,4 +14,4 @@ RECORDED = (Path(__file__).parent.parent / "conformance" / "one-h200.toml").read
 @pytest.fixture
 def recorded_daemon() -> Daemon:
     """A fresh root daemon with one H200 and no server."""
-    return Daemon(0, from_toml(RECORDED))
+    return Daemon(DaemonOptions(0), from_toml(RECORDED))

@@ -16,8 +16,9 @@ import pympsd.commands.v2
 from pympsd.commands.operator_line import LINE_LIMIT, decide_line, split
 from pympsd.commands.registry import REGISTRY, Caller, command
 from pympsd.devices.machine import describe, from_toml
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.vocabulary.answers import Answer
 
 CONFORMANCE: Final = Path(__file__).parent.parent / "conformance"
@@ -56,7 +57,7 @@ def _answers() -> list[Answer | None]:
 
 
 def _fresh() -> Daemon:
-    return Daemon(0, from_toml(RECORDED))
+    return Daemon(DaemonOptions(0), from_toml(RECORDED))
 
 
 def _id(index: int) -> str:
@@ -162,7 +163,7 @@ def test_a_quit_that_is_not_understood_is_none(recorded_daemon: Daemon, line: st
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_answered(line: bytes) -> None:
-    daemon = Daemon(0, describe("H200"))
+    daemon = Daemon(DaemonOptions(0), describe("H200"))
     decision = decide_line(daemon, ROOT, line)
     assert decision.answer is not None or split(line)[:1] in (["quit"], ["terminate_client"])
 
@@ -170,7 +171,7 @@ def test_any_bytes_are_answered(line: bytes) -> None:
 @given(st.sampled_from(sorted(REGISTRY)), st.lists(st.text(max_size=10) | st.integers().map(str), max_size=4))
 def test_any_words_after_a_command_are_answered(name: str, words: list[str]) -> None:
     line = " ".join([name, *words]).encode("utf-8", "replace")
-    decision = decide_line(Daemon(0, describe("H200")), Caller(1, 1000), line)
+    decision = decide_line(Daemon(DaemonOptions(0), describe("H200")), Caller(1, 1000), line)
     assert decision.answer is not None
     assert 'Unknown command "' not in decision.answer.printed
 
@@ -185,7 +186,7 @@ def test_words_are_split_at_blanks_and_keep_their_bytes(words: list[bytes], data
 
 @given(st.binary(min_size=1, max_size=50).filter(lambda b: not set(b) & set(b" \t\r\n\0")))
 def test_an_unknown_command_is_echoed_byte_by_byte(name: bytes) -> None:
-    decision = decide_line(Daemon(0, describe("H200")), ROOT, b"  " + name + b" x y\r")
+    decision = decide_line(Daemon(DaemonOptions(0), describe("H200")), ROOT, b"  " + name + b" x y\r")
     if name.decode("utf-8", "surrogateescape") not in REGISTRY:
         assert decision.answer is not None
         echoed = decision.answer.printed.encode("utf-8", "surrogateescape")

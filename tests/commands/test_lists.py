@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 
 import pytest
+from attrs import evolve
 
 from pympsd.commands.operator_line import decide_line
 from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, QueueEntry, Server
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.queue import QueueEntry
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
 
@@ -21,7 +24,7 @@ UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63f
 @pytest.fixture
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
-    daemon = Daemon(0, from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
+    daemon = Daemon(DaemonOptions(0), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
         1: Client(1, 907, 0, "python a.py", 4026531836, {1: Context(1, 1, 0), 3: Context(3, 2, 0)}),
@@ -136,7 +139,7 @@ def test_what_driver_580_answers_to_unknown_arguments_is_refused_all_the_same(
     ],
 )
 def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: int, line: str, said: str) -> None:
-    daemon.protocol = protocol
+    daemon.options = evolve(daemon.options, protocol=protocol)
     answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     assert (answer.printed, answer.diagnostic, answer.refused) == ("", said, True)
@@ -187,7 +190,7 @@ def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
 
 
 def test_who_waits_is_listed(daemon: Daemon) -> None:
-    daemon.queue = [QueueEntry(1, 1001, 5, Peer(77, 1001, 1001), "python d.py"), QueueEntry(2, 1002)]
+    daemon.queue.entries = [QueueEntry(1, 1001, 5, Peer(77, 1001, 1001), "python d.py"), QueueEntry(2, 1002)]
     assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
     waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
     assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}
@@ -205,11 +208,11 @@ def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
     )
     assert _printed(daemon, b"quit -t 1", uid=1000) == "Not enough privilege to execute quit command\n"
     assert daemon.quitting is None
-    assert daemon.queue == []
+    assert daemon.queue.entries == []
 
 
 def test_a_users_own_daemon_starts_servers_for_that_user_only() -> None:
-    own = Daemon(1000, from_toml("[[device]]"))
+    own = Daemon(DaemonOptions(1000), from_toml("[[device]]"))
     refused = decide_line(own, Caller(1, 1000), b"start_server -uid 1001")
     assert refused.answer is not None
     assert refused.answer.refused

@@ -7,11 +7,12 @@ import pytest
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import OperatorLine
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.limits import ThreadPercentage
 
 INT_MAX = (1 << 31) - 1
@@ -22,7 +23,7 @@ MISREAD = ("{}x", "{}.5", "{}e0", "{}_0", "00000000000000000000{}9999999999", "+
 @pytest.fixture
 def daemon() -> Daemon:
     """A daemon with a server 847 of user 7, which has a client 907; and one that a clamped number would name."""
-    daemon = Daemon(0, describe("2xH200"), most_servers=9)
+    daemon = Daemon(DaemonOptions(0, max_servers=9), describe("2xH200"))
     for serial, pid in ((1, 847), (2, INT_MAX)):
         server = daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=pid, phase=Phase.ACTIVE)
         server.clients = {serial: Client(serial, 907, 7, "python", 0)}
@@ -72,7 +73,7 @@ def test_what_begins_with_no_number_is_0(daemon: Daemon, word: str) -> None:
 )
 def test_a_server_is_not_started_for_another_user(daemon: Daemon, word: str) -> None:
     printed, said, others = _give(daemon, f"start_server -uid {word}")
-    assert (printed, others, daemon.queue) == ("", [], [])
+    assert (printed, others, daemon.queue.entries) == ("", [], [])
     assert said.endswith(" is not a user id; a number from 0 to 4294967294 is")
 
 
@@ -88,7 +89,7 @@ def test_a_priority_that_is_misread_is_refused(daemon: Daemon, word: str) -> Non
     printed, said, _ = _give(daemon, f"set_default_client_priority {word}")
     assert printed == ""
     assert said == f"a client priority is 0 (normal) or 1 (below normal), not {word!r}"
-    assert daemon.client_priority.level == 0
+    assert daemon.defaults.client_priority.level == 0
 
 
 NO_DOMAINS = "-mlopart is left out: no device of this machine has locality domains"

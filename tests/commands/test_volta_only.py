@@ -7,8 +7,9 @@ import pytest
 from pympsd.commands.operator_line import decide_line
 from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.daemon_state import Daemon, Server
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limits import ThreadPercentage
 
@@ -27,7 +28,7 @@ LINES = [
 
 def machine(toml: str) -> Daemon:
     """A daemon with a server 847 on one device."""
-    daemon = Daemon(0, from_toml(toml))
+    daemon = Daemon(DaemonOptions(0), from_toml(toml))
     daemon.servers = {1: Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)}
     return daemon
 
@@ -46,12 +47,12 @@ def test_commands_answer_as_always_and_note_that_they_have_no_effect() -> None:
         assert "have no effect" in answer.diagnostic
         assert "older than Volta" in answer.diagnostic
         assert "\n" not in answer.diagnostic
-    assert daemon.thread_percentage.value == 50
+    assert daemon.defaults.thread_percentage.value == 50
     assert str(daemon.servers[1].memory_limits[0]) == "1G"
 
 
 def test_unknown_devices_are_not_said_to_be_old() -> None:
-    daemon = Daemon(0, ())
+    daemon = Daemon(DaemonOptions(0), ())
     daemon.servers = {1: Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)}
     for line, printed in LINES:
         answer = ask(daemon, line)

@@ -24,7 +24,7 @@ from pympsd.configuration.plan import PartitionPlan, Plan, ServerPlan, Surroundi
 from pympsd.configuration.reader import read_plan
 from pympsd.configuration.show import shown
 from pympsd.devices.machine import describe
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import SmPartition

@@ -18,7 +18,7 @@ from pympsd.wire import records
 from pympsd.wire.executor_messages import Attached
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import StagingMemory
+from pympsd_client._command_stream.staging import StagingMemory
 
 SECONDS = 30.0
 HEADER = ".version 7.0\n.target sm_70\n.address_size 64\n"

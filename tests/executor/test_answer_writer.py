@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pympsd.wire.records import HEADER_BYTES
-from pympsd_server.executor.answers import KEPT_BYTES, AnswerWriter
+from pympsd_server.executor.requests.answers import KEPT_BYTES, AnswerWriter
 
 SECONDS = 30.0
 

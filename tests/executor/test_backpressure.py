@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, field
 
 from pympsd_server.backends.interface import Outcome
-from pympsd_server.executor.backpressure import HALF, LIMIT, Backpressure
+from pympsd_server.executor.requests.backpressure import HALF, LIMIT, Backpressure
 
 
 @define(eq=False)

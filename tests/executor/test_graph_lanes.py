@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd_server.executor.graphs.lanes import assign_lanes
+from pympsd_server.executor.graphs.stream_slots import assign_lanes
 
 
 @st.composite

@@ -9,8 +9,8 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.graph_items import EDGE_LIMIT, ITEM_LIMIT, Conditional, ConditionalKind, GraphItem, encode
-from pympsd_server.executor.backpressure import HALF
 from pympsd_server.executor.graphs.streams import CLIENT_STREAM_LIMIT
+from pympsd_server.executor.requests.backpressure import HALF
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import EMPTY, STORE, RawClient
 

@@ -9,7 +9,7 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, ContextFaulted, ExecutorDone, Terminate
-from pympsd_server.executor.backpressure import HALF, LIMIT
+from pympsd_server.executor.requests.backpressure import HALF, LIMIT
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import EMPTY, STORE, TRAPPED, RawClient
 

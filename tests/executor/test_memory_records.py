@@ -10,7 +10,7 @@ from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach
-from pympsd_server.executor.answers import KEPT_BYTES
+from pympsd_server.executor.requests.answers import KEPT_BYTES
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient
 

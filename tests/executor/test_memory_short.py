@@ -9,7 +9,7 @@ import pytest
 from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, Attached, DropClient, ExecutorDone, MemoryShort, RoomMade
-from pympsd_server.executor.device_memory.shortages import MOST_TRIES
+from pympsd_server.executor.memory.device_memory import MOST_TRIES
 from tests.executor.executor_owner import GENERATION, ExecutorOwner
 from tests.executor.raw_client import RawClient
 from tests.support.processes import wait_until

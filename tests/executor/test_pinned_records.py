@@ -18,7 +18,7 @@ from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, w
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, Attached
-from pympsd_server.executor.host_memory.pinned_addresses import PIECES_LIMIT
+from pympsd_server.executor.memory.pinned_addresses import PIECES_LIMIT
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient
 

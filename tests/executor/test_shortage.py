@@ -12,7 +12,7 @@ import pytest
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorDone
-from pympsd_server.executor.answers import AnswerWriter
+from pympsd_server.executor.requests.answers import AnswerWriter
 from tests.executor.executor_owner import ExecutorOwner, readable
 from tests.executor.raw_client import HEADER, STORE, RawClient
 

@@ -15,15 +15,18 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, killed_after, wait_until
 
 from pympsd.devices.machine import from_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES, REQUEST_SECONDS
 from pympsd.service.metrics_text import metrics_text
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Count, Daemon, QueueEntry, Server
-from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.v3.gathering import Configuration
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Count, Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.shares import Shares
 
@@ -72,16 +75,20 @@ def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 @pytest.fixture
 def state() -> Daemon:
     """A server with a client of two contexts, and one who waits."""
-    daemon = Daemon(0, from_toml("[[device]]\n[[device]]\n"), queue=[QueueEntry(1, 1002), QueueEntry(2, 1002)])
+    daemon = Daemon(
+        DaemonOptions(0),
+        from_toml("[[device]]\n[[device]]\n"),
+        queue=ClientQueue([QueueEntry(1, 1002), QueueEntry(2, 1002)]),
+    )
     server = Server(1, 7, ThreadPercentage(12.5), pid=847, phase=Phase.FAULT, name='a "b"\\')
     contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
     server.launches = {1: 42}
-    daemon.counts[Count.FAULTS] = 3
+    daemon.lifetime.counts[Count.FAULTS] = 3
     server.clients = {5: Client(5, 907, 7, "python", 0, contexts, {0: 3 * MIB, 1: 0})}
     daemon.servers = {1: server}
-    daemon.shares = Shares({"connections": 50})
-    daemon.taken["connections"][1002] = 2
-    daemon.refusals[1002, "connections"] = 3
+    daemon.usage.shares = Shares({"connections": 50})
+    daemon.usage.taken["connections"][1002] = 2
+    daemon.usage.refusals[1002, "connections"] = 3
     return daemon
 
 
@@ -109,7 +116,7 @@ def test_the_text_of_a_daemon_without_servers(state: Daemon) -> None:
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
-    state.protocol = protocol
+    state.options = evolve(state.options, protocol=protocol)
     state.configuration = Configuration(7, "/etc/mps.toml", text=b"rules = []")
     found = samples(metrics_text(state, "emulated"))
     assert found["pympsd_configuration_generation"] == [({}, 7)]

@@ -19,7 +19,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.interface import BackendError, Device, Launch, Module
-from pympsd_server.backends.selection import open_device
+from pympsd_server.executor.main import open_device
 from tests.backends.contract.port_user import PortUser
 
 DEVICE_BYTES = 8 << 30

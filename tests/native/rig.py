@@ -21,8 +21,8 @@ from attrs import define, field
 
 from pympsd.wire import records, ring_layout
 from pympsd_client._command_stream.ring import Ring
-from pympsd_client._command_stream.staging_memory import StagingMemory
-from pympsd_server.executor.host_memory import shared
+from pympsd_client._command_stream.staging import StagingMemory
+from pympsd_server.executor.record_source import SHARED_BYTES, SharedMemory, create_shared_memory
 from pympsd_server.native.states import ContextState, KernelRow, StreamState
 from pympsd_server.native.worker import DeclinedRecord, NativeWorker
 from tests.native.fake_driver import FakeDriver
@@ -58,7 +58,7 @@ class Rig:
     """Called in that thread before each is queued."""
     server_end: socket.socket = field(init=False)
     client_end: socket.socket = field(init=False)
-    memory: shared.SharedMemory = field(init=False)
+    memory: SharedMemory = field(init=False)
     client_memory: StagingMemory = field(init=False)
     worker: NativeWorker = field(init=False)
     default_stream: StreamState = field(init=False)
@@ -70,9 +70,9 @@ class Rig:
     def __attrs_post_init__(self) -> None:
         self.server_end, self.client_end = socket.socketpair()
         self.client_end.settimeout(SECONDS)
-        self.memory = shared.make(ring_layout.AREA_BYTES)
-        self.client_memory = StagingMemory(self.memory.fd, shared.SHARED_BYTES, ring_layout.AREA_BYTES)
-        area = self.memory.view[shared.SHARED_BYTES :]
+        self.memory = create_shared_memory(ring_layout.AREA_BYTES)
+        self.client_memory = StagingMemory(self.memory.fd, SHARED_BYTES, ring_layout.AREA_BYTES)
+        area = self.memory.view[SHARED_BYTES:]
         address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         self.worker = NativeWorker(self.server_end.fileno(), address, self.driver.native_access(), self.spin_ns)
         self.default_stream = self.driver.stream(is_default=True)
@@ -105,14 +105,14 @@ class Rig:
 
     @property
     def _area(self) -> memoryview:
-        address = self.client_memory.address + shared.SHARED_BYTES
+        address = self.client_memory.address + SHARED_BYTES
         return memoryview((ctypes.c_char * ring_layout.AREA_BYTES).from_address(address)).cast("B")
 
     @property
     def ring(self) -> Ring:
         """The client's side of the ring, which is in use after the first access."""
         if self._ring is None:
-            self._ring = Ring(self.client_memory, shared.SHARED_BYTES)
+            self._ring = Ring(self.client_memory, SHARED_BYTES)
         return self._ring
 
     def pack(self, name: str, *operands: int, **options: object) -> bytes:

@@ -14,7 +14,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.wire import records
-from pympsd_server.executor.answers import AnswerWriter
+from pympsd_server.executor.requests.answers import AnswerWriter
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.rig import SECONDS, Rig
 

@@ -15,7 +15,7 @@ from pympsd.wire.ring_layout import ANSWERS, AREA_BYTES, ASLEEP, IN_USE, RECORD_
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream.ring import Ring, ring_of
 from pympsd_client._command_stream.transport import Transport
-from pympsd_server.executor.host_memory.shared import SHARED_BYTES
+from pympsd_server.executor.record_source import SHARED_BYTES
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import LAUNCH, WRITE_VALUE, FakeDriver
 from tests.native.rig import SECONDS, SERIAL, Rig

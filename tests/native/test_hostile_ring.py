@@ -13,7 +13,7 @@ import pytest
 
 from pympsd.wire import records
 from pympsd.wire.ring_layout import ANSWERS, ASLEEP, DATA, HEAD, IN_USE, RECORD_BYTES, RING_BYTES, SPIN_COUNT, TAIL
-from pympsd_server.executor.host_memory.shared import SHARED_BYTES
+from pympsd_server.executor.record_source import SHARED_BYTES
 from pympsd_server.native.worker import DeclinedRecord
 from tests.native.rig import SECONDS, Rig
 

@@ -25,8 +25,8 @@ from pympsd.wire.messages import CloseContext, ContextClosed, ContextOpened, Ope
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.executor import ExecutorError, ExecutorGone
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.client_table import Context
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
-from pympsd_server.state_machine.roster import Context
 
 SECONDS = 30
 GIB = 1 << 30

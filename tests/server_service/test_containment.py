@@ -14,9 +14,9 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.containment import HOLD_SECONDS, TEARDOWN_SECONDS, Containment
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
+from pympsd_server.state_machine.client_table import Client, Context
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot
-from pympsd_server.state_machine.phases import Phase
-from pympsd_server.state_machine.roster import Client, Context
+from pympsd_server.state_machine.server_phase import Phase
 
 SLOT = ExecutorSlot(0)
 

@@ -15,7 +15,7 @@ from pympsd.wire.executor_messages import Terminate
 from pympsd_server.service.eviction import FREED_SECONDS, make_room, with_room
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
-from pympsd_server.state_machine.roster import Client, Context
+from pympsd_server.state_machine.client_table import Client, Context
 
 
 @define

@@ -15,7 +15,7 @@ from pympsd.wire.link_messages import TerminateClient
 from pympsd_server.service.executor import ExecutorError
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import TERMINATION_SECONDS, terminate_client
-from pympsd_server.state_machine.roster import Context
+from pympsd_server.state_machine.client_table import Context
 
 
 @define

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, WholeProcess, blast_of, sticky_error
+from pympsd_server.state_machine.client_table import Roster
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
-from pympsd_server.state_machine.roster import Roster
 
 GRAPHS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
 """For each client the devices of its contexts."""

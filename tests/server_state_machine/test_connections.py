@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pympsd.devices.machine import describe
+from pympsd_server.state_machine.client_table import Client, NoSuchContext, Roster
 from pympsd_server.state_machine.connections import Pool, PoolExhausted, connection_slots
-from pympsd_server.state_machine.roster import Client, NoSuchContext, Roster
 
 DEVICES = describe("2xH200")
 

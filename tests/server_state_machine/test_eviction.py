@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
+from pympsd_server.state_machine.client_table import Client, Roster
 from pympsd_server.state_machine.eviction import MOST_VICTIMS, choose
-from pympsd_server.state_machine.roster import Client, Roster
 
 SOFT = {"cgroup /a": 30, "cgroup /a/x": 10, "cgroup /b": 50, "cgroup /c": 0}
 CALLER = 1

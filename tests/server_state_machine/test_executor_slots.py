@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pympsd.devices.machine import describe, from_toml
+from pympsd_server.state_machine.client_table import Roster
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, slot_of
-from pympsd_server.state_machine.roster import Roster
 
 SHARING = "isolates_address_spaces = false\n[[device]]\n"
 

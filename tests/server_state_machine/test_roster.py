@@ -3,8 +3,8 @@
 import pytest
 
 from pympsd.devices.machine import describe
+from pympsd_server.state_machine.client_table import NoSuchContext, Roster
 from pympsd_server.state_machine.connections import PoolExhausted
-from pympsd_server.state_machine.roster import NoSuchContext, Roster
 
 
 def test_serials_count_the_servers_contexts_and_numbers_the_processs_own() -> None:

@@ -19,8 +19,9 @@ from pympsd.journal.setup import Journal, control_logger
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.listeners import Listener
 from pympsd.service.sessions.conversation import Conversation
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.takeover.keeper_link import Keeper
 from pympsd.takeover.kept_entries import Inherited, Noted
 from pympsd.takeover.servers import AwaitedServer, inherit
@@ -176,7 +177,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
     listener.listen(4096)
     scope = trio.CancelScope()
     ended = trio.Event()
-    state = Daemon(os.geteuid(), describe("H200"))
+    state = Daemon(DaemonOptions(os.geteuid()), describe("H200"))
     settings = Settings.from_environment({})
     made: list[RunningDaemon] = []
 

@@ -182,7 +182,7 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
                 await trio.lowlevel.checkpoint()
             ((serial, session),) = daemon.dispatcher.clients.items()
             assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
-            assert daemon.dispatcher.state.queue[0].command.startswith(sys.executable), "of that process"
+            assert daemon.dispatcher.state.queue.entries[0].command.startswith(sys.executable), "of that process"
             assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
             daemon.dispatcher._refuse(serial, 805, "a reason")
             answer = await trio.to_thread.run_sync(said, process)
@@ -222,7 +222,7 @@ async def test_a_client_that_left_before_the_next_daemon_came_is_forgotten(
         await go_on(daemon, left)
         await trio.testing.wait_all_tasks_blocked()
         assert daemon.dispatcher.clients == {}
-        assert daemon.dispatcher.state.queue == []
+        assert daemon.dispatcher.state.queue.entries == []
         assert earlier.left() == {}
 
 
@@ -246,7 +246,7 @@ async def test_an_earlier_connection_that_is_refused_sees_its_end(
     daemon: RunningDaemon, earlier: EarlierDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
-    daemon.dispatcher.state.shares = Shares({"connections": 0})
+    daemon.dispatcher.state.usage.shares = Shares({"connections": 0})
     client, ours = caller(daemon)
     earlier.hold(NAME, ours.fileno(), HELLO)
     ours.close()

@@ -198,7 +198,7 @@ async def test_a_users_connections_over_the_share_are_refused_until_one_closes(
     daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=10001))
-    daemon.dispatcher.state.shares = Shares({"connections": 1})
+    daemon.dispatcher.state.usage.shares = Shares({"connections": 1})
     operator = await daemon.operator()
     await operator.ask(b"get_server_list")
     assert await (await daemon.connect()).receive() is None
@@ -219,8 +219,10 @@ async def test_users_together_leave_connections_for_the_daemons_own_user(
 ) -> None:
     uids = iter((10001, 10002, 10003, *3 * (os.geteuid(),)))
     monkeypatch.setattr(listeners, "credentials", lambda plain: evolve(credentials(plain), uid=next(uids)))
-    daemon.dispatcher.state.shares = Shares(descriptors=28)  # everybody may have 7 connections, and users 6 of them
-    daemon.dispatcher.state.taken["connections"][10000] = 3
+    daemon.dispatcher.state.usage.shares = Shares(
+        descriptors=28
+    )  # everybody may have 7 connections, and users 6 of them
+    daemon.dispatcher.state.usage.taken["connections"][10000] = 3
     for _ in range(2):
         operator = await daemon.operator()
         await operator.ask(b"get_server_list")
@@ -329,7 +331,7 @@ async def test_a_waiting_client_that_disconnects_or_sends_is_removed(daemon: Run
     await caller.send(data)
     caller.sock.shutdown(socket.SHUT_WR)
     assert await caller.receive() is None
-    assert daemon.dispatcher.state.queue == []
+    assert daemon.dispatcher.state.queue.entries == []
     assert daemon.dispatcher.clients == {}
     assert await daemon.still_answers()
 

@@ -79,7 +79,7 @@ async def test_clients_in_a_loop_cannot_fill_the_log(
     hello, beginning = CASES[case]
     set_dialect(daemon, dialect)
     if case == "refused":
-        daemon.dispatcher.state.uid = 500
+        daemon.dispatcher.state.options = evolve(daemon.dispatcher.state.options, uid=500)
     # Two lines each, the second of them (as the dialect has it or not) the client's.
     logged = dialect is Dialect.DOCUMENTED or beginning in ("NEW CLIENT ", "Refusing client ")
     for _ in range(3 * ALLOWED):
@@ -103,7 +103,7 @@ async def test_events_that_are_not_logged_are_still_handled(daemon: RunningDaemo
         await trio.testing.wait_all_tasks_blocked()
     assert len(daemon.dispatcher.state.queue) == 2 * ALLOWED
     assert len(daemon.spawned) == 1
-    daemon.dispatcher._refuse(daemon.dispatcher.state.queue[0].client, 805, "a reason")
+    daemon.dispatcher._refuse(daemon.dispatcher.state.queue.entries[0].client, 805, "a reason")
     frame = await callers[0].receive()
     assert frame is not None
     assert messages.decode(frame) == messages.Refused(805, "a reason")

@@ -17,7 +17,7 @@ from attrs import evolve
 from time_limit import bounded
 
 from pympsd.service.processes.known_process import KnownProcess
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
 from pympsd.takeover import servers
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link

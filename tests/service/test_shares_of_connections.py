@@ -49,7 +49,7 @@ def users(monkeypatch: pytest.MonkeyPatch) -> Users:
 @pytest.fixture
 def share(daemon: RunningDaemon) -> Iterator[int]:
     """Let each user have 4 MiB of buffers."""
-    daemon.dispatcher.state.shares = Shares({"buffers": 4 * MIB})
+    daemon.dispatcher.state.usage.shares = Shares({"buffers": 4 * MIB})
     yield 4 * MIB
     assert daemon.dispatcher.buffers.held[HOSTILE] <= 4 * MIB
 
@@ -148,7 +148,7 @@ async def test_half_a_message_of_a_waiting_client_has_a_deadline(
     await client.send(HALF_LINE[:50])
     assert await client.receive() is None
     assert daemon.sentences()[-1] == closed(HOSTILE, "it has begun a message and not sent the rest within 10 s")
-    assert daemon.dispatcher.state.queue == []
+    assert daemon.dispatcher.state.queue.entries == []
 
 
 @bounded
@@ -206,7 +206,7 @@ async def test_a_hello_with_too_many_variables_is_refused(daemon: RunningDaemon,
 
 @bounded
 async def test_connections_to_several_sockets_count_together(daemon: RunningDaemon, users: Users) -> None:
-    daemon.dispatcher.state.shares = Shares({"connections": 1})
+    daemon.dispatcher.state.usage.shares = Shares({"connections": 1})
     await daemon.go_on_with()
     await (await daemon.operator()).ask(b"get_server_list")
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -75,8 +75,8 @@ async def test_a_debugged_client_that_disconnects_is_removed(daemon: RunningDaem
     debugged = await daemon.connect()
     await debugged.send(messages.encode(HELLO))
     await trio.testing.wait_all_tasks_blocked()
-    assert len(daemon.dispatcher.state.debugged) == 1
+    assert len(daemon.dispatcher.state.queue.debugged) == 1
     debugged.sock.close()
     await trio.testing.wait_all_tasks_blocked()
-    assert daemon.dispatcher.state.debugged == {}
+    assert daemon.dispatcher.state.queue.debugged == {}
     assert len(daemon.dispatcher.clients) == 1

@@ -10,9 +10,10 @@ from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
 from pympsd.journal.dialects import Dialect
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 
@@ -77,10 +78,10 @@ class Story:
 @pytest.fixture
 def story() -> Story:
     """Return the story of a root daemon."""
-    return Story(Daemon(0, DEVICES))
+    return Story(Daemon(DaemonOptions(0), DEVICES))
 
 
 @pytest.fixture
 def own_story() -> Story:
     """Return the story of user 1000's daemon."""
-    return Story(Daemon(1000, DEVICES))
+    return Story(Daemon(DaemonOptions(1000), DEVICES))

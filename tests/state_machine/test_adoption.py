@@ -6,7 +6,6 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
@@ -20,6 +19,8 @@ from pympsd.state_machine.instructions import (
     WatchClient,
     Working,
 )
+from pympsd.state_machine.state.daemon import Daemon, Defaults
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.takeover import RETURN_TIMEOUT, first_serial
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import (
@@ -172,7 +173,7 @@ def quits(story: Story, *lines: str) -> PersistentState:
 
 
 def test_an_operators_quit_goes_on(story: Story) -> None:
-    heir = Story(Daemon(0, DEVICES))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(quits(story, "quit")))
     assert heir.take_log()[-1] == "An operator asked the last daemon to quit: going on with that"
     assert [type(one).__name__ for one in heir.connects(2, B)] == ["RefuseClient"]
@@ -184,18 +185,18 @@ def test_an_operators_quit_goes_on(story: Story) -> None:
 
 @pytest.mark.parametrize(("lines", "seconds"), [(("quit -t 9", "quit -t 7"), 7.0), (("quit", "quit -t 5"), 5.0)])
 def test_its_time_begins_anew(story: Story, lines: tuple[str, ...], seconds: float) -> None:
-    heir = Story(Daemon(0, DEVICES))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES))
     force = Timer(TimerKind.FORCE)
     assert SetTimer(force, seconds) in heir.feed(events.PredecessorDied(quits(story, *lines)))
     returns(heir, "ACTIVE", CLIENT)
     assert ShutDownServer(SERVER, forced=True) in heir.feed(events.TimerEnded(force))
     # Force that has been used is used again at once.
     remembered = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
-    assert SetTimer(force, 0.0) in Story(Daemon(0, DEVICES)).feed(events.PredecessorDied(remembered))
+    assert SetTimer(force, 0.0) in Story(Daemon(DaemonOptions(0), DEVICES)).feed(events.PredecessorDied(remembered))
 
 
 def test_a_quit_that_has_nothing_more_to_wait_for_is_done(story: Story) -> None:
-    heir = Story(Daemon(0, DEVICES))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(evolve(quits(story, "quit"), servers=())))
     assert [type(one).__name__ for one in heir.connects(2, B)] == ["SpawnServer"]
 
@@ -209,7 +210,7 @@ def test_a_signal_is_for_one_daemon_only(story: Story) -> None:
 def test_a_debugged_client_waits_for_an_awaited_servers_clients(heir: Story) -> None:
     assert heir.connects(1, A, traced=True) == []
     returns(heir, "ACTIVE", CLIENT)
-    assert 1 in heir.daemon.debugged
+    assert 1 in heir.daemon.queue.debugged
     assert [type(one).__name__ for one in heir.feed(events.ClientGonePushed(SERVER, 7))] == ["ContinueWithoutMps"]
 
 
@@ -222,12 +223,12 @@ def test_only_values_set_by_commands_persist(story: Story) -> None:
     assert remembered == PersistentState(
         thread_percentage=40.0, memory_limits={1: 2 << 30}, configuration=PersistentConfiguration(2, "", "")
     )
-    heir = Story(Daemon(0, DEVICES, ThreadPercentage(90.0), ClientPriority(1)))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES, Defaults(ThreadPercentage(90.0), ClientPriority(1))))
     own = InitialDefaults.of(heir.daemon)
     heir.feed(events.PredecessorDied(remembered))
     daemon = heir.daemon
-    assert (daemon.thread_percentage.value, daemon.client_priority.level) == (40.0, 1)
-    assert daemon.memory_limits == {1: PinnedMemory(2 << 30)}
+    assert (daemon.defaults.thread_percentage.value, daemon.defaults.client_priority.level) == (40.0, 1)
+    assert daemon.defaults.memory_limits == {1: PinnedMemory(2 << 30)}
     # It persists for the daemon after that, too.
     assert snapshot(daemon, own) == remembered
 
@@ -240,7 +241,7 @@ def test_a_start_request_persists(story: Story) -> None:
     remembered = snapshot(story.daemon, initial)
     assert remembered.wishes == (A,)
     # Its process, which was not ready, has ended.
-    (again,) = Story(Daemon(0, DEVICES)).feed(events.PredecessorDied(evolve(remembered, servers=())))
+    (again,) = Story(Daemon(DaemonOptions(0), DEVICES)).feed(events.PredecessorDied(evolve(remembered, servers=())))
     assert isinstance(again, SpawnServer)
     assert again.uid == A
 
@@ -279,7 +280,7 @@ def is_queued(story: Story) -> list[tuple[int, int]]:
 def test_the_queue_keeps_its_order_in_whatever_order_its_clients_return(story: Story, order: tuple[int, int]) -> None:
     kept = queued(story)
     assert is_queued(story) == [(A, 2), (B, 0), (B, 3)]
-    heir = Story(Daemon(0, DEVICES))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
     heir.connects(9, D)  # later than all of them
     uids = {12: A, 11: B}
@@ -293,7 +294,7 @@ def test_the_queue_keeps_its_order_in_whatever_order_its_clients_return(story: S
 
 def test_a_start_request_does_not_overtake_a_client_that_has_not_returned(story: Story) -> None:
     kept = evolve(queued(story), servers=())
-    heir = Story(Daemon(0, DEVICES))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES))
     inherited = heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
     assert inherited == [SetTimer(PLACES, RETURN_TIMEOUT)], "no server is started"
     between = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
@@ -304,16 +305,16 @@ def test_a_start_request_does_not_overtake_a_client_that_has_not_returned(story:
 def test_a_client_that_waited_and_does_not_return_is_given_up(story: Story) -> None:
     kept = evolve(queued(story), servers=())
     for connections, timed in ((frozenset({11}), []), (frozenset({12}), [B])):
-        heir = Story(Daemon(0, DEVICES))
+        heir = Story(Daemon(DaemonOptions(0), DEVICES))
         begun = begins_for(heir.feed(events.PredecessorDied(kept, connections=connections)))
         assert begun == ([] if timed else [B])
         assert begins_for(heir.feed(events.TimerEnded(PLACES))) == timed
-        assert heir.daemon.places == {}
+        assert heir.daemon.queue.reserved == {}
 
 
 def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -> None:
     kept = evolve(queued(story), servers=())
-    heir = Story(Daemon(0, DEVICES))
+    heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(kept, connections=frozenset({12})))
     foreign = Peer(105, A, A, (A,), foreign=True)
     assert begins_for(heir.feed(events.ClientConnected(5, foreign, "waits", 7, connection=12))) == [B]

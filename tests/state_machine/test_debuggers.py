@@ -59,7 +59,7 @@ def test_it_waits_for_queued_clients_but_not_for_later_ones(busy: Story) -> None
 
 def test_it_takes_no_turn(busy: Story) -> None:
     busy.connects(2, B, traced=True)
-    assert busy.daemon.queue == []
+    assert busy.daemon.queue.entries == []
     # The server is not shut down: no other user waits.
     assert busy.feed(events.ClientGonePushed(1, 1)) == [ContinueWithoutMps(2, REASON)]
     assert busy.connects(3, B, traced=True) == [ContinueWithoutMps(3, REASON)]
@@ -76,7 +76,7 @@ def test_a_debugged_client_that_disconnects_is_dropped(busy: Story) -> None:
     busy.connects(2, A, traced=True)
     assert busy.feed(events.WaitingClientLeft(2)) == []
     assert busy.feed(events.ClientGonePushed(1, 1)) == []
-    assert busy.daemon.debugged == {}
+    assert busy.daemon.queue.debugged == {}
 
 
 def test_it_continues_after_a_servers_end_and_a_refusal(busy: Story) -> None:

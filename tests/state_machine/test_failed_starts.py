@@ -6,8 +6,9 @@ import pytest
 
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, RefuseClient, Reply, SetTimer, SpawnServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.results import Result
 from tests.state_machine.conftest import Story
@@ -33,7 +34,7 @@ def refused(instructions: list[Instruction]) -> list[int]:
 
 @pytest.mark.parametrize("name", ["u5", "uid_500"])
 def test_a_named_server_that_could_not_be_started_is_said_once_to_be_so(name: str) -> None:
-    story = Story(Daemon(0, describe("H200"), protocol=3, most_servers=9))
+    story = Story(Daemon(DaemonOptions(0, protocol=3, max_servers=9), describe("H200")))
     story.says(f"server create {name} --uid=500")
     for namespace in ("", "default"):
         story.feed(events.NamespaceOpened(name, namespace))
@@ -134,7 +135,7 @@ def test_a_start_request_is_retried_and_given_up_too(story: Story) -> None:
         dies(story, server)
         assert spawned_for(pause_ends(story, server)) == [500]
     assert dies(story, 4) == []
-    assert story.daemon.queue == []
+    assert story.daemon.queue.entries == []
 
 
 def test_the_timer_of_an_earlier_pause_does_nothing(story: Story) -> None:

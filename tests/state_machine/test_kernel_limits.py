@@ -6,13 +6,14 @@ import pytest
 
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import ClientConnected, StatusPushed
 from pympsd.state_machine.instructions import AdmitClient, Instruction
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.v3.memory_elsewhere import memory_elsewhere
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import (
     MOST_MEMORY,
@@ -36,9 +37,9 @@ def limit(hard: int | None = None, soft: int | None = None) -> CgroupLimit:
 @pytest.fixture
 def daemon() -> Daemon:
     """A daemon with servers a and b, whose processes are there."""
-    daemon = Daemon(0, describe("2xH200"), protocol=3, most_servers=9)
+    daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9), describe("2xH200"))
     for serial, name in enumerate("ab", 1):
-        daemon.named_servers[name] = NamedServer(name, 7, {"default": Namespace("default")})
+        daemon.named_servers.add(NamedServer(name, 7, {"default": Namespace("default")}))
         daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=serial, phase=Phase.ACTIVE, name=name)
     return daemon
 
@@ -83,20 +84,20 @@ def test_the_lower_of_the_kernels_and_our_own_holds(
     kernels: dict[int, CgroupLimit],
     holds: dict[int, tuple[int, int]],
 ) -> None:
-    daemon.cgroup_limits = {"/pod": ours} if ours else {}
+    daemon.process_limits.cgroups = {"/pod": ours} if ours else {}
     found = groups_of(daemon, {"/pod": kernels})
     assert found == {ordinal: (MemoryGroup("cgroup /pod", *limits),) for ordinal, limits in holds.items()}
 
 
 def test_the_limits_of_all_cgroups_above_hold_outer_ones_first(daemon: Daemon) -> None:
-    daemon.cgroup_limits = {"/": {0: limit(100)}}
+    daemon.process_limits.cgroups = {"/": {0: limit(100)}}
     found = groups_of(daemon, {"/pod/box": {0: limit(2)}, "/pod": {0: limit(4)}, "/elsewhere": {0: limit(1)}})
     expected = (("/", 100), ("/pod", 4), ("/pod/box", 2))
     assert found == {0: tuple(MemoryGroup(f"cgroup {path}", hard * GIB) for path, hard in expected)}
 
 
 def test_they_hold_not_while_memacct_is_disabled_and_what_is_taken_is_counted(daemon: Daemon) -> None:
-    daemon.accounts_cgroups = False
+    daemon.process_limits.accounts_cgroups = False
     assert groups_of(daemon, {"/pod": {0: limit(4, 1)}}) == {0: (MemoryGroup("cgroup /pod", MOST_MEMORY),)}
 
 

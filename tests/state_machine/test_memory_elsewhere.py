@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
-from pympsd.state_machine.daemon_state import Client, Daemon, Server
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon, Defaults
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
 from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 
@@ -16,9 +19,9 @@ CLIENTS = st.tuples(st.integers(1, 3), st.sampled_from(CGROUPS), st.integers(0, 
 
 
 def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
-    daemon = Daemon(0, describe("2xH200"), ThreadPercentage(), ClientPriority(), {})
+    daemon = Daemon(DaemonOptions(0), describe("2xH200"), Defaults(ThreadPercentage(), ClientPriority(), {}))
     limit = {0: CgroupLimit(PinnedMemory(1 << 30)), 1: CgroupLimit(PinnedMemory(1 << 30))}
-    daemon.cgroup_limits = dict.fromkeys(LIMITED, limit)
+    daemon.process_limits.cgroups = dict.fromkeys(LIMITED, limit)
     daemon.servers = {serial: Server(serial, 0, ThreadPercentage()) for serial in (1, 2, 3)}
     for number, (server, cgroup, device, count) in enumerate(clients, 1):
         client = Client(number, number, 0, "train", 0, memory={device: count}, cgroups=(cgroup,))

@@ -6,7 +6,8 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.takeover.state.protocol_2 import lost
 from pympsd.takeover.state.records import (
     PersistentNamedServer,
@@ -84,7 +85,7 @@ def test_defaults_that_are_the_same_are_kept() -> None:
 def test_a_server_that_runs_keeps_the_limits_of_its_namespace_default() -> None:
     left = evolve(of_default(thread_percentage=25.0, pinned_memory={1: GIB}), servers=(PROCESS,))
     assert list(lost(left, NamespaceLimits())) == []
-    story = Story(Daemon(0, DEVICES))
+    story = Story(Daemon(DaemonOptions(0), DEVICES))
     story.feed(events.PredecessorDied(left))
     (server,) = story.daemon.servers.values()
     assert (server.thread_percentage, server.memory_limits) == (ThreadPercentage(25.0), {1: PinnedMemory(GIB)})

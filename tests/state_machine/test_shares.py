@@ -12,8 +12,9 @@ from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events, shares
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.state.daemon import Daemon, Usage
+from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.takeover.state.records import InitialDefaults, PersistentState, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import (
@@ -39,12 +40,9 @@ def daemon() -> Daemon:
 
 def new_daemon(devices: str = "2xH200") -> Daemon:
     return Daemon(
-        0,
+        DaemonOptions(0, protocol=3, max_servers=MAX_NAMED_SERVERS + 1, pipe_directory="/p"),
         describe(devices),
-        protocol=3,
-        most_servers=MOST_NAMED_SERVERS + 1,
-        pipe_directory="/p",
-        shares=Shares(descriptors=1 << 20),
+        usage=Usage(Shares(descriptors=1 << 20)),
     )
 
 
@@ -78,7 +76,7 @@ def said(daemon: Daemon, event: events.Event) -> str:
 
 def connect(daemon: Daemon, uid: int, server: str = "") -> str:
     """Connect a client of a user; return why it was refused."""
-    client = daemon.tickets.take() + 10_000
+    client = daemon.queue.tickets.take() + 10_000
     return said(daemon, events.ClientConnected(client, Peer(client, uid, uid), "train", 7, server=server))
 
 
@@ -110,11 +108,11 @@ def test_users_together_leave_servers_for_others_first_clients_and_for_root(daem
     assert say(0, "config apply F", f'schema_version = "1.0"\n{tables}') == ""
     assert len(daemon.named_servers) == SERVERS.total
     assert "Everybody together has 256 of at most 256 servers; " in say(0, "server create more")
-    assert daemon.refusals[0, "servers"] == 1
+    assert daemon.usage.refusals[0, "servers"] == 1
 
 
 def test_root_may_give_a_user_more_than_a_share_and_it_counts(daemon: Daemon, say: Say) -> None:
-    daemon.shares = Shares({"servers": 1})
+    daemon.usage.shares = Shares({"servers": 1})
     assert say(USER, "server create a") == ""
     assert say(0, f"server create b --uid={USER}") == ""
     assert "has 2 of at most 1 servers (a, b): delete one of them" in say(USER, "server create c")
@@ -125,14 +123,15 @@ def test_root_may_give_a_user_more_than_a_share_and_it_counts(daemon: Daemon, sa
 
 
 def test_the_daemons_own_user_has_no_share(say: Say, daemon: Daemon) -> None:
-    daemon.uid, daemon.shares = USER, Shares({"servers": 0, "namespaces": 0})
+    daemon.options = evolve(daemon.options, uid=USER)
+    daemon.usage.shares = Shares({"servers": 0, "namespaces": 0})
     assert say(USER, "server create a") == ""
     assert say(USER, "namespace create n --server=a") == ""
 
 
 @pytest.mark.parametrize(("devices", "cost"), [("", 3), (" --allowed-devices=1", 2)])
 def test_processes_are_counted_as_they_may_become(daemon: Daemon, say: Say, devices: str, cost: int) -> None:
-    daemon.shares = Shares({"processes": 7})
+    daemon.usage.shares = Shares({"processes": 7})
     made = 0
     while not (refusal := say(USER, f"server create s{made}{devices}")):
         made += 1
@@ -143,7 +142,7 @@ def test_processes_are_counted_as_they_may_become(daemon: Daemon, say: Say, devi
 
 
 def test_partitions_that_contain_faults_cost_processes(daemon: Daemon, say: Say) -> None:
-    daemon.shares = Shares({"processes": 5})
+    daemon.usage.shares = Shares({"processes": 5})
     partition = "sm-partition create {} --server=s --device=0 --chunks=1"
     assert say(USER, "server create s") == ""
     for name in "abc":
@@ -182,7 +181,7 @@ def test_users_leave_chunks_of_each_device_for_root(daemon: Daemon, say: Say) ->
 
 
 def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, say: Say) -> None:
-    daemon.shares = Shares({"namespaces": 2})
+    daemon.usage.shares = Shares({"namespaces": 2})
     assert say(USER, "server create s") == say(USER, "server create t") == ""
     assert say(USER, f"server create --uid={USER}") == ""
     assert say(USER, "namespace create a --server=s") == say(USER, f"namespace create b --server=uid_{USER}") == ""
@@ -194,7 +193,7 @@ def test_namespaces_of_all_servers_count_and_default_does_not(daemon: Daemon, sa
 
 
 def test_with_few_descriptors_users_leave_them_for_others(daemon: Daemon, say: Say) -> None:
-    daemon.shares = Shares(descriptors=1024)
+    daemon.usage.shares = Shares(descriptors=1024)
     refusal = fill(say, range(1000, 1004))
     assert refusal.startswith("All users together have 190 of at most 192 descriptors that are not reserved; ")
     assert "start the daemon with more open files than 1024 (ulimit -n, or LimitNOFILE=)" in refusal
@@ -218,8 +217,8 @@ def test_nobody_waits_for_the_servers_of_another_user_to_start(daemon: Daemon, s
 
 
 def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Daemon, say: Say) -> None:
-    daemon.refusals[OTHER, "servers"] = 7
-    daemon.taken["connections"][OTHER] = 3
+    daemon.usage.refusals[OTHER, "servers"] = 7
+    daemon.usage.taken["connections"][OTHER] = 3
     assert say(USER, "server create s") == ""
     answers: list[str] = []
     for place in ("", "s"):
@@ -234,13 +233,13 @@ def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Dae
 
 
 def test_what_is_taken_is_counted_until_it_is_given_back(daemon: Daemon) -> None:
-    daemon.shares = Shares({"connections": 20})
+    daemon.usage.shares = Shares({"connections": 20})
     assert shares.take(daemon, CONNECTIONS, USER, 18) == ""
     assert shares.take(daemon, CONNECTIONS, USER, 3).startswith("user 1000 has 18 of at most 20 connections, and 3 ")
     assert shares.take(daemon, CONNECTIONS, OTHER, 20) == ""
     shares.give_back(daemon, CONNECTIONS, USER, 18)
     assert shares.list_users(daemon) == [USER, OTHER]
-    assert daemon.taken["connections"] == {OTHER: 20}
+    assert daemon.usage.taken["connections"] == {OTHER: 20}
 
 
 def test_shares_of_the_file_outlive_the_daemon_and_todays_state_has_none(daemon: Daemon, say: Say) -> None:
@@ -248,11 +247,11 @@ def test_shares_of_the_file_outlive_the_daemon_and_todays_state_has_none(daemon:
     assert say(0, "config apply F", 'schema_version = "1.0"\n[shares]\nservers = 3\n') == ""
     left = snapshot(daemon, initial)
     check(left, 2)
-    following = evolve(new_daemon(), shares=Shares({"servers": 5}))
+    following = evolve(new_daemon(), usage=Usage(Shares({"servers": 5})))
     handle(following, events.PredecessorDied(left), answer_line)
-    assert following.shares.share(SERVERS) == 3
-    following = evolve(new_daemon(), shares=Shares({"servers": 5}))
+    assert following.usage.shares.share(SERVERS) == 3
+    following = evolve(new_daemon(), usage=Usage(Shares({"servers": 5})))
     handle(following, events.PredecessorDied(PersistentState(protocol=3)), answer_line)
-    assert following.shares.share(SERVERS) == 5
+    assert following.usage.shares.share(SERVERS) == 5
     with pytest.raises(BadShare):
         check(evolve(left, shares={"servers": -1}), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import Instruction, Reply, SetTimer, TerminateClient
@@ -41,7 +42,7 @@ def test_a_server_that_does_not_answer_in_time_gives_702(busy: Story) -> None:
 
 def test_termination_by_reset_is_sent_and_has_a_longer_timeout(busy: Story) -> None:
     assert not asked(busy).by_reset
-    busy.daemon.terminate_by_reset = True
+    busy.daemon.options = evolve(busy.daemon.options, terminate_by_reset=True)
     instructions = busy.says("terminate_client 847 101", session=2)
     (found,) = [one for one in instructions if isinstance(one, TerminateClient)]
     assert found.by_reset

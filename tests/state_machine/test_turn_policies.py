@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pympsd.state_machine.turns.policies import WaitingUser, fewest_turns, guarded
+from pympsd.state_machine.state.turns import WaitingUser, fewest_turns, guarded
 
 USERS = (WaitingUser(1000, 1, 2), WaitingUser(1001, 3, 0))
 

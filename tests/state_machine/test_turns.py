@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import (
     AdmitClient,
     Exit,
@@ -21,9 +20,11 @@ from pympsd.state_machine.instructions import (
     SpawnServer,
     Working,
 )
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase
+from pympsd.state_machine.state.turns import Turns, WaitingUser, fewest_turns, order
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.turns.policies import WaitingUser, fewest_turns, order
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
 
@@ -86,7 +87,7 @@ def test_newcomers_overtake_until_the_turn_timer_ends(busy: Story) -> None:
 
 
 def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
-    story = Story(Daemon(0, DEVICES, turn_patience=0))
+    story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     story.connects(1, A)
     story.is_ready(1, 847)
     story.take_log()
@@ -100,14 +101,14 @@ def test_with_a_turn_patience_of_0_newcomers_never_overtake() -> None:
 
 
 def test_with_a_turn_patience_of_0_clients_are_admitted_in_order() -> None:
-    story = Story(Daemon(0, DEVICES, turn_patience=0))
+    story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     for client, uid in ((1, A), (2, A), (3, B), (4, A)):
         story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
 
 
 def test_whole_and_fractional_turn_patience_is_logged() -> None:
-    story = Story(Daemon(0, DEVICES, turn_patience=0.25))
+    story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0.25)))
     story.connects(1, A)
     story.is_ready(1, 847)
     story.connects(2, B)
@@ -188,7 +189,7 @@ def test_the_timer_of_a_client_that_left_is_cancelled(busy: Story) -> None:
         busy.connects(client, C)
         busy.feed(events.WaitingClientLeft(client))
     assert busy.cancelled == turn_timers(busy)[1:]
-    assert busy.daemon.turn_timers == {2}
+    assert busy.daemon.queue.timed == {2}
     # A timer that ended before it could be cancelled does nothing.
     assert busy.feed(events.TimerEnded(busy.cancelled[0])) == []
     assert admitted(busy.connects(100, A)) == [100]
@@ -208,7 +209,7 @@ def test_a_start_request_for_the_active_user_changes_nothing(busy: Story) -> Non
     turn_timer_ends(busy)
     before = list(busy.daemon.queue)
     assert [type(one) for one in busy.says(f"start_server -uid {A}")] == [Reply]
-    assert busy.daemon.queue == before
+    assert list(busy.daemon.queue) == before
 
 
 def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> None:
@@ -222,7 +223,7 @@ def test_a_start_request_for_another_user_is_served_in_order(busy: Story) -> Non
     assert busy.feed(events.ClientGonePushed(2, 2)) == [ShutDownServer(2, False)]
     assert busy.feed(events.ServerExited(2, 0)) == [SpawnServer(3, C, None)]
     assert busy.is_ready(3, 849) == []
-    assert busy.daemon.queue == []
+    assert busy.daemon.queue.entries == []
 
 
 def test_a_start_request_has_a_turn_timer_like_a_client(busy: Story) -> None:
@@ -280,7 +281,7 @@ def test_the_daemons_end_refuses_the_whole_queue_and_debugged_clients(
 
 
 def test_there_are_no_turns_in_multiuser_mode() -> None:
-    story = Story(Daemon(0, DEVICES, multiuser=True, turn_patience=0))
+    story = Story(Daemon(DaemonOptions(0, multiuser=True), DEVICES, turns=Turns(overtaking_seconds=0)))
     for client, uid in ((1, A), (2, B)):
         story.connects(client, uid)
     assert admitted(story.is_ready(1, 847)) == [1, 2]
@@ -313,7 +314,7 @@ def spawned(instructions: list[Instruction]) -> list[int]:
 
 
 def test_a_policy_chooses_who_is_next(story: Story) -> None:
-    story.daemon.turn_policy = fewest_turns()
+    story.daemon.turns.policy = fewest_turns()
     story.connects(1, A)
     story.is_ready(1, 847)
     story.connects(2, B)
@@ -326,7 +327,7 @@ def test_a_policy_chooses_who_is_next(story: Story) -> None:
 
 
 def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: Story) -> None:
-    story.daemon.turn_policy = fewest_turns()
+    story.daemon.turns.policy = fewest_turns()
     story.connects(1, A)
     story.is_ready(1, 847)
     story.connects(2, B)
@@ -342,7 +343,7 @@ def test_who_is_chosen_is_admitted_though_another_has_waited_long_enough(story: 
 
 
 def test_a_policy_that_returns_what_does_not_wait_changes_nothing(busy: Story) -> None:
-    busy.daemon.turn_policy = lambda users: evolve(users[0], uid=1)
+    busy.daemon.turns.policy = lambda users: evolve(users[0], uid=1)
     busy.connects(3, C)
     assert spawned(ends(busy, 1, 1)) == [B]
 

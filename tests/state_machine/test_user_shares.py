@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon, Usage
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.vocabulary.shares import BUFFERS, CONNECTIONS, Resource, Shares
 
 ROOT, OWN = 0, 500
@@ -17,7 +18,7 @@ USERS = (10001, 10002, 10003)
 
 def daemon() -> Daemon:
     """Return a daemon of user OWN that may open 4,096 descriptors."""
-    return Daemon(OWN, describe("H200"), shares=Shares(descriptors=4096))
+    return Daemon(DaemonOptions(OWN), describe("H200"), usage=Usage(Shares(descriptors=4096)))
 
 
 @pytest.mark.parametrize("resource", [CONNECTIONS, BUFFERS], ids=lambda resource: resource.name)
@@ -25,7 +26,7 @@ def daemon() -> Daemon:
 def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
     resource: Resource, changes: list[tuple[int, int]]
 ) -> None:
-    state, unit = daemon(), daemon().shares.share(resource) // 32
+    state, unit = daemon(), daemon().usage.shares.share(resource) // 32
     has = dict.fromkeys((ROOT, OWN, *USERS), 0)
     for uid, change in changes:
         amount = max(change * unit, -has[uid])
@@ -34,9 +35,9 @@ def test_no_sequence_of_requests_exceeds_a_share_or_the_total(
         if amount < 0 or not shares.take(state, resource, uid, amount):
             has[uid] += amount
     assert {uid: shares.count_used(state, resource, uid) for uid in has} == has
-    assert sum(has.values()) <= state.shares.total(resource)
-    assert all(has[uid] <= state.shares.share(resource) for uid in USERS)
-    assert sum(has[uid] for uid in USERS) <= state.shares.for_users(resource)
+    assert sum(has.values()) <= state.usage.shares.total(resource)
+    assert all(has[uid] <= state.usage.shares.share(resource) for uid in USERS)
+    assert sum(has[uid] for uid in USERS) <= state.usage.shares.for_users(resource)
 
 
 @pytest.mark.parametrize("resource", [CONNECTIONS, BUFFERS], ids=lambda resource: resource.name)
@@ -45,12 +46,12 @@ def test_users_who_take_all_they_can_leave_as_much_for_another_and_a_part_for_ro
     resource: Resource, count: int
 ) -> None:
     state = daemon()
-    total = state.shares.total(resource)
+    total = state.usage.shares.total(resource)
     step = max(1, total // 4096)
     refused: set[int] = set()
     while len(refused) < count:
         refused |= {uid for uid in range(1, count + 1) if shares.take(state, resource, uid, step)}
     most = max(shares.count_used(state, resource, uid) for uid in range(1, count + 1))
-    assert most <= state.shares.share(resource)
+    assert most <= state.usage.shares.share(resource)
     assert shares.take(state, resource, USERS[0], most // 2) == ""
     assert shares.take(state, resource, ROOT, total // 8) == ""

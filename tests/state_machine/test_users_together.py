@@ -6,7 +6,6 @@ import pytest
 from attrs import evolve
 
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
 from pympsd.state_machine.instructions import (
     AdmitClient,
     ContinueWithoutMps,
@@ -18,6 +17,9 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     SpawnServer,
 )
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
+from pympsd.state_machine.state.turns import Turns
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.identities import Peer
@@ -34,7 +36,7 @@ def spawn(server: int, client: int, uid: int) -> SpawnServer:
 @pytest.fixture
 def together() -> Story:
     """Users A and B have servers 847 and 848, with clients 1 and 2."""
-    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     assert story.connects(1, A) == [spawn(1, 1, A)]
     assert story.connects(2, B) == [spawn(2, 2, B)]
     assert story.is_ready(1, 847) == [AdmitClient(1, 1, 847, 0)]
@@ -45,7 +47,7 @@ def together() -> Story:
 @pytest.fixture
 def full() -> Story:
     """The same, where two servers are the most."""
-    story = Story(Daemon(0, DEVICES, most_servers=2))
+    story = Story(Daemon(DaemonOptions(0, max_servers=2), DEVICES))
     for number, uid in ((1, A), (2, B)):
         story.connects(number, uid)
         story.is_ready(number, 846 + number)
@@ -65,7 +67,7 @@ def test_each_user_has_a_server_at_once_and_nobody_takes_turns(together: Story) 
 
 
 def test_without_patience_nobody_waits_either() -> None:
-    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS, turn_patience=0))
+    story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES, turns=Turns(overtaking_seconds=0)))
     for number, uid in ((1, A), (2, B)):
         story.connects(number, uid)
         story.is_ready(number, 846 + number)
@@ -81,17 +83,17 @@ def test_start_server_starts_one_beside_another_users(together: Story) -> None:
 
 
 def test_start_server_starts_any_number_at_once_while_there_is_room() -> None:
-    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     story.connects(1, 1001)
-    for number in range(2, MOST_SERVERS + 1):
+    for number in range(2, MAX_SERVERS + 1):
         assert story.says(f"start_server -uid {1000 + number}") == [SpawnServer(number, 1000 + number, None)]
     # Without room it is queued, and answered before there is a process.
-    (queued,) = story.says(f"start_server -uid {1001 + MOST_SERVERS}")
+    (queued,) = story.says(f"start_server -uid {1001 + MAX_SERVERS}")
     assert isinstance(queued, Reply)
 
 
 def test_the_next_daemon_starts_all_servers_asked_for_at_once_while_there_is_room() -> None:
-    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     wishes = tuple(range(1001, 1007))
     left = evolve(snapshot(story.daemon, InitialDefaults.of(story.daemon)), wishes=wishes)
     started = story.feed(events.PredecessorDied(left))
@@ -194,9 +196,9 @@ def test_a_silent_server_is_left_alone_while_there_is_room(together: Story) -> N
 
 
 def test_there_is_room_for_sixteen() -> None:
-    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     started: list[Instruction] = []
-    for number in range(1, MOST_SERVERS + 2):
+    for number in range(1, MAX_SERVERS + 2):
         started += story.connects(number, 1000 + number)
     assert [one.uid for one in started if isinstance(one, SpawnServer)] == list(range(1001, 1017))
     assert story.take_log()[-1] == "Client 117 of user 1017 waits for its turn after one of 16 users"
@@ -207,8 +209,8 @@ def test_there_is_room_for_sixteen() -> None:
 
 def adopted(before: Story, most_servers: int) -> Story:
     """Return the next daemon's story, its servers returned with their clients 1 and 2."""
-    left = snapshot(before.daemon, InitialDefaults.of(Daemon(0, DEVICES)))
-    story = Story(Daemon(0, DEVICES, most_servers=most_servers))
+    left = snapshot(before.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
+    story = Story(Daemon(DaemonOptions(0, max_servers=most_servers), DEVICES))
     story.feed(events.PredecessorDied(left))
     for number in (1, 2):
         client = events.ReturnedClient(number, 100 + number, "c", 7, ())
@@ -218,14 +220,14 @@ def adopted(before: Story, most_servers: int) -> Story:
 
 
 def test_the_next_daemon_adopts_both_servers(together: Story) -> None:
-    story = adopted(together, MOST_SERVERS)
+    story = adopted(together, MAX_SERVERS)
     assert story.connects(3, A) == [AdmitClient(3, 1, 847, 0)]
     assert story.connects(4, B) == [AdmitClient(4, 2, 848, 0)]
 
 
 def test_while_one_server_is_awaited_the_other_users_go_on(together: Story) -> None:
-    left = snapshot(together.daemon, InitialDefaults.of(Daemon(0, DEVICES)))
-    story = Story(Daemon(0, DEVICES, most_servers=MOST_SERVERS))
+    left = snapshot(together.daemon, InitialDefaults.of(Daemon(DaemonOptions(0), DEVICES)))
+    story = Story(Daemon(DaemonOptions(0, max_servers=MAX_SERVERS), DEVICES))
     story.feed(events.PredecessorDied(left))
     assert story.connects(3, A) == []
     (started,) = story.connects(4, C)

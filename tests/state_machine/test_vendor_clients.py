@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import (
     AdmitClient,
     ChangeBackend,
@@ -17,7 +17,10 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     SpawnServer,
 )
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase
+from pympsd.state_machine.state.turns import Turns
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
 from tests.state_machine.conftest import DEVICES, Story
@@ -99,7 +102,7 @@ def test_a_further_connection_is_admitted_though_the_turn_is_closed(busy: Story)
 
 
 def test_a_further_connection_is_admitted_with_a_turn_patience_of_0() -> None:
-    story = Story(Daemon(0, DEVICES, turn_patience=0))
+    story = Story(Daemon(DaemonOptions(0), DEVICES, turns=Turns(overtaking_seconds=0)))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
     joins(story, 2, SECOND, B)
@@ -175,7 +178,7 @@ def test_a_further_connection_counts_as_served(busy: Story) -> None:
 @pytest.mark.parametrize("together", [False, True])
 def test_another_users_process_with_a_reused_pid_is_no_further_connection(together: bool) -> None:
     """The client's end was not seen: there were too many to watch, or an earlier daemon admitted it."""
-    story = Story(Daemon(0, DEVICES, most_servers=16 if together else 1))
+    story = Story(Daemon(DaemonOptions(0, max_servers=16 if together else 1), DEVICES))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
     assert admitted(joins(story, 2, FIRST, B)) == []
@@ -189,7 +192,7 @@ def test_two_connections_of_a_process_that_waits_are_one_client(story: Story) ->
 
 
 def test_users_together_each_join_their_own_server() -> None:
-    story = Story(Daemon(0, DEVICES, most_servers=16))
+    story = Story(Daemon(DaemonOptions(0, max_servers=16), DEVICES))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
     joins(story, 2, SECOND, B)
@@ -274,7 +277,7 @@ def test_the_turn_passes_when_the_last_client_has_gone_whatever_was_reported(bus
 
 
 def test_devices_are_taken_from_the_first_server_that_tells_them() -> None:
-    story = Story(Daemon(0, ()))
+    story = Story(Daemon(DaemonOptions(0), ()))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
     assert says(story, "device_query").splitlines()[2:] == [
@@ -295,7 +298,7 @@ def test_devices_that_are_known_stay(busy: Story) -> None:
 
 def test_ps_before_the_devices_are_known() -> None:
     """The server has contexts on devices that it has yet to report to the daemon."""
-    story = Story(Daemon(0, ()))
+    story = Story(Daemon(DaemonOptions(0), ()))
     joins(story, 1, FIRST)
     story.is_ready(1, SERVER)
     reports(story, {FIRST: [(1, 1, 0)]})
@@ -326,7 +329,7 @@ UNKNOWN = events.ServerUnknown(1, "it is not known")
 @pytest.fixture
 def choosing(story: Story) -> Story:
     """A daemon that may take another backend, with a client that waits for its first server."""
-    story.daemon.has_other_backend = True
+    story.daemon.options = evolve(story.daemon.options, has_other_backend=True)
     story.connects(1, 500)
     story.feed(events.ServerSpawned(1, 847))
     return story
@@ -355,7 +358,7 @@ def test_a_backend_that_has_served_somebody_stays(choosing: Story) -> None:
 
 
 def test_the_limits_of_a_client_are_what_the_daemon_has_set(story: Story) -> None:
-    story.daemon.has_own_servers = False
+    story.daemon.options = evolve(story.daemon.options, has_own_servers=False)
     assert says(story, "set_default_active_thread_percentage 50") == "50.0\n"
     story.says("set_default_device_pinned_mem_limit 0 2G")
     joins(story, 1, FIRST)

@@ -36,11 +36,12 @@ from pympsd.journal.dialects import Dialect
 from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import MOST_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.server_lifecycle import MOVES, Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
+from pympsd.state_machine.state.server import MOVES, Phase
+from pympsd.state_machine.state.turns import Turns, fewest_turns, order
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.turns.policies import fewest_turns, order
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
@@ -131,12 +132,9 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _new_daemon(self) -> Daemon:
         return Daemon(
-            self.daemon_uid,
+            DaemonOptions(self.daemon_uid, multiuser=self.multiuser, max_servers=self.most_servers),
             DEVICES,
-            multiuser=self.multiuser,
-            most_servers=self.most_servers,
-            turn_patience=self.turn_patience,
-            turn_policy=self.turn_policy,
+            turns=Turns(policy=self.turn_policy, overtaking_seconds=self.turn_patience),
         )
 
     # --- the I/O layer
@@ -361,7 +359,7 @@ class DaemonMachine(RuleBasedStateMachine):
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
         self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
         # It takes no turn.
-        assert servers == (self.spawning, self.running, self.shutting_down, self.daemon.queue)
+        assert servers == (self.spawning, self.running, self.shutting_down, list(self.daemon.queue))
         if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.debugged
         return client if client in self.debugged else multiple()
@@ -468,9 +466,9 @@ class DaemonMachine(RuleBasedStateMachine):
         uid=UIDS,
     )
     def set_of_a_server(self, data: st.DataObject, words: tuple[str, str], uid: int) -> None:
-        before = self.daemon.thread_percentage, dict(self.daemon.memory_limits)
+        before = self.daemon.defaults.thread_percentage, dict(self.daemon.defaults.memory_limits)
         self._give(f"{words[0]} {self._a_server_pid(data)} {words[1]}".encode(), uid)
-        assert before == (self.daemon.thread_percentage, self.daemon.memory_limits)
+        assert before == (self.daemon.defaults.thread_percentage, self.daemon.defaults.memory_limits)
 
     @rule(data=st.data(), forced=st.sampled_from([b"", b" -f"]), uid=UIDS)
     def shutdown_server(self, data: st.DataObject, forced: bytes, uid: int) -> None:
@@ -596,7 +594,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _defaults(self) -> tuple[object, ...]:
         daemon = self.daemon
-        return daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits)
+        return daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
 
     def _drop_daemon_state(self, gone: set[int]) -> None:
         """Drop what ends with a daemon: timers, operators, requests, and the servers that it just started."""
@@ -833,7 +831,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_termination_is_answered_once(self) -> None:
-        known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.items()}
+        known = {token: (asked.session, asked.server) for token, asked in self.daemon.terminations.pending.items()}
         assert known == self.terminating
         # None waits for ever.
         assert {Timer(TimerKind.TERMINATION, token) for token in known} <= set(self.timers)
@@ -841,9 +839,12 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_limits_are_possible(self) -> None:
-        assert 0 < self.daemon.thread_percentage.value <= 100
-        assert self.daemon.client_priority.level in (0, 1)
-        for limits in (self.daemon.memory_limits, *(server.memory_limits for server in self.daemon.servers.values())):
+        assert 0 < self.daemon.defaults.thread_percentage.value <= 100
+        assert self.daemon.defaults.client_priority.level in (0, 1)
+        for limits in (
+            self.daemon.defaults.memory_limits,
+            *(server.memory_limits for server in self.daemon.servers.values()),
+        ):
             assert limits.keys() <= set(range(len(DEVICES)))
             assert all(limit.value > 0 for limit in limits.values())
 
@@ -866,7 +867,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_debugged_client_waits_for_earlier_clients_only(self) -> None:
-        assert set(self.daemon.debugged) == set(self.debugged)
+        assert set(self.daemon.queue.debugged) == set(self.debugged)
         assert all(others & self._clients() for others in self.debugged.values())
 
     @invariant()
@@ -883,7 +884,7 @@ class DaemonMachine(RuleBasedStateMachine):
             waiter = ("client", entry.client) if entry.client else ("request", entry.uid)
             if waiter not in timed and waiter not in self.closed_since:
                 # In a pause after a failed start there is no server, and the head of the queue cannot be overtaken.
-                assert {*current, *(before.uid for before in self.daemon.queue[:place])} <= {entry.uid}
+                assert {*current, *(before.uid for before in self.daemon.queue.entries[:place])} <= {entry.uid}
                 assert current or place or self._pause_of(entry.uid)
 
     @invariant()
@@ -893,7 +894,7 @@ class DaemonMachine(RuleBasedStateMachine):
             full = len(self._served()) == self.most_servers
             assert full or all(self._pause_of(user) for user in self._without_server())
             return
-        assert not self.daemon.queue or self.daemon.servers or self._pause_of(self.daemon.queue[0].uid)
+        assert not self.daemon.queue or self.daemon.servers or self._pause_of(self.daemon.queue.entries[0].uid)
 
     @invariant()
     def ended_clients_do_not_block_the_queue_for_ever(self) -> None:
@@ -1036,7 +1037,7 @@ class FewestTurnsMachine(DaemonMachine):
 
     @invariant()
     def the_queue_moves_on(self) -> None:
-        queue = self.daemon.queue
+        queue = self.daemon.queue.entries
         assert not queue or self.daemon.servers or any(self._pause_of(entry.uid) for entry in queue)
 
 
@@ -1055,7 +1056,7 @@ class MultiuserMachine(DaemonMachine):
 class TogetherMachine(DaemonMachine):
     """Users have servers at the same time, and there is room for all."""
 
-    most_servers = MOST_SERVERS
+    most_servers = MAX_SERVERS
 
 
 class CrowdedMachine(DaemonMachine):

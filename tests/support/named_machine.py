@@ -16,9 +16,10 @@ from pympsd.commands.v3.config import NO_CHANGE
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.daemon_state import MOST_NAMED_SERVERS, Daemon
 from pympsd.state_machine.decide import handle
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
+from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.state_machine.v3.partitions import partitions_on
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
@@ -85,12 +86,10 @@ class NamedMachine(RuleBasedStateMachine):
 
     def _new_daemon(self) -> Daemon:
         return Daemon(
-            0,
+            DaemonOptions(
+                0, protocol=3, multiuser=self.multiuser, max_servers=MAX_NAMED_SERVERS + 1, pipe_directory="/p"
+            ),
             DEVICES,
-            protocol=3,
-            multiuser=self.multiuser,
-            most_servers=MOST_NAMED_SERVERS + 1,
-            pipe_directory="/p",
         )
 
     # --- the I/O layer

@@ -23,9 +23,10 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import AdmitClient, Reply, SpawnServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver import handshake, tool_lines
@@ -320,7 +321,7 @@ class Replay:
     def __init__(self, recording: Recording, server: int) -> None:
         self.recording = recording
         self.pid = server
-        self.daemon = Daemon(0, self._devices())
+        self.daemon = Daemon(DaemonOptions(0), self._devices())
         for tool in takewhile(lambda tool: not tool.exchanges, recording.tools):
             for line in tool.lines:
                 if line.startswith(b"set_default_"):

@@ -7,8 +7,9 @@ from typing import Any, Final
 from pympsd.commands.arguments import A_PID, MAYBE_A_PID, after_option, read_loose_pid, read_optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import client_record, context_record, device_record
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"

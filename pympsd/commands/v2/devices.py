@@ -8,7 +8,7 @@ from typing import Final
 from pympsd.commands.arguments import A_PID, MAYBE_A_PID, flag, read_optional_pid
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import device_record
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.device_facts import DeviceFacts
 

@@ -15,8 +15,8 @@ from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import limit_record
 from pympsd.commands.volta import volta_only
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, PinnedMemory
 
@@ -89,7 +89,7 @@ def set_default(daemon: Daemon, caller: Caller, setting: _Setting) -> Decision:
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     logged = _logged(f"set_default_device_pinned_mem_limit {setting.device} {setting.value}.")
-    return Decision(_set(daemon, daemon.memory_limits, setting, logged))
+    return Decision(_set(daemon, daemon.defaults.memory_limits, setting, logged))
 
 
 @command("get_default_device_pinned_mem_limit", takes=r"\S+", device=_default_device)
@@ -100,7 +100,7 @@ def get_default(daemon: Daemon, caller: Caller, device: str) -> Decision:
         ordinal = device_named(daemon.devices, device)
     except UnknownDevice as error:
         return Decision(_unknown(error))
-    limit = daemon.memory_limits.get(ordinal)
+    limit = daemon.defaults.memory_limits.get(ordinal)
     none = Answer((_logged("No default pinned memory limit set for the device!"),))
     return Decision(none if limit is None else lines(str(limit)), data=limit_record(ordinal, limit))
 

@@ -11,8 +11,8 @@ from pympsd.commands.numbers import leading_float
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.volta import volta_only
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.limit_resolution import limits_update
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
 
@@ -66,8 +66,8 @@ def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | N
     if (denied := may_change_settings(daemon, caller)) is not None:
         return Decision(denied)
     if percentage is None:
-        return Decision(_refused(daemon.thread_percentage))
-    daemon.thread_percentage = percentage
+        return Decision(_refused(daemon.defaults.thread_percentage))
+    daemon.defaults.thread_percentage = percentage
     return Decision(_set(percentage, note))
 
 
@@ -75,7 +75,7 @@ def set_default(daemon: Daemon, caller: Caller, percentage: ThreadPercentage | N
 @volta_only("active thread percentages have")
 def get_default(daemon: Daemon, caller: Caller) -> Decision:
     """Print the active thread percentage that the next server starts with."""
-    return _shown(daemon.thread_percentage)
+    return _shown(daemon.defaults.thread_percentage)
 
 
 @command("set_active_thread_percentage", pid=read_loose_pid, percentage=percentage_at(1), note=note_at(1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.limits import BadLimit, ClientPriority
 
@@ -28,9 +28,9 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
         return Decision(denied)
     if level is None:
         # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
-        return Decision(Answer(diagnostic=f"{ALLOWED}; it stays {daemon.client_priority}", refused=True))
+        return Decision(Answer(diagnostic=f"{ALLOWED}; it stays {daemon.defaults.client_priority}", refused=True))
     try:
-        daemon.client_priority = ClientPriority(level)
+        daemon.defaults.client_priority = ClientPriority(level)
     except BadLimit:
         return Decision(refusal("Invalid priority value - must be 0 or 1!"))
     return Decision(lines())
@@ -39,5 +39,5 @@ def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | Non
 @command("get_default_client_priority", takes="")
 def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
     """Print the priority of later clients."""
-    level = daemon.client_priority
+    level = daemon.defaults.client_priority
     return Decision(lines(str(level)), data={"client_priority": level.level})

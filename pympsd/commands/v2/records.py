@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import PinnedMemory
 
 

@@ -7,8 +7,8 @@ from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.commands.v2.records import server_record
 from pympsd.state_machine.admission import request_server
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import lines, refusal
 
 
@@ -33,7 +33,7 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     """List who waits for a server, in their order: a client's PID and its user, or 0 and the user whose server an
     operator asked for.
     """
-    waiting = [] if caller.server else daemon.queue
+    waiting = [] if caller.server else daemon.queue.entries
     data = [
         {"pid": each.peer.pid if each.peer else 0, "uid": each.uid, "server": each.server, "command": each.command}
         for each in waiting
@@ -45,11 +45,12 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
     """Start a server for the user UID (start_server -uid UID), or queue that while others' leave no room."""
     refused = may_change_settings(daemon, caller)
-    if refused is None and daemon.uid not in (0, uid):
+    if refused is None and daemon.options.uid not in (0, uid):
         # Recorded: root gets no line.
         texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
         refused = refusal(
-            *texts, diagnostic=f"start_server: this daemon is run by user {daemon.uid} and can serve only that user"
+            *texts,
+            diagnostic=f"start_server: this daemon is run by user {daemon.options.uid} and can serve only that user",
         )
     if refused is None and daemon.quitting is not None:
         refused = refusal(diagnostic="start_server: the daemon is quitting")

@@ -9,8 +9,8 @@ from pympsd.commands.numbers import leading_integer
 from pympsd.commands.privileges import is_owner, may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine.admission import drop_start_request
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.shutdown import begin_quit, shut_down_server
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, lines, refusal
 
 

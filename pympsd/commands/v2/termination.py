@@ -6,7 +6,7 @@ from pympsd.commands.arguments import pid_at, read_loose_pid
 from pympsd.commands.privileges import may_change_settings
 from pympsd.commands.registry import Caller, Decision, command
 from pympsd.state_machine import terminations
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.results import Result
 

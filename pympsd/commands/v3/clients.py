@@ -12,10 +12,10 @@ from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
 from pympsd.commands.v3.registry import command, data, listing
 from pympsd.state_machine import terminations
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.v3.cgroups import limit_of, total_of
-from pympsd.state_machine.v3.named_server import NamedServer
 from pympsd.state_machine.v3.servers import clients as clients_of
 from pympsd.state_machine.v3.servers import server as server_named
 
@@ -147,6 +147,6 @@ def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int
         total_of(process, client, ordinal),
         of_cgroups.soft and of_cgroups.soft.value,
         of_cgroups.hard and of_cgroups.hard.value,
-        client.memory.get(ordinal, 0 if daemon.has_own_servers else None),
+        client.memory.get(ordinal, 0 if daemon.options.has_own_servers else None),
     )
     return dict(zip(_OF_DEVICES, values, strict=True))

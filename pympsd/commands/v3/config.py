@@ -36,12 +36,13 @@ from pympsd.configuration.in_force import compute_hash, find_differences, render
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.decide import combine_answers
 from pympsd.state_machine.instructions import Instruction, Log, Reply
 from pympsd.state_machine.shares import set_shares
+from pympsd.state_machine.state.compound_commands import CompoundCommand, Configuration
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
-from pympsd.state_machine.v3.gathering import Configuration, Gathering
-from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
 from pympsd.state_machine.v3.partitions import create_partition, delete_partition
 from pympsd.state_machine.v3.routing import set_default_socket
@@ -120,7 +121,7 @@ def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> D
     or in protocol 2 of what config show prints.
     """
     known, digest = daemon.configuration, compute_hash(daemon)
-    pending = known.awaited + (len(known.gathering.waiting) if known.gathering else 0)
+    pending = known.starts + (len(known.command.pending) if known.command else 0)
     differences = find_differences(daemon)
     # What was refused usually differs, too.
     failed = max(known.failed, len(differences))
@@ -176,15 +177,15 @@ _SET_FEATURE: Final = {
 def _carry_out(
     daemon: Daemon, caller: Caller, applied: Configuration, wanted: list[Change], notes: list[str], force: bool
 ) -> Iterator[Instruction]:
-    gathering = daemon.gatherings.begin(caller.session)
-    gathering.notes += notes
-    daemon.configuration = evolve(applied, gathering=gathering)
+    compound = daemon.compound_commands.begin(caller.session)
+    compound.notes += notes
+    daemon.configuration = evolve(applied, command=compound)
     yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
     created = sum(isinstance(change, CreateServer) for change in wanted)
     if created > STARTS_AT_ONCE:
-        gathering.awaits_starts = False
-        gathering.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
-    yield from _begin_all(daemon, gathering, wanted, force)
+        compound.waits_for_starts = False
+        compound.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
+    yield from _begin_all(daemon, compound, wanted, force)
 
 
 def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) -> Answer:
@@ -192,30 +193,32 @@ def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) 
     on those before it.
     """
     trial = deepcopy(daemon)
-    gathering = trial.gatherings.begin(0)
-    gathering.notes += notes
-    for _ in trial.gatherings.collect(_begin_all(trial, gathering, wanted, force)):
+    compound = trial.compound_commands.begin(0)
+    compound.notes += notes
+    for _ in combine_answers(trial.compound_commands, _begin_all(trial, compound, wanted, force)):
         pass  # nothing of it is carried out
-    return gathering.answer
+    return compound.answer
 
 
-def _begin_all(daemon: Daemon, gathering: Gathering, wanted: list[Change], force: bool) -> Iterator[Instruction]:
+def _begin_all(daemon: Daemon, compound: CompoundCommand, wanted: list[Change], force: bool) -> Iterator[Instruction]:
     """Begin changes, each a part of the command."""
     for change in wanted:
         if isinstance(change, Impossible):
-            gathering.failed += 1
-            daemon.gatherings.say(gathering, change.text)
+            compound.failed += 1
+            daemon.compound_commands.add_text(compound, change.text)
             continue
-        part = daemon.gatherings.part(gathering, change.text)
+        part = daemon.compound_commands.add_part(compound, change.text)
         try:
-            yield from _begin(daemon, gathering, change, part, force)
+            yield from _begin(daemon, compound, change, part, force)
         except NotPossible as error:
             yield Reply(part, refusal(str(error)))
     if not wanted:
-        daemon.gatherings.say(gathering, NO_CHANGE)
+        daemon.compound_commands.add_text(compound, NO_CHANGE)
 
 
-def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, force: bool) -> Iterator[Instruction]:
+def _begin(
+    daemon: Daemon, compound: CompoundCommand, change: Change, part: int, force: bool
+) -> Iterator[Instruction]:
     """Begin a change; ``part`` is answered when it is done."""
     match change:
         case CreateServer(plan, uid):
@@ -224,12 +227,12 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
             yield from set_server(daemon, plan.name, plan.ceiling, plan.contains_partitions)
             for name, each in plan.namespaces.items():
                 if name != DEFAULT:
-                    other = daemon.gatherings.part(gathering)
+                    other = daemon.compound_commands.add_part(compound)
                     yield from create_namespace(
                         daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
                     )
             for partition in plan.partitions:
-                other = daemon.gatherings.part(gathering)
+                other = daemon.compound_commands.add_part(compound)
                 yield from _create_partition(daemon, plan.name, partition, other)
         case CreateNamespace(server, name, limits, clients_only):
             yield from create_namespace(daemon, server, name, limits, part, clients_only)
@@ -244,7 +247,7 @@ def _begin(daemon: Daemon, gathering: Gathering, change: Change, part: int, forc
         case DeletePartition(server, there, _):
             yield from delete_partition(daemon, server, there.name, there.device, force, part, Answer())
         case SetRules(rules, _):
-            daemon.rules = rules
+            daemon.process_limits.rules = rules
             yield Log("rules_set", {"count": len(rules)})
             yield Reply(part, Answer())
         case SetCgroupLimits(limits, _):

@@ -10,7 +10,7 @@ from pympsd.commands.v3.grammar import Syntax
 from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row
 from pympsd.commands.v3.registry import command, listing
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.partitions import free_of
 from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
@@ -51,8 +51,8 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
         device = daemon.devices[index]
         major, minor = device.compute_capability
         # What others hold a tenant does not see.
-        is_known = daemon.has_own_servers and view.sees_all(daemon, caller)
-        chunks = chunk_count(device) if daemon.has_own_servers else 0
+        is_known = daemon.options.has_own_servers and view.sees_all(daemon, caller)
+        chunks = chunk_count(device) if daemon.options.has_own_servers else 0
         size = chunk_size(device) if chunks else None
         row = rounding(device) if device.is_volta_or_newer else None
         extra = {
@@ -69,7 +69,7 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
         }
         static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))
         attributes = "static-partitions" if static else None
-        if not daemon.has_own_servers:
+        if not daemon.options.has_own_servers:
             attributes = NOT_POSSIBLE
         facts = device.pci, device.uuid, device.name, device.multiprocessors
         cells = (ordinal, name, *facts, chunks or None, attributes)

@@ -11,7 +11,7 @@ from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, done, listing
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.cgroups import (
     NO_CGROUPS,
     cgroup_path,
@@ -67,10 +67,14 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
     """List the features and their states; on the driver's own server also that it has no static SM partitions. JSON
     says why what is not possible is not.
     """
-    own = daemon.has_own_servers
-    accounts = "enabled" if daemon.accounts_cgroups and own else "disabled"
+    own = daemon.options.has_own_servers
+    accounts = "enabled" if daemon.process_limits.accounts_cgroups and own else "disabled"
     rows = {
-        "memacct": (accounts + " (default)" * (daemon.accounts_cgroups or not own), "memacct", NO_CGROUPS),
+        "memacct": (
+            accounts + " (default)" * (daemon.process_limits.accounts_cgroups or not own),
+            "memacct",
+            NO_CGROUPS,
+        ),
         "context-share": ("enabled (default)", "context-share", ""),
     }
     if not own:
@@ -94,7 +98,7 @@ def set_audit_log(daemon: Daemon, caller: Caller, audit_log: bool) -> Decision:
 @command(Syntax("memacct describe", options={"format": FORMAT}))
 def describe_accounting(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of memory accounting."""
-    return listing(KEYS, [Row(("audit_log", daemon.audits_memory))], format)
+    return listing(KEYS, [Row(("audit_log", daemon.process_limits.audits_memory))], format)
 
 
 @command(
@@ -134,11 +138,11 @@ def list_limits(
 ) -> Decision:
     """List the limits of cgroups, and what their clients hold; on a device, or on each."""
     wanted = None if cgroup is None else cgroup_path(cgroup)
-    if wanted is not None and wanted not in daemon.cgroup_limits:
+    if wanted is not None and wanted not in daemon.process_limits.cgroups:
         raise Refused(NO_LIMITS.format(wanted))
     only = None if device is None else view.device_named(daemon, device)
     rows, by_cgroup = [], clients_by_cgroup(daemon)
-    for path, limits in sorted(daemon.cgroup_limits.items()):
+    for path, limits in sorted(daemon.process_limits.cgroups.items()):
         present = by_cgroup.get(path, [])
         for ordinal, limit in sorted(limits.items()):
             used = sum(client.memory.get(ordinal, 0) for client in present)
@@ -166,7 +170,7 @@ def set_sharing(daemon: Daemon, caller: Caller, default_socket: bool) -> Decisio
 @command(Syntax("context-share describe", options={"format": FORMAT}))
 def describe_sharing(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
     """List the settings of context sharing."""
-    return listing(KEYS, [Row(("default_socket", "on" if daemon.default_socket else "off"))], format)
+    return listing(KEYS, [Row(("default_socket", "on" if daemon.named_servers.default_socket else "off"))], format)
 
 
 def _feature(daemon: Daemon, caller: Caller, name: str, command_name: str) -> str:

@@ -23,7 +23,7 @@ from pympsd.commands.v3 import (  # noqa: F401 - the modules of commands registe
 )
 from pympsd.commands.v3.grammar import Refused, did_you_mean
 from pympsd.commands.v3.registry import COMMANDS, Command, data
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import refusal
 
 HELP = ("help", "--help")

@@ -12,7 +12,7 @@ from typing import Final
 
 from pympsd.commands.registry import Caller, Decision
 from pympsd.commands.v3 import view
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.partitions import NO_PARTITIONS, clients_in, free_of, partitions_on
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.partitions import chunk_count, multiprocessors, partition_id
@@ -31,7 +31,7 @@ def answer(daemon: Daemon, caller: Caller, arguments: list[str]) -> Decision:
     """List the SM partitions of all servers with what is free; refuse arguments, and callers who may not see all."""
     if arguments:
         return Decision(refusal(diagnostic=f"'{NAME}' takes no arguments, not {' '.join(arguments)[:80]!r}."))
-    if not daemon.has_own_servers:
+    if not daemon.options.has_own_servers:
         return Decision(refusal(diagnostic=NO_PARTITIONS))
     if not view.sees_all(daemon, caller):
         reason = "shows what all servers have; here 'sm-partition list' shows your server's partitions"

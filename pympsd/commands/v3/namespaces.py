@@ -10,9 +10,9 @@ from pympsd.commands.v3.grammar import Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text
 from pympsd.commands.v3.registry import command, data, done, listing
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Reply
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace
 from pympsd.state_machine.v3.namespaces import set_namespace as set_limits
 from pympsd.state_machine.v3.servers import NotPossible, clients, status
@@ -54,15 +54,15 @@ def create(
     named = server_named(daemon, server)
     view.check_owner(caller, named, "namespace create")
     change = view.limits_given(daemon, named, Namespace(name), **limits)
-    gathering = daemon.gatherings.begin(caller.session)
-    part = daemon.gatherings.part(gathering)
+    compound = daemon.compound_commands.begin(caller.session)
+    part = daemon.compound_commands.add_part(compound)
     notes = _not_inherited(named, name, change), view.no_partition_yet(named, name, change.sm_partition)
-    gathering.notes += filter(None, notes)
+    compound.notes += filter(None, notes)
     try:
         made = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
         return Decision(None, tuple(made))
     except NotPossible as error:
-        gathering.notes.clear()
+        compound.notes.clear()
         return Decision(None, (Reply(part, refusal(str(error))),))
 
 
@@ -153,7 +153,7 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
             view.memory_cell(daemon, server, namespace.pinned_memory),
             view.percentage_cell(namespace.thread_percentage),
             namespace.client_priority.level,
-            f"{daemon.pipe_directory}/{server.name}/{namespace.name}",
+            f"{daemon.options.pipe_directory}/{server.name}/{namespace.name}",
         ),
         {
             "clients_only": namespace.clients_only,

@@ -15,7 +15,7 @@ from pympsd.commands.registry import JSON_OPTION, Caller, Decision, Handler
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.grammar import Refused, Syntax, read_words
 from pympsd.commands.v3.output import Column, Format, Row, written
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.queries import VERBS

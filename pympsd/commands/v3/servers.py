@@ -11,8 +11,8 @@ from pympsd.commands.v3.options import FORMAT, LIMITS, UID
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
 from pympsd.commands.v3.registry import command, data, done, listing
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.v3.namespaces import set_namespace
 from pympsd.state_machine.v3.servers import (
     check_share,
@@ -118,7 +118,7 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
     if uid != named.uid:
         _check_may_be(daemon, caller, uid, "server set")
     contains = given.pop("contain", None)
-    if contains and not daemon.has_own_servers:
+    if contains and not daemon.options.has_own_servers:
         raise Refused("--contain=partition is not possible with the driver's own server of this release.")
     if contains and not named.contains_partitions:
         check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(named.partitions))))
@@ -139,7 +139,7 @@ def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
 
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
     """Raise unless a caller may have a server that is a user's."""
-    if caller.uid == NO_USER or caller.uid not in (0, daemon.uid, uid):
+    if caller.uid == NO_USER or caller.uid not in (0, daemon.options.uid, uid):
         raise view.insufficient(caller, command_name, "server")
 
 
@@ -152,7 +152,7 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
         named.uid,
         (process and process.pid) or None,
         str(status(daemon, named)),
-        f"{daemon.pipe_directory}/{named.name}",
+        f"{daemon.options.pipe_directory}/{named.name}",
         tuple(daemon.devices[ordinal].uuid for ordinal in named.ordinals(len(daemon.devices))),
         " ".join(map(str, contexts)) or None,
     )

@@ -10,7 +10,7 @@ from pympsd.commands.v3.options import FORMAT, UID
 from pympsd.commands.v3.output import Column, Format, Row, Shown
 from pympsd.commands.v3.registry import command, listing
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.shares import Resource
 
 COLUMNS: Final = tuple(Column(name, name.upper()) for name in ("uid", "resource", "share", "used", "refused"))
@@ -31,12 +31,18 @@ def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: 
 
 
 def _row(daemon: Daemon, uid: int, resource: Resource) -> Row:
-    share = NO_SHARE if shares.is_exempt(daemon, uid) else daemon.shares.share(resource)
-    cells = (uid, resource.name, share, shares.count_used(daemon, resource, uid), daemon.refusals[uid, resource.name])
+    share = NO_SHARE if shares.is_exempt(daemon, uid) else daemon.usage.shares.share(resource)
+    cells = (
+        uid,
+        resource.name,
+        share,
+        shares.count_used(daemon, resource, uid),
+        daemon.usage.refusals[uid, resource.name],
+    )
     extra = {
         "unit": resource.unit,
-        "total": daemon.shares.total(resource) or None,
-        "total_of_users": daemon.shares.for_users(resource) or None,
+        "total": daemon.usage.shares.total(resource) or None,
+        "total_of_users": daemon.usage.shares.for_users(resource) or None,
         "used_together": shares.count_used_together(daemon, resource, exempt=True),
     }
     return Row(cells, extra)

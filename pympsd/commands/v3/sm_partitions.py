@@ -10,8 +10,8 @@ from pympsd.commands.v3.grammar import Option, Syntax
 from pympsd.commands.v3.options import FORMAT, SERVER
 from pympsd.commands.v3.output import Column, Format, Row
 from pympsd.commands.v3.registry import command, listing
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus
 from pympsd.state_machine.v3.partitions import clients_in, create_partition, delete_partition, free_of
 from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.state_machine.v3.servers import status
@@ -117,7 +117,7 @@ def list_partitions(
         for ordinal in ordinals if only is None else [only] if only in ordinals else []:
             rows += _rows(daemon, named, ordinal)
             # Of the other servers' chunks a tenant's view knows nothing, and the driver's own server has none.
-            known = all and daemon.has_own_servers and view.sees_all(daemon, caller)
+            known = all and daemon.options.has_own_servers and view.sees_all(daemon, caller)
             if known and (free := free_of(daemon, ordinal)):
                 rows.append(_unallocated(named, daemon.devices[ordinal], free))
     return listing(COLUMNS, rows, format)

@@ -8,8 +8,8 @@ from typing import Final
 from attrs import evolve, frozen
 
 from pympsd.commands.registry import LEFT_OUT, REGISTRY, Caller, Decision
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import Namespace
+from pympsd.state_machine.state.daemon import Daemon, Defaults
+from pympsd.state_machine.state.named_server import Namespace
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
@@ -81,14 +81,10 @@ def refusal_of_other(words: Sequence[str]) -> Answer | None:
 
 def default_of_user(daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
     """Answer with the limits of namespace ``default`` of the user's server; the daemon's own if there is none."""
-    default = _default(daemon, server_of_user(daemon.serving_uid(caller.uid)))
+    default = _default(daemon, server_of_user(daemon.options.serving_uid(caller.uid)))
     if default is not None:
-        daemon = evolve(
-            daemon,
-            thread_percentage=default.thread_percentage,
-            client_priority=default.client_priority,
-            memory_limits=dict(default.pinned_memory),
-        )
+        limits = Defaults(default.thread_percentage, default.client_priority, dict(default.pinned_memory))
+        daemon = evolve(daemon, defaults=limits)
     return REGISTRY[words[0]].run(daemon, caller, words[1:])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,9 +12,9 @@ from pympsd.commands.registry import Caller
 from pympsd.commands.v3.grammar import Refused
 from pympsd.commands.v3.output import ABSENT, Shown
 from pympsd.devices.visible import find_device, listed
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon, Usage
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
@@ -44,14 +43,12 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     named = daemon.named_servers.get(caller.server)
     # Neither the text of the file nor its differences concern others.
     hidden: dict[str, Any] = {
-        "rules": None,
-        "cgroup_limits": {},
-        "taken": defaultdict(Counter),
-        "refusals": Counter(),
+        "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
+        "usage": Usage(daemon.usage.shares),
         "configuration": evolve(daemon.configuration, text=None, plan=None),
     }
     if named is None:
-        return evolve(daemon, named_servers={}, servers={}, **hidden)
+        return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
     name = caller.namespace or DEFAULT
     own = {each: found for each, found in named.namespaces.items() if each == name}
     process = daemon.server_named(named.name)
@@ -59,7 +56,7 @@ def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
     if process is not None:
         clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
         processes[process.serial] = evolve(process, clients=clients)
-    servers = {named.name: evolve(named, namespaces=own)}
+    servers = evolve(daemon.named_servers, by_name={named.name: evolve(named, namespaces=own)})
     return evolve(daemon, named_servers=servers, servers=processes, **hidden)
 
 
@@ -67,7 +64,7 @@ def sees_all(daemon: Daemon, caller: Caller) -> bool:
     """Return whether queries of a caller show more than the namespace whose socket it came by."""
     named = daemon.named_servers.get(caller.server)
     is_owner = caller.uid == 0 or (named is not None and caller.uid == named.uid)
-    return daemon.open_queries or not caller.server or is_owner
+    return daemon.options.open_queries or not caller.server or is_owner
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:
@@ -86,7 +83,7 @@ def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
 
 def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
     """Raise Refused unless the caller is the user who started the daemon, or root."""
-    if caller.uid not in (0, daemon.uid):
+    if caller.uid not in (0, daemon.options.uid):
         raise insufficient(caller, command, "daemon")
 
 
@@ -105,7 +102,7 @@ def namespace_of(client: Client) -> str:
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
     """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
-    return 0 if client.namespace == daemon.pid_namespace else client.namespace
+    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
@@ -143,9 +140,9 @@ def limits_given(
     """Return the change of a namespace's limits that options ask for; memory may be that of some of the server's
     devices only.
     """
-    if total_memory_limit is not None and not daemon.has_own_servers:
+    if total_memory_limit is not None and not daemon.options.has_own_servers:
         raise Refused(NO_TOTALS.format("--total-memory-limit"))
-    if sm_partition and not daemon.has_own_servers:
+    if sm_partition and not daemon.options.has_own_servers:
         raise Refused("--sm-partition is not possible with the driver's own server of this release.")
     memory = _with_limits(daemon, server, namespace.pinned_memory, pinned_memory_limit)
     total = _with_limits(daemon, server, namespace.total_memory, total_memory_limit)

@@ -99,7 +99,7 @@ async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[sock
 async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
     main = _server_main()
     arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
-    if dispatcher.state.multiuser:
+    if dispatcher.state.options.multiuser:
         arguments.append("--multiuser-server")
     return await open_process(
         arguments,

@@ -16,7 +16,7 @@ from pympsd.service.processes.status import is_child
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
 
 NAME: Final = "nvidia-cuda-mps-server"
 PASSED: Final = ("LD_LIBRARY_PATH", "PATH", "TZ", "LANG")
@@ -51,7 +51,7 @@ async def _start(dispatcher: Dispatcher, instruction: SpawnServer) -> trio.Proce
     path = dispatcher.settings.vendor_server
     remedy = "let every user of this machine reach the driver's programs, or name another in PYMPSD_VENDOR_SERVER"
     return await open_process(
-        [NAME, "-multiuser-server"] if dispatcher.state.multiuser else [NAME],
+        [NAME, "-multiuser-server"] if dispatcher.state.options.multiuser else [NAME],
         executable=path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -18,9 +18,9 @@ from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.peers import command_of, container_pid_of, namespace_of
 from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
@@ -83,10 +83,10 @@ class ClientSession(Waiting):
 
     def _origin(self, state: Daemon) -> tuple[Origin | None, CgroupLimits]:
         """Return what has to be known of the process, and the limits that the kernel has for its cgroup."""
-        if not state.asks_origins:
+        if not state.needs_origins:
             return None, {}
         origin = origin_of(self.known)
-        asks_kernel = state.protocol == 3 and has_dmem()
+        asks_kernel = state.options.protocol == 3 and has_dmem()
         return origin, kernel_limits(state.devices, origin.cgroups[-1]) if asks_kernel and origin.cgroups else {}
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

@@ -80,7 +80,7 @@ class Conversation:
 
     def _log_foreign_user(self, peer: Peer) -> None:
         """Log a program of another user that left as soon as it saw whose daemon this is."""
-        owner = self.dispatcher.state.uid
+        owner = self.dispatcher.state.options.uid
         if self.accepts_clients and owner not in (0, peer.uid):
             reason = (
                 f"it left without a hello: programs trust root's daemon and their own, and user {owner} runs this"
@@ -118,7 +118,7 @@ class Conversation:
                 self.dispatcher.serials.take(), operator_uid(sock, peer, self.dispatcher.state), channel, place
             )
             if first.body == frames.ASKS_PROTOCOL:
-                session.send_protocol(self.dispatcher.state.protocol)
+                session.send_protocol(self.dispatcher.state.options.protocol)
             await run_with_sender(channel, session.run, self.dispatcher)
             return
         hello = messages.decode(first)

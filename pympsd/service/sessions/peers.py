@@ -18,7 +18,7 @@ from pympsd.channel.daemon_owner import SO_PEERPIDFD, is_one_user
 from pympsd.channel.descriptors import UCRED
 from pympsd.journal.line_format import sanitised
 from pympsd.service.processes.status import has_ended, status_numbers
-from pympsd.state_machine.daemon_state import Daemon
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.wire import frames
 
@@ -146,7 +146,7 @@ def operator_uid(sock: AnySocket, peer: Peer, daemon: Daemon) -> int:
 
     Root in a container without a user namespace of its own is root here: it would lift the container's own limits.
     """
-    if daemon.protocol == 2 or daemon.trusts_containers or not _is_in_container(sock, peer):
+    if daemon.options.protocol == 2 or daemon.options.trusts_containers or not _is_in_container(sock, peer):
         return peer.operator
     return NO_USER
 

@@ -18,7 +18,7 @@ from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
-from pympsd.state_machine.server_lifecycle import IllegalMove
+from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd.wire.errors import RemoteError
@@ -266,7 +266,7 @@ class ServerSession:
             backend=dispatcher.settings.backend,
             devices=dispatcher.state.devices,
             thread_percentage=dispatcher.state.servers[self.serial].thread_percentage.value,
-            client_priority=dispatcher.state.client_priority.level,
+            client_priority=dispatcher.state.defaults.client_priority.level,
             memory_limits={
                 n: limit.value for n, limit in dispatcher.state.servers[self.serial].memory_limits.items()
             },

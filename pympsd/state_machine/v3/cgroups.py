@@ -8,10 +8,11 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
@@ -36,9 +37,9 @@ def set_limits(
     daemon: Daemon, path: str, ordinals: Iterable[int], changed: Mapping[str, PinnedMemory | None]
 ) -> Iterator[Instruction]:
     """Set limits of a cgroup on devices, ``hard`` or ``soft`` or both; for clients that come later."""
-    if not daemon.has_own_servers:
+    if not daemon.options.has_own_servers:
         raise NotPossible(NO_CGROUPS)
-    limits = dict(daemon.cgroup_limits.get(path, {}))
+    limits = dict(daemon.process_limits.cgroups.get(path, {}))
     limits |= {ordinal: evolve(limits.get(ordinal, CgroupLimit()), **changed) for ordinal in ordinals}
     for limit in limits.values():
         if limit.soft is not None and limit.hard is not None and limit.soft > limit.hard:
@@ -46,15 +47,15 @@ def set_limits(
                 f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
             )
     kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
-    if kept and path not in daemon.cgroup_limits and len(daemon.cgroup_limits) >= MOST_CGROUPS:
+    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MOST_CGROUPS:
         raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
-    known = daemon.cgroup_limits.pop(path, None)
+    known = daemon.process_limits.cgroups.pop(path, None)
     if kept:
-        daemon.cgroup_limits[path] = kept
+        daemon.process_limits.cgroups[path] = kept
         if known is None:
-            daemon.passing_cgroups[path] = False
+            daemon.process_limits.transient_cgroups[path] = False
     else:
-        daemon.passing_cgroups.pop(path, None)
+        daemon.process_limits.transient_cgroups.pop(path, None)
     for ordinal in ordinals:
         limit = limits[ordinal]
         text = f"{limit.hard or 'unlimited'}" + (f", soft limit {limit.soft}" if limit.soft else "")
@@ -63,16 +64,18 @@ def set_limits(
 
 def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
     """Set the limits of all cgroups; for clients that come later."""
-    daemon.cgroup_limits = {path: each for path, each in limits.items() if each}
-    daemon.passing_cgroups.clear()
-    yield Log("cgroup_limits_set", {"count": len(daemon.cgroup_limits)})
+    daemon.process_limits.cgroups = {path: each for path, each in limits.items() if each}
+    daemon.process_limits.transient_cgroups.clear()
+    yield Log("cgroup_limits_set", {"count": len(daemon.process_limits.cgroups)})
 
 
 def note_client(daemon: Daemon, event: ClientConnected) -> None:
     """Note that the cgroups of a client that connects have been seen."""
-    if daemon.passing_cgroups and event.origin is not None:
+    if daemon.process_limits.transient_cgroups and event.origin is not None:
         above = at_or_above(event.origin.cgroups or ())
-        daemon.passing_cgroups |= {path: True for path in above if path in daemon.passing_cgroups}
+        daemon.process_limits.transient_cgroups |= {
+            path: True for path in above if path in daemon.process_limits.transient_cgroups
+        }
 
 
 def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
@@ -80,11 +83,11 @@ def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction
     cgroup may come again. One that has not been there yet is awaited.
     """
     used = clients_by_cgroup(daemon)
-    for path, is_seen in tuple(daemon.passing_cgroups.items()):
+    for path, is_seen in tuple(daemon.process_limits.transient_cgroups.items()):
         if path in existing or path in used:
-            daemon.passing_cgroups[path] = True
+            daemon.process_limits.transient_cgroups[path] = True
         elif is_seen:
-            del daemon.passing_cgroups[path], daemon.cgroup_limits[path]
+            del daemon.process_limits.transient_cgroups[path], daemon.process_limits.cgroups[path]
             yield Log("cgroup_gone", {"path": path})
 
 
@@ -129,17 +132,17 @@ def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]
 
 def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether limits of cgroups hold for clients that come later."""
-    if on and not daemon.has_own_servers:
+    if on and not daemon.options.has_own_servers:
         raise NotPossible(NO_CGROUPS)
-    daemon.accounts_cgroups = on
+    daemon.process_limits.accounts_cgroups = on
     yield Log("accounting_set", {"state": "enabled" if on else "disabled"})
 
 
 def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether servers log what clients that come later take and return."""
-    if on and not daemon.has_own_servers:
+    if on and not daemon.options.has_own_servers:
         raise NotPossible("A log of allocations is not possible with the driver's own server: it tells of none.")
-    daemon.audits_memory = on
+    daemon.process_limits.audits_memory = on
     yield Log("audit_set", {"state": "logged" if on else "not logged"})
 
 

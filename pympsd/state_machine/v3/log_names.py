@@ -6,14 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from attrs import evolve
 
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.namespaces import DEFAULT
 
 
 def name_field(daemon: Daemon, server: str, namespace: str | None = None) -> dict[str, str]:
     """Return the field that names a server, or a namespace (empty: ``default``); none in protocol 2."""
-    if daemon.protocol == 2:
+    if daemon.options.protocol == 2:
         return {}
     return {"place": server if namespace is None else f"{server}/{namespace or DEFAULT}"}
 

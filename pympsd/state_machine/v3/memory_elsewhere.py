@@ -6,7 +6,8 @@ from collections import Counter
 
 from attrs import field, frozen
 
-from pympsd.state_machine.daemon_state import Daemon, Server
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import cgroup_group
 from pympsd.vocabulary.rules import at_or_above
 
@@ -38,7 +39,7 @@ def _limited(daemon: Daemon) -> set[str]:
     """Return the groups of cgroups that have limits, and those that clients came with: the kernel had some then."""
     clients = [client for server in daemon.servers.values() for client in server.clients.values()]
     found = {group.name for client in clients for groups in client.groups.values() for group in groups}
-    return found.union(map(cgroup_group, daemon.cgroup_limits))
+    return found.union(map(cgroup_group, daemon.process_limits.cgroups))
 
 
 def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pympsd.state_machine import shares, terminations
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, RefuseClient, reply
-from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace
+from pympsd.state_machine import queueing, shares, terminations
+from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
 from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, check_share, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
@@ -26,17 +26,17 @@ def create_namespace(
     """Make a namespace; its ``session`` is answered when its socket is open. ``asker``: as in `create_server`."""
     named = _server(daemon, server_name)
     problem = name_problem(name) or socket_problem(
-        daemon.pipe_directory, server_name, name, for_libcuda=not daemon.has_own_servers
+        daemon.options.pipe_directory, server_name, name, for_libcuda=not daemon.options.has_own_servers
     )
     if problem:
         raise NotPossible(problem)
     if name in named.namespaces:
         raise NotPossible(f"Namespace '{name}' exists already on server '{server_name}'.")
-    if len(named.namespaces) >= MOST_NAMESPACES:
-        raise NotPossible(f"Server '{server_name}' has {MOST_NAMESPACES} namespaces, and no more are possible.")
+    if len(named.namespaces) >= MAX_NAMESPACES:
+        raise NotPossible(f"Server '{server_name}' has {MAX_NAMESPACES} namespaces, and no more are possible.")
     check_share(shares.problem(daemon, asker, shares.cost_of_namespace()))
     named.namespaces[name] = Namespace(name, limits or NamespaceLimits(), [session] if session else [], clients_only)
-    daemon.named_changes += 1
+    daemon.named_servers.changes += 1
     yield Log("namespace_added", {"name": f"{server_name}/{name}"})
     yield OpenNamespace(server_name, name, named.uid)
 
@@ -60,7 +60,7 @@ def delete_namespace(
     if present and not forced:
         raise NotPossible(f"Namespace '{name}' has {active(len(present))}")
     del named.namespaces[name]
-    daemon.named_changes += 1
+    daemon.named_servers.changes += 1
     yield Log("namespace_removed", {"name": f"{server_name}/{name}"})
     yield CloseNamespace(server_name, name)
     yield from _refuse_waiting(daemon, server_name, name)
@@ -72,18 +72,15 @@ def delete_namespace(
         return
     for pid in pids:
         last = pid == pids[-1]
-        expelled = tuple(client.serial for client in present if client.pid == pid)
+        evicted = tuple(client.serial for client in present if client.pid == pid)
         yield from terminations.begin(
-            daemon, session if last else 0, process, pid, Answer() if last else None, expelled=expelled
+            daemon, session if last else 0, process, pid, Answer() if last else None, evicted=evicted
         )
 
 
 def _refuse_waiting(daemon: Daemon, server_name: str, name: str) -> Iterator[Instruction]:
-    refused = [entry for entry in daemon.queue if (entry.server, entry.mps_namespace) == (server_name, name)]
-    daemon.queue = [entry for entry in daemon.queue if entry not in refused]
-    for entry in refused:
-        reason = f"namespace '{name}' of server '{server_name}' was deleted"
-        yield RefuseClient(entry.client, Result.ERROR_MPS_SERVER_NOT_READY, reason)
+    reason = f"namespace '{name}' of server '{server_name}' was deleted"
+    yield from queueing.refuse(daemon, server_name, Result.ERROR_MPS_SERVER_NOT_READY, reason, name)
 
 
 def _server(daemon: Daemon, name: str) -> NamedServer:

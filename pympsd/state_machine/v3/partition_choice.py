@@ -8,8 +8,8 @@ from __future__ import annotations
 from attrs import evolve
 
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.daemon_state import Daemon
-from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import ChosenPartition, SmPartition, partition_id
 

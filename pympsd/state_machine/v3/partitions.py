@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine import shares, terminations
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, Log, reply
-from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.v3.servers import NotPossible, check_share, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.partitions import (
@@ -74,7 +74,7 @@ def create_partition(
     check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
     taken = (*whole[:chunks], *([remainder] if include_remainder else []))
     named.partitions.append(SmPartition(name, device, taken))
-    daemon.named_changes += 1
+    daemon.named_servers.changes += 1
     yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
 
 
@@ -95,8 +95,8 @@ def delete_partition(
     named.partitions.remove(found)
     for client in present:
         client.partitions[device] = ""
-        daemon.occupied[client.serial] = found
-    daemon.named_changes += 1
+        daemon.named_servers.occupied[client.serial] = found
+    daemon.named_servers.changes += 1
     yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
     process = daemon.server_named(server_name)
     pids = list(dict.fromkeys(client.pid for client in present))
@@ -105,9 +105,9 @@ def delete_partition(
         return
     for pid in pids:
         last = pid == pids[-1]
-        expelled = tuple(client.serial for client in present if client.pid == pid)
+        evicted = tuple(client.serial for client in present if client.pid == pid)
         yield from terminations.begin(
-            daemon, session if last else 0, process, pid, answer if last else None, expelled=expelled
+            daemon, session if last else 0, process, pid, answer if last else None, evicted=evicted
         )
 
 
@@ -129,7 +129,9 @@ def _has_no_clients(daemon: Daemon, name: str) -> bool:
 def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
     """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
     present = {serial for server in daemon.servers.values() for serial in server.clients}
-    occupied = [one for serial, one in daemon.occupied.items() if one.device == device and serial in present]
+    occupied = [
+        one for serial, one in daemon.named_servers.occupied.items() if one.device == device and serial in present
+    ]
     return free_chunks(daemon.devices[device], [*(one for _, one in partitions_on(daemon, device)), *occupied])
 
 
@@ -141,7 +143,7 @@ def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> li
 def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int) -> None:
     if named.deleted:
         raise NotPossible(f"Server '{named.name}' is being deleted.")
-    if not daemon.has_own_servers:
+    if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
     facts = daemon.devices[device]
     if facts.compute_capability < LEAST_CAPABILITY:

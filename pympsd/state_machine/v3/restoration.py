@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentServer, PersistentState, in_memory
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
@@ -16,14 +16,14 @@ from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_use
 def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
     """Restore the named servers, whether or not their processes return; those that do not start anew."""
     for kept in left.named_servers:
-        daemon.named_servers[kept.name] = _named(kept)
+        daemon.named_servers.add(_named(kept))
     for process in left.servers:
         name = process.name or server_of_user(process.uid)
         if name not in daemon.named_servers:
-            daemon.named_servers[name] = _of_process(name, process, daemon.client_priority)
+            named = _of_process(name, process, daemon.defaults.client_priority)
             # One with a name was being deleted.
-            daemon.named_servers[name].deleted = bool(process.name) and left.protocol == 3
-    daemon.named_changes += 1
+            named.deleted = bool(process.name) and left.protocol == 3
+            daemon.named_servers.add(named)
     for named in tuple(daemon.named_servers.values()):
         yield from routing.close_sockets(named) if named.deleted else routing.open_sockets(named)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine import shares
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import (
     ClientLimits,
@@ -16,7 +15,8 @@ from pympsd.state_machine.instructions import (
     OpenNamespace,
     RefuseClient,
 )
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
 
@@ -25,13 +25,13 @@ NO_DEVICES: Final = "none of its devices is there any more: delete it, and creat
 
 def server_for(daemon: Daemon, event: ClientConnected) -> str:
     """Return the name of the server that a client comes to."""
-    return event.server or server_of_user(daemon.serving_uid(event.peer.uid))
+    return event.server or server_of_user(daemon.options.serving_uid(event.peer.uid))
 
 
 def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
     """Return why a client cannot come where it comes to, or None."""
     name, namespace = server_for(daemon, event), event.mps_namespace or DEFAULT
-    if not event.server and not daemon.default_socket:
+    if not event.server and not daemon.named_servers.default_socket:
         reason = "default_socket is off: CUDA_MPS_PIPE_DIRECTORY is to name the directory of a server or a namespace"
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     named = daemon.named_servers.get(name)
@@ -39,7 +39,7 @@ def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
         return _missing(daemon, event, name)
     if named.deleted:
         return RefuseClient(event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted")
-    if not daemon.multiuser and event.peer.uid != named.uid:
+    if not daemon.options.multiuser and event.peer.uid != named.uid:
         reason = (
             f"server '{name}' serves user {named.uid} only, not {event.peer.uid}; a daemon that root starts with -m "
             "serves all users"
@@ -62,22 +62,19 @@ def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient 
     reason = ""
     if event.server:
         reason = f"no server named '{name}'"
-    elif daemon.uid not in (0, event.peer.uid):
-        reason = (
-            f"this MPS control daemon is run by user {daemon.uid} and serves that user only, not {event.peer.uid}; "
-            "start one as that user with its own CUDA_MPS_PIPE_DIRECTORY, or one as root"
-        )
+    elif daemon.options.uid not in (0, event.peer.uid):
+        reason = daemon.options.refusal_of_other_user(event.peer.uid)
         return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
         reason = socket_problem(
-            daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers
-        ) or shares.problem_of_own_server(daemon, daemon.serving_uid(event.peer.uid))
+            daemon.options.pipe_directory, name, DEFAULT, for_libcuda=not daemon.options.has_own_servers
+        ) or shares.problem_of_own_server(daemon, daemon.options.serving_uid(event.peer.uid))
     return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
 
 
 def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether clients that name no server are served."""
-    daemon.default_socket = on
+    daemon.named_servers.default_socket = on
     yield Log("default_socket_set", {"state": "on" if on else "off"})
 
 
@@ -85,20 +82,21 @@ def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction
     """Make the server of a client that names none, if there is none."""
     name = server_for(daemon, event)
     if name not in daemon.named_servers:
-        yield from add(daemon, NamedServer(name, daemon.serving_uid(event.peer.uid), source=Source.AUTO))
+        yield from add(daemon, NamedServer(name, daemon.options.serving_uid(event.peer.uid), source=Source.AUTO))
 
 
 def add(
     daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
 ) -> Iterator[Instruction]:
     """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
-    own = NamespaceLimits(daemon.thread_percentage, dict(daemon.memory_limits), daemon.client_priority)
+    own = NamespaceLimits(
+        daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits), daemon.defaults.client_priority
+    )
     named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
-    named.created = daemon.now
+    named.created = daemon.lifetime.now
     if session:
         named.creators.append(session)
-    daemon.named_servers[named.name] = named
-    daemon.named_changes += 1
+    daemon.named_servers.add(named)
     yield Log("server_added", {"name": named.name})
     yield from open_sockets(named)
 
@@ -113,7 +111,7 @@ def open_sockets(named: NamedServer) -> Iterator[Instruction]:
 def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
     """Have the sockets and directories of a server made anew for a user."""
     named.uid, named.opening, named.failed = uid, True, ""
-    daemon.named_changes += 1
+    daemon.named_servers.changes += 1
     yield Log("server_user_set", {"name": named.name, "uid": uid})
     yield from close_sockets(named)
     yield from open_sockets(named)
@@ -122,7 +120,7 @@ def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instru
 def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     """Whether operators are refused at a socket."""
     if not server:
-        return daemon.clients_only
+        return daemon.options.clients_only
     named = daemon.named_servers.get(server)
     found = named.namespaces.get(namespace) if named is not None else None
     return found is not None and found.clients_only
@@ -150,5 +148,5 @@ def priority(daemon: Daemon, server: str, namespace: str) -> int:
     """Return the priority of a client that sets none itself."""
     named = daemon.named_servers.get(server)
     if named is None:
-        return daemon.client_priority.level
+        return daemon.defaults.client_priority.level
     return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from pympsd.state_machine import shares
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon, Server
-from pympsd.state_machine.instructions import Instruction, Log, RefuseClient, Working, reply
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine import queueing, shares
+from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Namespace, Source
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.named_server import NamedServer, NamedStatus, Namespace, Source
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
@@ -51,7 +51,7 @@ def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
         return NamedStatus.FAILED
     if process is not None:
         return _STATUS[process.phase]
-    if any(entry.server == named.name for entry in daemon.queue):
+    if daemon.queue.waits_for(named.name):
         return NamedStatus.STARTING
     return NamedStatus.FAILED if named.failed else NamedStatus.CONFIGURED
 
@@ -78,7 +78,7 @@ def create_server(
     ``asker``: the user who asks for it, who may have no more than a share.
     """
     problem = name_problem(name, of_server=True) or socket_problem(
-        daemon.pipe_directory, name, DEFAULT, for_libcuda=not daemon.has_own_servers
+        daemon.options.pipe_directory, name, DEFAULT, for_libcuda=not daemon.options.has_own_servers
     )
     if problem:
         raise NotPossible(problem)
@@ -129,12 +129,12 @@ def set_server(
     changed = named.ceiling.changed_by(ceiling)
     if changed != named.ceiling:
         named.ceiling = changed
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
         shown = _shown(changed, named.ordinals(len(daemon.devices)))
         yield Log("server_ceiling_set", {"name": name, "limits": shown})
     if contains_partitions not in (None, named.contains_partitions):
         named.contains_partitions = bool(contains_partitions)
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
         yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named.contains_partitions]}"})
 
 
@@ -147,7 +147,7 @@ def change_limits(
     changed, before = found.limits.changed_by(limits), _shown_of(found, ordinals)
     if changed != found.limits:
         found.limits = changed
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
         name, after = f"{named.name}/{namespace}", _shown_of(found, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
@@ -163,7 +163,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     yield from _working(session)
     if not named.deleted:
         named.deleted = True
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
         yield from refuse_creators(named, "was deleted before it was ready.")
         yield from refuse_waiting(
             daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
@@ -204,8 +204,7 @@ def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
     named = daemon.named_servers.get(name)
     if named is None or not named.deleted:
         return
-    del daemon.named_servers[name]
-    daemon.named_changes += 1
+    daemon.named_servers.remove(name)
     daemon.failed_starts.pop(name, None)
     yield Log("server_removed", {"name": name})
     for session in named.deleters:
@@ -226,11 +225,7 @@ def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
 def refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterator[Instruction]:
     """Refuse the clients that wait for a server, and drop requests to start it."""
     daemon.failed_starts.pop(name, None)
-    refused = [entry for entry in daemon.queue if entry.server == name]
-    daemon.queue = [entry for entry in daemon.queue if entry.server != name]
-    for entry in refused:
-        if entry.client:
-            yield RefuseClient(entry.client, code, reason)
+    yield from queueing.refuse(daemon, name, code, reason)
 
 
 def _working(session: int) -> Iterator[Instruction]:
@@ -244,11 +239,11 @@ def _check_user(daemon: Daemon, name: str, uid: int) -> None:
         own = f"that of user {uid} is '{server_of_user(uid)}'"
         remedy = "" if name in daemon.named_servers else f"; choose another name{_user_named(name)}"
         raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'{remedy}.")
-    if daemon.multiuser and uid != 0:
+    if daemon.options.multiuser and uid != 0:
         raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
-    if daemon.uid not in (0, uid):
+    if daemon.options.uid not in (0, uid):
         raise NotPossible(
-            f"This daemon is run by user {daemon.uid} and can make servers of that user only, not {uid}."
+            f"This daemon is run by user {daemon.options.uid} and can make servers of that user only, not {uid}."
         )
 
 
@@ -259,7 +254,7 @@ def _user_named(name: str) -> str:
 
 
 def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
-    if not daemon.has_own_servers:
+    if not daemon.options.has_own_servers:
         raise NotPossible("--allowed-devices is not possible with the driver's own server: it has all devices.")
     for ordinal in ordinals:
         if not 0 <= ordinal < len(daemon.devices):

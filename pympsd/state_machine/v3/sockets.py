@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pympsd.state_machine.admission import request_server, serve_queue
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.events import NamespaceLost, NamespaceOpened
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
 from pympsd.state_machine.v3.routing import NO_DEVICES
 from pympsd.state_machine.v3.servers import refuse_creators, refuse_waiting
 from pympsd.state_machine.v3.starts import could_not_start
@@ -54,7 +54,7 @@ def _of(
 
 def _may_start(daemon: Daemon, named: NamedServer) -> Iterator[Instruction]:
     named.opening, named.former_uid = False, None
-    daemon.gatherings.starts(named.creators)
+    daemon.compound_commands.mark_starting(named.creators)
     if named.allowed_devices == ():
         yield from could_not_start(daemon, named.name, NO_DEVICES)
     elif named.source is not Source.AUTO:
@@ -68,8 +68,7 @@ def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iter
         yield from _go_back(daemon, named, named.former_uid, problem)
     elif named.opening and named.creators:
         yield from refuse_creators(named, f"could not be made: {problem}")
-        del daemon.named_servers[named.name]
-        daemon.named_changes += 1
+        daemon.named_servers.remove(named.name)
         yield from routing.close_sockets(named)
     # One of an earlier daemon's stays listed, so that its users see what has happened.
 
@@ -89,7 +88,7 @@ def _answer_creators(daemon: Daemon, named: NamedServer, namespace: Namespace) -
         yield from reply(session, refusal(problem) if namespace.unopened else Answer())
     if namespace.creators and namespace.unopened:
         del named.namespaces[namespace.name]
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
         yield CloseNamespace(named.name, namespace.name)
     namespace.creators.clear()
 

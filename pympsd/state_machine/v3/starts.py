@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pympsd.state_machine.daemon_state import Daemon
 from pympsd.state_machine.instructions import Instruction, reply
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import Answer, refusal
 
 
@@ -16,7 +16,7 @@ def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
         return
     if named.failed:
         named.failed = ""
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
     for session in named.creators:
         yield from reply(session, Answer())
     named.creators.clear()
@@ -32,7 +32,7 @@ def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> 
         return
     if named.failed != reason:
         named.failed = reason
-        daemon.named_changes += 1
+        daemon.named_servers.changes += 1
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
     named.creators.clear()

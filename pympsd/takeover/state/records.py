@@ -7,10 +7,10 @@ from typing import Final
 
 from attrs import define, evolve, field, frozen
 
-from pympsd.state_machine.daemon_state import Daemon, Quit, Server
-from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.v3.gathering import Configuration
-from pympsd.state_machine.v3.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Daemon, Quit
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits, name_problem
@@ -156,48 +156,54 @@ class InitialDefaults:
     @classmethod
     def of(cls, daemon: Daemon) -> InitialDefaults:
         """Return the defaults of a daemon that has just started."""
-        return cls(daemon.thread_percentage, daemon.client_priority, dict(daemon.memory_limits))
+        return cls(
+            daemon.defaults.thread_percentage, daemon.defaults.client_priority, dict(daemon.defaults.memory_limits)
+        )
 
     def named_servers(self, daemon: Daemon) -> tuple[PersistentNamedServer, ...]:
         """Return what is kept of the named servers; the same tuple again until they change."""
-        if self._kept.changes != daemon.named_changes:
+        if self._kept.changes != daemon.named_servers.changes:
             kept = tuple(_persistent_named(one) for one in daemon.named_servers.values() if not one.deleted)
-            self._kept.changes, self._kept.servers = daemon.named_changes, kept
+            self._kept.changes, self._kept.servers = daemon.named_servers.changes, kept
         return self._kept.servers
 
 
 def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
     """Return the state that the next daemon needs."""
-    percentage, priority, limits = daemon.thread_percentage, daemon.client_priority, daemon.memory_limits
+    percentage, priority, limits = (
+        daemon.defaults.thread_percentage,
+        daemon.defaults.client_priority,
+        daemon.defaults.memory_limits,
+    )
     return PersistentState(
-        generation=daemon.generation,
+        generation=daemon.lifetime.generation,
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
         memory_limits=None if limits == initial.memory_limits else _in_bytes(limits),
-        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client) if daemon.protocol == 2 else (),
+        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client) if daemon.options.protocol == 2 else (),
         queue_order=_queue_order(daemon),
         servers=tuple(_persistent(server) for server in daemon.running_servers()),
         quit=_persistent_quit(daemon.quitting),
-        protocol=daemon.protocol,
+        protocol=daemon.options.protocol,
         named_servers=initial.named_servers(daemon),
-        rules=daemon.rules,
-        default_socket=daemon.default_socket,
+        rules=daemon.process_limits.rules,
+        default_socket=daemon.named_servers.default_socket,
         cgroup_limits=_of_cgroups(daemon, lambda limit: limit.hard),
         cgroup_soft_limits=_of_cgroups(daemon, lambda limit: limit.soft),
-        passing_cgroups=dict(daemon.passing_cgroups),
-        accounts_cgroups=daemon.accounts_cgroups,
-        audits_memory=daemon.audits_memory,
+        passing_cgroups=dict(daemon.process_limits.transient_cgroups),
+        accounts_cgroups=daemon.process_limits.accounts_cgroups,
+        audits_memory=daemon.process_limits.audits_memory,
         configuration=_persistent_configuration(daemon.configuration),
-        shares=dict(daemon.shares.configured),
+        shares=dict(daemon.usage.shares.configured),
     )
 
 
 def _queue_order(daemon: Daemon) -> tuple[int, ...]:
     """Return the order of the queue, with the clients whose return is still awaited; empty if it does not matter."""
-    if daemon.protocol == 3:
+    if daemon.options.protocol == 3:
         return ()
     entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
-    places = [(ticket, connection) for connection, ticket in daemon.places.items()]
+    places = [(ticket, connection) for connection, ticket in daemon.queue.reserved.items()]
     return tuple(connection for _, connection in sorted((*entries, *places)))
 
 
@@ -323,7 +329,7 @@ def in_memory(in_bytes: dict[int, int]) -> dict[int, PinnedMemory]:
 def _of_cgroups(daemon: Daemon, choose: Callable[[CgroupLimit], PinnedMemory | None]) -> dict[str, dict[int, int]]:
     return {
         path: {ordinal: chosen.value for ordinal, limit in limits.items() if (chosen := choose(limit)) is not None}
-        for path, limits in daemon.cgroup_limits.items()
+        for path, limits in daemon.process_limits.cgroups.items()
     }
 
 
@@ -339,7 +345,7 @@ def limits_of_cgroups(state: PersistentState) -> dict[str, dict[int, CgroupLimit
 
 
 def _persistent_quit(quitting: Quit | None) -> PersistentQuit | None:
-    if quitting is None or not quitting.asked:
+    if quitting is None or not quitting.by_operator:
         return None
     return PersistentQuit(0.0 if quitting.forced else quitting.timeout)
 

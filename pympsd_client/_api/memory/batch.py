@@ -21,7 +21,7 @@ from pympsd_client._arguments.values import InMemory, check_count, number
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import current
-from pympsd_client._objects.region_copy import check
+from pympsd_client._objects.memory.region_copy import check
 from pympsd_client._objects.stream import LEGACY, resolve
 
 

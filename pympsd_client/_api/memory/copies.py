@@ -12,12 +12,11 @@ from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
-from pympsd_client._objects import memory as device_memory
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import context_of
-from pympsd_client._objects.pinned_memory import is_memory, pinned
+from pympsd_client._objects.memory import allocations as device_memory
+from pympsd_client._objects.memory.pinned import is_memory, pinned
 from pympsd_client._objects.stream import resolve
-from pympsd_client._objects.virtual import addresses
 
 
 def between_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
@@ -79,7 +78,7 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
         context.usable()
         return
     host.check(count, to_be_written=False)
-    addresses.check(destination, count)
+    device_memory.check_range(destination, count)
     wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
@@ -104,7 +103,7 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
         context.usable()
         return
     host.check(count, to_be_written=True)
-    addresses.check(source, count)
+    device_memory.check_range(source, count)
     at, at_stream = device_memory.place(source, context, its_stream, stream)
     if pinned.reached_by(at.usable().transport, host.address, count):
         operation, waits = operations.COPY_FROM_DEVICE_PINNED, wait or at is not context
@@ -122,8 +121,8 @@ def device_to_device(destination: int, source: int, count: int, stream: int, wai
     if count == 0:
         context.usable()
         return
-    addresses.check(destination, count)
-    addresses.check(source, count)
+    device_memory.check_range(destination, count)
+    device_memory.check_range(source, count)
     reading = device_memory.place(source, context, its_stream, stream)
     if device_memory.ordinal_at(source) == device_memory.ordinal_at(destination):
         copies.on_device(*reading, destination, source, count)
@@ -163,7 +162,7 @@ def fill(
         check_host(destination, (height - 1) * pitch + width * count)
         _fill_host(destination, value, width, count, pitch, height)
         return
-    addresses.check(destination, (height - 1) * pitch + width * count)
+    device_memory.check_range(destination, (height - 1) * pitch + width * count)
     context, its_stream = device_memory.place(destination, context, its_stream, stream)
     device_memory.fill(context, its_stream, destination, value, width, count, pitch, height)
     if device_memory.allocations.is_synchronous(destination) or (wait and _is_the_programs_too(destination)):

@@ -1,9 +1,9 @@
-"""Page-locked host memory (CUDA driver API, Memory Management): the calls over `_objects.pinned_memory`.
+"""Page-locked host memory (CUDA driver API, Memory Management): the calls over `_objects.memory.pinned`.
 
 The device of the current context copies from and to allocated memory directly and asynchronously; copies with another
 device, and of registered memory, work as for any memory. Kernels reach registered memory, by another address than the
 program (device attribute CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM is 0), from cuMemHostGetDevicePointer on, which puts
-pages that the executor shares in the place of the program's (`_objects.registered.pages`). Before Volta the size of
+pages that the executor shares in the place of the program's (`_objects.memory.pinned`). Before Volta the size of
 /dev/shm bounds both.
 """
 
@@ -15,9 +15,9 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.context import current
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.memory.shared_pages import share
 from pympsd_client._objects.process import process
-from pympsd_client._objects.shared_pinned_memory import share
 
 _NOT_MAPPED: Final = (
     "host memory is not mapped into this device's address space (device attribute CAN_MAP_HOST_MEMORY is 0). Use "

@@ -16,8 +16,8 @@ from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
 from pympsd_client._objects.context import Context, current
-from pympsd_client._objects.memory import Allocation, allocations, is_shareable
-from pympsd_client._objects.virtual.imports import ImportedRange, import_range
+from pympsd_client._objects.memory.allocations import Allocation, allocations, is_shareable
+from pympsd_client._objects.memory.imports import ImportedRange, import_range
 
 _LAZY_PEER_ACCESS: Final = 1
 """CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS"""

@@ -17,9 +17,9 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.memory_structs import Location, location
 from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, unsigned
 from pympsd_client._objects.context import Context, current
-from pympsd_client._objects.managed import allocation
-from pympsd_client._objects.managed.page_states import HOST, PageState, PageStates, Place
-from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.memory import managed
+from pympsd_client._objects.memory.allocations import allocations
+from pympsd_client._objects.memory.page_states import HOST, PageState, PageStates, Place
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import LEGACY, resolve
 
@@ -59,7 +59,7 @@ def allocate(size: int, flags: int) -> int:
         raise invalid_value("an allocation has at least 1 byte")
     if size >= 1 << 48:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"there are no {size} bytes of addresses")
-    return allocation.allocate(context, size)
+    return managed.allocate(context, size)
 
 
 @frozen

@@ -14,15 +14,14 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUcontext, CUdeviceptr, CUmemoryPool, members
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.values import AttributeValue, read_numbers, read_value
-from pympsd_client._objects.context import Context, current
-from pympsd_client._objects.managed.variables import ManagedVariable
-from pympsd_client._objects.memory import Allocation, allocations, is_shareable
-from pympsd_client._objects.module import modules
-from pympsd_client._objects.pinned_memory import pinned
+from pympsd_client._objects.code.module import modules
+from pympsd_client._objects.context import Context, current, this_thread
+from pympsd_client._objects.memory.allocations import Allocation, allocations, is_shareable
+from pympsd_client._objects.memory.managed import ManagedVariable
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.memory.virtual import Mapping
 from pympsd_client._objects.pools.imported import ImportedBlock
 from pympsd_client._objects.pools.pool import Block
-from pympsd_client._objects.thread_local import this_thread
-from pympsd_client._objects.virtual.memory import Mapping
 
 _ATTRIBUTES: Final = members("CUpointer_attribute", "CU_POINTER_ATTRIBUTE_")
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")

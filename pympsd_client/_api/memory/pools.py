@@ -18,13 +18,12 @@ from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.memory.allocations import allocations
+from pympsd_client._objects.memory.peer_access import Pair, is_possible, peer_access
 from pympsd_client._objects.pools.imported import ImportedPool
-from pympsd_client._objects.pools.pool import Block, Pool, PoolKind
-from pympsd_client._objects.pools.table import pools
+from pympsd_client._objects.pools.pool import Block, Pool, PoolKind, pools
 from pympsd_client._objects.process import process
 from pympsd_client._objects.stream import resolve
-from pympsd_client._objects.virtual.peer_access import Pair, is_possible, peer_access
 
 _ATTRIBUTES: Final = members("CUmemPool_attribute", "CU_MEMPOOL_ATTR_")
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")

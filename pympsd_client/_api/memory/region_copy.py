@@ -8,12 +8,12 @@ from pympsd_client._api.memory.copies import check_host, is_hosts
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.copy_structs import Copy3D, CopySide
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._objects import region_copy
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.context import Context, context_of, current
-from pympsd_client._objects.memory import ordinal_at
-from pympsd_client._objects.region_copy import Extent, Region
+from pympsd_client._objects.memory import region_copy
+from pympsd_client._objects.memory.allocations import ordinal_at
+from pympsd_client._objects.memory.region_copy import Extent, Region
 
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
 _MAX_ADDRESSES: Final = 1 << 64

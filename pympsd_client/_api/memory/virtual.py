@@ -18,13 +18,12 @@ from pympsd_client._arguments.memory_structs import AllocationProperties, Locati
 from pympsd_client._arguments.values import AttributeValue
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.context import Context, context_on
+from pympsd_client._objects.context import Context, context_on, this_thread
+from pympsd_client._objects.memory.imports import secret_of_file
+from pympsd_client._objects.memory.peer_access import is_possible
+from pympsd_client._objects.memory.shared_pages import exported
+from pympsd_client._objects.memory.virtual import Physical, virtual_memory
 from pympsd_client._objects.process import process
-from pympsd_client._objects.shared_pinned_memory import exported
-from pympsd_client._objects.thread_local import this_thread
-from pympsd_client._objects.virtual.imports import secret_of_file
-from pympsd_client._objects.virtual.memory import Physical, virtual_memory
-from pympsd_client._objects.virtual.peer_access import is_possible
 
 _LOCATIONS: Final = members("CUmemLocationType", "CU_MEM_LOCATION_TYPE_")
 _TYPES: Final = members("CUmemAllocationType", "CU_MEM_ALLOCATION_TYPE_")

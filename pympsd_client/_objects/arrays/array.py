@@ -12,6 +12,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects.arrays.shapes import check, element_bytes, level, level_count
 from pympsd_client._objects.context import Context, current_on_device_with
 from pympsd_client._objects.handle_table import HandleTable
+from pympsd_client._objects.memory.allocations import other_ranges
 
 
 @define(eq=False)
@@ -62,6 +63,7 @@ class MipmappedArray:
 
 
 arrays: Final = HandleTable[Array]("CUDA array", "destroyed, or never made")
+other_ranges.append(lambda: ((array.address, array.size) for array in arrays.all()))
 mipmapped_arrays: Final = HandleTable[MipmappedArray]("mipmapped array", "destroyed, or never made")
 
 

@@ -13,18 +13,17 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle
 from pympsd_client._connect.connection import Device
-from pympsd_client._objects.code.loading import load
-from pympsd_client._objects.context import Context, contexts, current, new_handle
-from pympsd_client._objects.module import (
+from pympsd_client._objects.code.module import (
     Function,
     Module,
     attribute_name,
     check_attribute,
     functions,
+    load,
     modules,
 )
+from pympsd_client._objects.context import Context, contexts, current, new_handle, this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 
 
 class Library:

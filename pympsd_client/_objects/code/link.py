@@ -10,10 +10,9 @@ from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._arguments.jit_options import Options, ptxas_message
-from pympsd_client._objects.code.ptx_link import LinkError, check_defined, declares_others, is_ptx, join
-from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.code.module import load_image
+from pympsd_client._objects.code.ptx_text import LinkError, check_defined, declares_others, is_ptx, join, limited
 from pympsd_client._objects.context import Context, new_handle
-from pympsd_client._objects.module import load_image
 
 _PTX: Final = 1
 _NVVM: Final = 5

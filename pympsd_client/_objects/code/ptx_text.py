@@ -1,9 +1,18 @@
-"""PTX as text: the limit of registers as a directive of its kernels (PTX ISA, .maxnreg)."""
+"""PTX as text: the limit of registers as a directive of its kernels (PTX ISA, .maxnreg).
+
+Several PTX texts made one, as a linker does: what they declare of each other is resolved by name (PTX ISA, Linking
+Directives).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Final
+
+from attrs import define, frozen
+
+from pympsd.vocabulary.device_runtime import SET_CONDITIONAL
 
 _SKIPPED: Final = r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"'
 _ENTRY: Final = re.compile(rb"(?s)" + _SKIPPED.encode() + rb"|(\.entry\b[^{;]*)([{;])")
@@ -25,3 +34,208 @@ def limited(image: bytes, registers: int) -> bytes:
         return head + b"\n.maxnreg %d\n" % registers + end
 
     return _ENTRY.sub(with_limit, image)
+
+
+_TOKEN: Final = re.compile(
+    r"""(?P<skip>\s+ | //[^\n]* | /\*.*?\*/) | (?P<string>"(?:[^"\\\n]|\\.)*") | (?P<directive>\.[A-Za-z_][\w$]*)
+      | (?P<word>[A-Za-z_$%][\w$]*) | (?P<other>\d[\w.]* | .)""",
+    re.VERBOSE | re.DOTALL,
+)
+_LINES: Final = frozenset({".version", ".target", ".address_size", ".file", ".loc"})
+"""Directives that end with their line."""
+_LINKAGE: Final = frozenset({".visible", ".extern", ".weak", ".common"})
+_SHARED_NAMES: Final = frozenset({".weak", ".common"})
+_IN_EVERY_PROGRAM: Final = frozenset({"vprintf", "malloc", "free", "__assertfail", SET_CONDITIONAL})
+"""Functions that the device itself has (CUDA C++ Programming Guide: printf, malloc, assert, graphs)."""
+_LOCATION: Final = re.compile(r"^[ \t]*\.(?:loc|file)\b[^\n]*$", re.MULTILINE)
+_VERSION: Final = re.compile(r"\.version\s+(\d+)\.(\d+)")
+_TARGET: Final = re.compile(r"\.target\s+sm_(\d+)([a-z]?)")
+_NAME: Final = re.compile(r"(?<![\w$%.])[A-Za-z_$%][\w$]*")
+
+
+class LinkError(Exception):
+    """Inputs that do not fit together; the text is the linker's message."""
+
+
+@frozen
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+@define
+class _Item:
+    """A definition or declaration of a module; ``name`` is empty for what has none."""
+
+    text: str
+    name: str = ""
+    linkage: str = ""
+    is_function: bool = False
+    has_body: bool = False
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether this is what other inputs' declarations mean."""
+        return bool(self.name) and self.linkage != ".extern" and (self.has_body or not self.is_function)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no other input can mean it."""
+        return self.is_defined and not self.linkage and ".entry" not in self.text
+
+
+@define
+class _Input:
+    name: str
+    version: tuple[int, int]
+    target: tuple[int, str]
+    items: list[_Item]
+
+    def renamed(self, names: dict[str, str]) -> None:
+        """Give some of its symbols other names, wherever they stand."""
+        for item in self.items:
+            item.text = _NAME.sub(lambda match: names.get(match.group(), match.group()), item.text)
+            item.name = names.get(item.name, item.name)
+
+
+def is_ptx(data: bytes) -> bool:
+    """Return whether an input begins as PTX does: with .version, after comments."""
+    return next((one.text for one in _tokens(data.decode("utf-8", "replace"))), "") == ".version"
+
+
+def declares_others(data: bytes) -> bool:
+    """Return whether a text declares functions or variables that another input is to define."""
+    return any(item.linkage == ".extern" and not _is_dynamic(item) for item in _parsed("", data).items)
+
+
+def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return one text for inputs (name, PTX); LinkError for a symbol that is defined twice.
+
+    Symbols that are local to an input and have the name of another's are renamed.
+    """
+    if len(inputs) == 1:
+        return inputs[0][1]
+    parsed = [_parsed(name, data) for name, data in inputs]
+    _rename_locals(parsed)
+    definitions = _definitions(parsed)
+    version = max((one.version for one in parsed), default=(7, 0))
+    target = max((one.target for one in parsed), default=(50, ""))
+    lines = [f".version {version[0]}.{version[1]}", f".target sm_{target[0]}{target[1]}", ".address_size 64"]
+    emitted: set[str] = set()
+    for one in parsed:
+        for item in one.items:
+            lines += _emitted(item, definitions, emitted)
+    return "\n".join(lines).encode() + b"\n"
+
+
+def check_defined(inputs: Sequence[tuple[str, bytes]]) -> None:
+    """Raise LinkError for a symbol that an input uses, and that none defines."""
+    parsed = [_parsed(name, data) for name, data in inputs]
+    defined = {item.name for one in parsed for item in one.items if item.is_defined}
+    for one in parsed:
+        for item in one.items:
+            missing = item.linkage == ".extern" and item.name not in defined and not _is_dynamic(item)
+            if missing and item.name not in _IN_EVERY_PROGRAM and _is_used(item, one):
+                raise LinkError(f"error   : Undefined reference to '{item.name}' in '{one.name}'")
+
+
+def _emitted(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> Iterator[str]:
+    definition = definitions.get(item.name)
+    if not item.name:
+        yield item.text
+    elif definition is None:  # no input defines it: once is enough, of functions too
+        if item.name not in emitted:
+            emitted.add(item.name)
+            yield item.text
+    elif item.name not in emitted:
+        if item.is_function and not item.has_body:
+            yield item.text.replace(".extern", definition.linkage, 1)
+        else:
+            emitted.add(item.name)
+            yield definition.text
+
+
+def _definitions(parsed: list[_Input]) -> dict[str, _Item]:
+    found: dict[str, tuple[_Item, str]] = {}
+    for one in parsed:
+        for item in one.items:
+            if not item.is_defined:
+                continue
+            other, its_input = found.get(item.name, (None, ""))
+            if other is None or (other.linkage in _SHARED_NAMES and item.linkage not in _SHARED_NAMES):
+                found[item.name] = item, one.name
+            elif item.linkage not in _SHARED_NAMES:
+                raise LinkError(
+                    f"error   : Multiple definition of '{item.name}' in '{one.name}', first defined in '{its_input}'"
+                )
+    return {name: item for name, (item, _) in found.items()}
+
+
+def _rename_locals(parsed: list[_Input]) -> None:
+    taken: set[str] = set()
+    for number, one in enumerate(parsed):
+        symbols = {item.name for item in one.items if item.name}
+        local = {item.name for item in one.items if item.is_local}
+        others = taken | {item.name for two in parsed if two is not one for item in two.items if item.linkage}
+        one.renamed({name: f"{name}$in{number}" for name in local & others})
+        taken |= symbols
+
+
+def _is_used(item: _Item, one: _Input) -> bool:
+    word = re.compile(rf"(?<![\w$%.]){re.escape(item.name)}(?![\w$])")
+    return any(word.search(other.text) for other in one.items if other is not item)
+
+
+def _is_dynamic(item: _Item) -> bool:
+    """Return whether it declares the dynamic shared memory, which no input defines."""
+    return not item.is_function and ".shared" in item.text
+
+
+def _parsed(name: str, data: bytes) -> _Input:
+    text = _LOCATION.sub("", data.rstrip(b"\0").decode("utf-8", "replace"))
+    version, target = _VERSION.search(text), _TARGET.search(text)
+    return _Input(
+        name,
+        (int(version[1]), int(version[2])) if version else (7, 0),
+        (int(target[1]), target[2]) if target else (50, ""),
+        list(_items(text)),
+    )
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "skip":
+            yield _Token(str(match.lastgroup), match.group(), match.start(), match.end())
+
+
+def _items(text: str) -> Iterator[_Item]:
+    tokens, pending, depth = _tokens(text), list[_Token](), 0
+    end_of_line = -1
+    for token in tokens:
+        if token.start < end_of_line:
+            continue
+        if not pending and token.text in _LINES:
+            end_of_line = (text + "\n").index("\n", token.end)
+            continue
+        pending.append(token)
+        depth += (token.text == "{") - (token.text == "}")
+        is_code = any(one.text in (".func", ".entry", ".section") for one in pending[:6])
+        if depth == 0 and (token.text == ";" or (token.text == "}" and is_code)):
+            if pending[0].text not in (".section", ".pragma"):
+                yield _item(text[pending[0].start : token.end], pending)
+            pending = []
+    if pending:  # cut off: the executor says what is wrong
+        yield _Item(text[pending[0].start :])
+
+
+def _item(text: str, tokens: list[_Token]) -> _Item:
+    linkage = next((one.text for one in tokens[:3] if one.text in _LINKAGE), "")
+    is_function = any(one.text in (".func", ".entry") for one in tokens[:4])
+    depth = 0
+    for token in tokens:
+        depth += (token.text == "(") - (token.text == ")")
+        if token.kind == "word" and depth == 0:
+            return _Item(text, token.text, linkage, is_function, is_function and tokens[-1].text == "}")
+    return _Item(text)

@@ -1,4 +1,6 @@
-"""The memory that one pool has in one context: chunks from the device, and what of them is free for which stream.
+"""Free ranges of addresses, pure.
+
+The memory that one pool has in one context: chunks from the device, and what of them is free for which stream.
 
 Memory that was freed in a stream is at once free for that stream's later work, and for any other when the stream has
 reached the point at which it was freed (CUDA driver API, Stream Ordered Memory Allocator).
@@ -7,7 +9,7 @@ reached the point at which it was freed (CUDA driver API, Stream Ordered Memory 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from attrs import define, frozen
@@ -17,7 +19,64 @@ from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.pools.chunks import CHUNK_BYTES, Chunks
-from pympsd_client._objects.pools.ranges import Ranges
+
+
+class Ranges:
+    """Free ranges in order of their addresses. Neighbours are joined, unless a chunk of memory ends between them."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self._starts, self._ends, strict=True))
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes in all of them."""
+        return sum(self._ends) - sum(self._starts)
+
+    def take(self, size: int) -> int | None:
+        """Take ``size`` bytes from the first range that has as many; return their start, None if no range has."""
+        starts, ends = self._starts, self._ends
+        for index, start in enumerate(starts):
+            left = ends[index] - start - size
+            if left > 0:
+                starts[index] = start + size
+                return start
+            if left == 0:
+                del starts[index], ends[index]
+                return start
+        return None
+
+    def give(self, start: int, end: int, chunk_start: int, chunk_end: int) -> None:
+        """Add a range that lies in a chunk of memory."""
+        starts, ends = self._starts, self._ends
+        at = bisect_right(starts, start)
+        joins_left = at > 0 and start != chunk_start and ends[at - 1] == start
+        joins_right = at < len(starts) and end != chunk_end and starts[at] == end
+        if joins_left and joins_right:
+            ends[at - 1] = ends[at]
+            del starts[at], ends[at]
+        elif joins_left:
+            ends[at - 1] = end
+        elif joins_right:
+            starts[at] = start
+        else:
+            starts.insert(at, start)
+            ends.insert(at, end)
+
+    def remove(self, start: int, end: int) -> bool:
+        """Remove a range if all of it is here, as one; return whether it was."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0 or self._starts[at] != start or self._ends[at] != end:
+            return False
+        del self._starts[at], self._ends[at]
+        return True
+
 
 _GROWTH_BYTES: Final = 32 << 20
 """A chunk is as large as all before it together, up to this, so that few are needed."""

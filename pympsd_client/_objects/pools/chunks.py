@@ -12,10 +12,10 @@ from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.memory import Allocation
-from pympsd_client._objects.shared_pinned_memory import SharedPages, exported, map_memory, share, unmap_memory
-from pympsd_client._objects.virtual.imports import secret_of_file
-from pympsd_client._objects.virtual.memory import virtual_memory
+from pympsd_client._objects.memory.allocations import Allocation
+from pympsd_client._objects.memory.imports import secret_of_file
+from pympsd_client._objects.memory.shared_pages import SharedPages, exported, map_memory, share, unmap_memory
+from pympsd_client._objects.memory.virtual import virtual_memory
 
 CHUNK_BYTES: Final = MAPPING_GRANULE
 """Chunks are multiples of this."""

@@ -15,10 +15,10 @@ from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.memory import Allocation, allocations
+from pympsd_client._objects.memory.allocations import Allocation, allocations, other_ranges
+from pympsd_client._objects.memory.shared_pages import SharedPages, share
 from pympsd_client._objects.pools.arena import rounded
 from pympsd_client._objects.pools.pool import PoolKind
-from pympsd_client._objects.shared_pinned_memory import SharedPages, share
 
 
 class Usage:
@@ -104,6 +104,7 @@ class GraphAllocation(Allocation):
 
 graph_allocations: Final = HandleTable[GraphAllocation]("memory of a node", "given back, or never made")
 """The memory of all nodes by address, whether the program has it now or not."""
+other_ranges.append(lambda: ((allocation.handle, allocation.size) for allocation in graph_allocations.all()))
 
 
 def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:

@@ -13,11 +13,11 @@ from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.memory import allocations
+from pympsd_client._objects.memory.allocations import allocations
+from pympsd_client._objects.memory.imports import ImportedRange, import_range
 from pympsd_client._objects.pools.arena import FreePoint
 from pympsd_client._objects.pools.pool import Pool, PoolAllocation, PoolKind
 from pympsd_client._objects.process import process
-from pympsd_client._objects.virtual.imports import ImportedRange, import_range
 
 
 @define(eq=False)

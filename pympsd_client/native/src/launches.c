@@ -5,7 +5,7 @@
  * and again, each time with the same stream, shape and types of parameters, and only the values of the parameters
  * differ.
  *
- * The idea. The slow path in Python (pympsd_client/_objects/launch.py) has all the rules. When a launch comes for the
+ * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch comes for the
  * second time it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
  * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies
  * the record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is

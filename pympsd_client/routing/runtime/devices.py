@@ -7,8 +7,8 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError
+from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
-from pympsd_client._objects.thread_local import this_thread
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.properties import write
 

@@ -9,10 +9,10 @@ from pympsd_client._api import green_context
 from pympsd_client._api.settings import context_id
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._objects import context as contexts
+from pympsd_client._objects import green_context as green
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.process import process
-from pympsd_client._objects.resources import green_context as green
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime.devices import initialize
 

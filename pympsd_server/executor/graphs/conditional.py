@@ -10,8 +10,7 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd_server.backends.conditions import Condition
-from pympsd_server.backends.interface import BackendError, Context, Outcome, PendingHostFunction, Stream
+from pympsd_server.backends.interface import BackendError, Condition, Context, Outcome, PendingHostFunction, Stream
 
 
 class Body(Protocol):

@@ -9,10 +9,9 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd_server.backends.conditions import Condition
-from pympsd_server.backends.interface import BackendError, Context, Event, Outcome, Stream
+from pympsd_server.backends.interface import BackendError, Condition, Context, Event, Outcome, Stream
 from pympsd_server.executor.graphs.conditional import Choice
-from pympsd_server.executor.graphs.lanes import LaneAssignment, assign_lanes
+from pympsd_server.executor.graphs.stream_slots import LaneAssignment, assign_lanes
 from pympsd_server.executor.graphs.streams import OwnStreams, StreamBudget
 
 Act = Callable[[Stream], None]

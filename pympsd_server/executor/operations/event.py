@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Completion, Event, Stream
-from pympsd_server.executor.operations.answer import Answer, words
 from pympsd_server.executor.operations.stream import check_ready
-from pympsd_server.executor.request import Request
+from pympsd_server.executor.requests.request import Answer, Request, words
 
 # CUevent_flags of the driver API.
 _BLOCKING_SYNC: Final = 1

@@ -8,9 +8,8 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import FLAG_COOPERATIVE
-from pympsd_server.backends.capabilities import Limit
-from pympsd_server.backends.interface import BackendError, Completion, Launch, Module, Outcome, Stream
-from pympsd_server.executor.request import Request
+from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Outcome, Stream
+from pympsd_server.executor.requests.request import Request
 
 
 def _launch(

@@ -13,9 +13,8 @@ from pympsd.wire.errors import RemoteError
 from pympsd.wire.graph_items import GraphItem
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.graphs.executable import Act, ConditionalStep, ExecutableGraph, Step
-from pympsd_server.executor.operations.answer import Answer
 from pympsd_server.executor.operations.execution import host_function
-from pympsd_server.executor.request import Request
+from pympsd_server.executor.requests.request import Answer, Request
 
 _HOST_FUNCTION: Final = records.BY_NAME["HOST_FUNCTION"]
 _NOT_IN_BODIES: Final = {

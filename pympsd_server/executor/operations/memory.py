@@ -19,8 +19,7 @@ from pympsd_server.backends.interface import (
     Space,
     Stream,
 )
-from pympsd_server.executor.operations.answer import Answer
-from pympsd_server.executor.request import ClientResources, Request
+from pympsd_server.executor.requests.request import Answer, ClientResources, Request
 
 _ADDRESS_LIMIT: Final = 1 << 64
 

@@ -9,8 +9,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import ModuleLayout
 from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT
 from pympsd_server.backends.interface import BackendError, Module
-from pympsd_server.executor.operations.answer import Answer
-from pympsd_server.executor.request import Request
+from pympsd_server.executor.requests.request import Answer, Request
 
 _LAYOUT_LIMIT: Final = RECORD_LIMIT - HEADER_BYTES
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Completion, Event, Stream
-from pympsd_server.executor.operations.answer import Answer
-from pympsd_server.executor.request import Request
+from pympsd_server.executor.requests.request import Answer, Request
 
 _NON_BLOCKING: Final = 1
 """A flag of the driver API's CUstream_flags."""

@@ -20,11 +20,10 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.records import Completion, Kind, Use
 from pympsd_server.backends.interface import BackendError, Stream
-from pympsd_server.executor.client_context import ClientContext, StreamEntry
 from pympsd_server.executor.graphs.executable import Act
 from pympsd_server.executor.operations import event, execution, graph, memory, module, stream, virtual_memory
-from pympsd_server.executor.operations.answer import Answer
-from pympsd_server.executor.request import Request
+from pympsd_server.executor.requests.client_context import ClientContext, StreamEntry
+from pympsd_server.executor.requests.request import Answer, Request
 
 Execute = Callable[..., Any]
 _EMPTY: Final = Answer()

@@ -10,8 +10,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File, PhysicalMemory
-from pympsd_server.executor.operations.answer import Answer, words
-from pympsd_server.executor.request import Request
+from pympsd_server.executor.requests.request import Answer, Request, words
 
 
 def _create(request: Request, handle: int, count: int, flags: int) -> Answer:

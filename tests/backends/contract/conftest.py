@@ -13,9 +13,8 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.executor_messages import ExecutorSetup
 from pympsd_server.backends.budget import DeviceBudget
-from pympsd_server.backends.capabilities import Capabilities
-from pympsd_server.backends.interface import Device
-from pympsd_server.backends.selection import open_device
+from pympsd_server.backends.interface import Capabilities, Device
+from pympsd_server.executor.main import open_device
 from tests.backends.contract.children import reports_from_child
 from tests.backends.contract.machine import first_gpu
 from tests.backends.contract.port_user import PortUser

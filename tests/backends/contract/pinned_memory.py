@@ -11,7 +11,7 @@ from itertools import count
 from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.device_facts import pinned_window_of
 from pympsd_server.backends.interface import Device
-from pympsd_server.executor.host_memory.pinned_mapping import mapped_at
+from pympsd_server.executor.memory.pinned import mapped_at
 
 _NUMBER = count(1).__next__
 

@@ -13,8 +13,7 @@ from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.cuda.objects.module_image import Cubin
 from pympsd_server.backends.cuda.objects.native_access import CudaNativeAccess
 from pympsd_server.backends.interface import BackendError
-from pympsd_server.native.access import NativeAccess, NativeDevice
-from pympsd_server.native.states import DriverCalls
+from pympsd_server.native.states import DriverCalls, NativeAccess, NativeDevice
 
 
 def test_states_are_those_of_the_objects(

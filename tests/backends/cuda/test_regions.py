@@ -16,7 +16,6 @@ from pympsd_server.backends.cuda.memory.regions import (
     simplified,
 )
 from pympsd_server.backends.interface import BackendError, Extent, Region
-from pympsd_server.backends.region_checks import check_pitches
 from tests.backends.contract.port_user import on_device
 
 EXTENTS = st.builds(Extent, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)).filter(
@@ -95,9 +94,9 @@ def test_a_region_in_one_registration_is_one_piece() -> None:
 )
 def test_impossible_pitches_are_refused(extent: Extent, region: Region) -> None:
     with pytest.raises(BackendError, check=lambda error: error.code == Result.ERROR_INVALID_VALUE):
-        check_pitches(extent, region, 64)
+        region.check_pitches(extent, 64)
 
 
 def test_a_single_row_needs_no_pitch() -> None:
-    check_pitches(Extent(8), on_device(0))
-    check_pitches(Extent(8, 1, 2), on_device(0, 0, 8))
+    on_device(0).check_pitches(Extent(8))
+    on_device(0, 0, 8).check_pitches(Extent(8, 1, 2))

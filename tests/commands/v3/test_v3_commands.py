@@ -9,13 +9,12 @@ from copy import deepcopy
 from hashlib import sha256
 
 import pytest
+from attrs import evolve
 
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.admission import STARTS_AT_ONCE
-from pympsd.state_machine.clients import Client, Context
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -27,9 +26,12 @@ from pympsd.state_machine.events import (
     ServerSpawned,
     StatusPushed,
 )
-from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.v3.gathering import Configuration
-from pympsd.state_machine.v3.named_server import MOST_NAMESPACES, NamedServer, Namespace, Source
+from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.compound_commands import Configuration
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace, Source
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
@@ -44,12 +46,12 @@ LISTS = ("server list", "namespace list", "client list --all", "device list", "f
 @pytest.fixture
 def daemon() -> Daemon:
     """Root's daemon: server a of user 7 with namespaces default and hi, a client in hi; server b has no process."""
-    daemon = Daemon(0, DEVICES, protocol=3, most_servers=9, pipe_directory="/p", pid_namespace=11)
+    daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p", pid_namespace=11), DEVICES)
     half = NamespaceLimits(ThreadPercentage(50.0))
-    daemon.named_servers["a"] = NamedServer(
-        "a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0)
+    daemon.named_servers.add(
+        NamedServer("a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0))
     )
-    daemon.named_servers["b"] = NamedServer("b", 8)
+    daemon.named_servers.add(NamedServer("b", 8))
     process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
     contexts = {1: Context(3, 1, 0), 2: Context(4, 1, 1)}
     process.clients = {1: Client(1, 3165259, 7, 'python "a, b".py', 11, contexts, mps_namespace="hi")}
@@ -153,7 +155,7 @@ def test_fields(daemon: Daemon) -> None:
     assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (0)\n"
     assert _printed(daemon, "client get 3165259 linux-ns") == "0\n"
     assert json.loads(_printed(daemon, "client list --format=json"))[0]["linux-ns"] == 0
-    daemon.pid_namespace = 12
+    daemon.options = evolve(daemon.options, pid_namespace=12)
     assert _printed(daemon, "client get 3165259 maws-ns") == "a/hi (11)\n"
     assert _printed(daemon, "client get 3165259 linux-ns") == "11\n"
     assert _printed(daemon, "client get 3165259 device").splitlines() == [device.uuid for device in DEVICES]
@@ -295,7 +297,7 @@ def test_what_a_change_refuses_is_printed_and_changes_nothing(daemon: Daemon, li
     assert answer.printed.startswith(said)
     assert set(daemon.named_servers) == {"a", "b"}
     assert set(daemon.named_servers["a"].namespaces) == {"default", "hi"}
-    assert daemon.gatherings.under_way == []
+    assert daemon.compound_commands.pending == []
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
 
 def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) -> None:
     zero, one = DEVICES
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     for limit in ("0=4G", f"{one.uuid}=4G", "4G"):
         assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
         assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
@@ -370,7 +372,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
 
 def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     daemon.servers.clear()
     for server, device in (("a", 0), ("a", 1), ("b", 0), ("c", 0)):
         assert not _ask(
@@ -392,7 +394,7 @@ def test_partitions_of_a_device_are_those_of_the_servers_that_have_it(daemon: Da
 
 
 def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: Daemon) -> None:
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     text = 'schema_version = "1.0"\n[servers.c]\nuid = 7\npinned_memory_limit = "{}=4G"\n'
     assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
         "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
@@ -536,7 +538,7 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
 
 
 def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_few_at_a_time(daemon: Daemon) -> None:
-    daemon.most_servers = 99
+    daemon.options = evolve(daemon.options, max_servers=99)
     count = 2 * STARTS_AT_ONCE
     text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
     assert _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))) == []
@@ -560,7 +562,7 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
 
 
 def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -> None:
-    tables = "".join(f"[servers.c.namespaces.n{number}]\n" for number in range(MOST_NAMESPACES))
+    tables = "".join(f"[servers.c.namespaces.n{number}]\n" for number in range(MAX_NAMESPACES))
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.c]\n' + tables)
     assert answer.refused
     assert answer.diagnostic == "F:3: servers.c has 257 namespaces with default; at most 256 are possible"
@@ -568,7 +570,7 @@ def test_a_file_with_too_many_namespaces_is_refused_as_a_whole(daemon: Daemon) -
 
 
 def test_a_daemon_that_has_not_come_to_its_file_is_not_ready(daemon: Daemon) -> None:
-    daemon.configuration = Configuration(awaited=True)
+    daemon.configuration = Configuration(starts=True)
     assert _ask(daemon, "config status").refused
     assert _ask(daemon, "config status").printed == ("generation=0 source=- applied=- hash=- pending=1 failed=0\n")
     _ask(daemon, "config apply F", file='schema_version = "1.0"')
@@ -587,7 +589,7 @@ def test_what_cannot_be_applied_is_said_and_the_rest_is_done(daemon: Daemon) -> 
 
 
 def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemon) -> None:
-    daemon.named_servers["b"] = NamedServer("b", 8, source=Source.CONFIG, failed="its devices are gone")
+    daemon.named_servers.add(NamedServer("b", 8, source=Source.CONFIG, failed="its devices are gone"))
     assert "b,8,-,Failed," in _printed(daemon, "server list --format=csv")
     status = _ask(daemon, "config status")
     assert status.refused
@@ -599,7 +601,7 @@ def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemo
 def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
     uuid = daemon.devices[0].uuid
     four = NamespaceLimits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
-    daemon.named_servers["c"] = NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone")
+    daemon.named_servers.add(NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone"))
     assert _printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
     assert _printed(daemon, "namespace get default c total-memory-limit") == "-\n"
     assert (
@@ -653,7 +655,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
 
 def test_partitions_of_a_file_are_on_devices_that_their_server_has(daemon: Daemon) -> None:
     zero, one = (device.uuid for device in DEVICES)
-    daemon.named_servers["c"] = NamedServer("c", 7, allowed_devices=(1,))
+    daemon.named_servers.add(NamedServer("c", 7, allowed_devices=(1,)))
     text = """schema_version = "1.0"
 [servers.c]
 uid = 7
@@ -715,7 +717,7 @@ def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
 
 def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
     half = NamespaceLimits(ThreadPercentage(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
-    daemon.named_servers["uid_7"] = NamedServer("uid_7", 7, {"default": Namespace("default", half)})
+    daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", half)}))
     assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
     assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
     assert _printed(daemon, "get_default_device_pinned_mem_limit 1", uid=7) == "4G\n"
@@ -774,7 +776,7 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
 def test_the_drivers_own_server_has_no_chunks_to_list(daemon: Daemon) -> None:
     line = "sm-partition list --all --server=b --format=csv,noheader"
     assert _printed(daemon, line).splitlines()[0].startswith("b,GPU-")
-    daemon.has_own_servers = False
+    daemon.options = evolve(daemon.options, has_own_servers=False)
     assert _printed(daemon, line) == ""
 
 
@@ -782,7 +784,7 @@ def test_what_the_drivers_own_server_does_not_tell_is_null(daemon: Daemon) -> No
     keys = {"memory_free", "chunk_size", "remainder_sms", "free_chunks"}
     own = json.loads(_printed(daemon, "device list --format=json"))
     assert all(isinstance(device[key], int) for device in own for key in keys)
-    daemon.has_own_servers = False
+    daemon.options = evolve(daemon.options, has_own_servers=False)
     for device in json.loads(_printed(daemon, "device list --format=json")):
         assert {key: device[key] for key in keys} == dict.fromkeys(keys)
     assert {client["memory_used"] for client in json.loads(_printed(daemon, "client list --format=json"))} == {None}
@@ -806,7 +808,7 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
     ]
     (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, b"lspart", server="b", namespace="default")))
     assert (tenant.refused, tenant.printed) == (True, "")
-    daemon.has_own_servers = False
+    daemon.options = evolve(daemon.options, has_own_servers=False)
     assert _ask(daemon, "lspart").refused
 
 

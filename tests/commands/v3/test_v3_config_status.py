@@ -9,12 +9,13 @@ import pytest
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.clients import Client
-from pympsd.state_machine.daemon_state import Daemon, Server
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import NamespaceOpened, OperatorLine
-from pympsd.state_machine.server_lifecycle import Phase
-from pympsd.state_machine.v3.named_server import NamedServer
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase, Server
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.limits import ThreadPercentage
@@ -32,8 +33,8 @@ IN_FORCE = f"generation=1 source=/f.toml applied=1970-01-01T00:00:01Z hash={HASH
 @pytest.fixture
 def daemon() -> Daemon:
     """Root's daemon with server a of user 7, which FILE has set."""
-    daemon = Daemon(0, describe("2xH200"), protocol=3, most_servers=9, pipe_directory="/p")
-    daemon.named_servers["a"] = NamedServer("a", 7)
+    daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p"), describe("2xH200"))
+    daemon.named_servers.add(NamedServer("a", 7))
     _ask(daemon, "config apply /f.toml", file=FILE)
     _open_sockets(daemon, "a", "lo")
     assert _ask(daemon, "config status").printed == f"{IN_FORCE}0\n"
@@ -130,7 +131,7 @@ def test_the_expected_configuration_must_be_in_force_as_a_whole(daemon: Daemon) 
 
 
 def test_without_a_file_no_hash_is_the_expected_one() -> None:
-    daemon = Daemon(0, describe("H200"), protocol=3)
+    daemon = Daemon(DaemonOptions(0, protocol=3), describe("H200"))
     assert not _ask(daemon, "config status --expect=0").refused
     assert _ask(daemon, f"config status --expect={HASH}").diagnostic.startswith(
         "The configuration in force has no hash, not "
@@ -159,8 +160,8 @@ def test_the_file_of_an_earlier_version_is_not_known(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("uid", [None, 7, 8])
 def test_the_server_of_another_user_is_taken_only_if_the_file_names_the_user(uid: int | None) -> None:
-    daemon = Daemon(0, describe("H200"), protocol=3, most_servers=9, pipe_directory="/p")
-    daemon.named_servers["a"] = NamedServer("a", 7)
+    daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p"), describe("H200"))
+    daemon.named_servers.add(NamedServer("a", 7))
     text = FILE.replace("uid = 7\n", "" if uid is None else f"uid = {uid}\n")
     answer = _ask(daemon, "config apply /f.toml --prune --force", file=text)
     is_made = "lo" in daemon.named_servers["a"].namespaces
@@ -179,8 +180,8 @@ def test_the_server_of_another_user_is_taken_only_if_the_file_names_the_user(uid
 
 
 def test_a_foreign_server_keeps_its_namespaces() -> None:
-    daemon = Daemon(0, describe("H200"), protocol=3, most_servers=9, pipe_directory="/p")
-    daemon.named_servers["a"] = NamedServer("a", 7)
+    daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p"), describe("H200"))
+    daemon.named_servers.add(NamedServer("a", 7))
     _ask(daemon, "namespace create own --server=a", 7)
     _open_sockets(daemon, "a", "own")
     text = 'schema_version = "1.0"\n[servers.a]\nactive_thread_percentage = "10"\n'
@@ -190,7 +191,7 @@ def test_a_foreign_server_keeps_its_namespaces() -> None:
 
 
 def test_in_protocol_2_the_hash_is_that_of_the_defaults() -> None:
-    daemon = Daemon(0, describe("2xH200"))
+    daemon = Daemon(DaemonOptions(0), describe("2xH200"))
     hashes = set()
     for generation, command in enumerate(
         (
@@ -215,9 +216,9 @@ def test_in_protocol_2_the_hash_is_that_of_the_defaults() -> None:
 
 
 def test_in_protocol_2_the_hash_of_a_file_of_rules_is_expected_too() -> None:
-    daemon = Daemon(0, describe("H200"))
+    daemon = Daemon(DaemonOptions(0), describe("H200"))
     text = 'schema_version = "1.0"\n[[rules]]\nuser = "7"\nactive_thread_percentage = "30"\n'
     assert not _ask(daemon, "config apply /f.toml", file=text).refused
     assert not _ask(daemon, f"config status --expect={sha256(text.encode()).hexdigest()}").refused
-    daemon.rules = ()
+    daemon.process_limits.rules = ()
     assert _ask(daemon, f"config status --expect={sha256(text.encode()).hexdigest()}").refused

@@ -94,7 +94,7 @@ class VendorClientSession(Waiting):
             process=process_of(self.known.pidfd) if not self.peer.pid else 0,
             server=self.to_server,
             mps_namespace=self.to_namespace,
-            origin=origin_of(self.known) if self.dispatcher.state.asks_origins else None,
+            origin=origin_of(self.known) if self.dispatcher.state.needs_origins else None,
             at=self.since,
             container_pid=container_pid_of(self.peer.pid),
             connection=self.key,

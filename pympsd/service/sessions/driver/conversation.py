@@ -15,7 +15,7 @@ from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
 from pympsd.service.sessions.peers import operator_uid, with_pidfd
 from pympsd.service.sessions.running import run_with_sender
-from pympsd.state_machine.server_lifecycle import Phase
+from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.v3 import routing
 from pympsd.takeover.kept_entries import Noted, link_name, serial_of
 from pympsd.vocabulary.identities import Peer

@@ -115,7 +115,7 @@ class VendorServerSession:
         shared_memory_of(registration)
         server = self.dispatcher.state.servers[self.serial]
         self._percentage = server.thread_percentage.value
-        self.handoffs.priority = self.dispatcher.state.client_priority.level
+        self.handoffs.priority = self.dispatcher.state.defaults.client_priority.level
         self._memory_limits = {device: limit.value for device, limit in server.memory_limits.items()}
         self._link = ServerLink(channel)
         self._link.send(encode_defaults(self._percentage, self._memory_limits, self.handoffs.priority))
@@ -337,7 +337,7 @@ class VendorServerSession:
     def _is_waited_for(self) -> bool:
         """Whether clients may wait for this server's end: with ``--users together`` only if there is no more room."""
         state = self.dispatcher.state
-        return bool(state.queue) and (state.is_full or not state.together)
+        return bool(state.queue) and (state.is_full or not state.options.together)
 
     async def _ask_whether_idle(self) -> bool:
         """Ask the server to end if none of its clients has a context; return whether it refused, having clients."""

@@ -13,7 +13,7 @@ from attrs import Factory, define, evolve, field
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.driver.terminations import Terminations
-from pympsd.state_machine.clients import Client
+from pympsd.state_machine.state.client import Client
 from pympsd.takeover.kept_entries import ClientNote, client_name
 
 

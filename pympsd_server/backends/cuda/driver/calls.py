@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from cuda.bindings import driver as _driver  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
@@ -91,3 +94,20 @@ class Driver:
         if code in _POISONING:
             self._on_poison(Outcome(error.code, error.reason))
         return error
+
+
+def report_internal_error(where: str, error: Exception) -> None:
+    """Report an exception that should never have been raised."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    with suppress(OSError, ValueError):  # it may be closed
+        print(f"pympsd executor: internal error in {where}, continuing: {text}", file=sys.stderr, flush=True)
+
+
+def call_isolated(where: str, act: Callable[[], None]) -> None:
+    """Call what is one client's, so that its errors do not affect the others; all but a BackendError are reported."""
+    try:
+        act()
+    except BackendError:
+        pass
+    except Exception as error:
+        report_internal_error(where, error)

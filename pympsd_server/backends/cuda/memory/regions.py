@@ -11,7 +11,6 @@ from attrs import evolve
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
 from pympsd_server.backends.cuda.memory.staging import address_of
 from pympsd_server.backends.interface import Copy, Extent, Region
-from pympsd_server.backends.region_checks import check_pitches
 
 
 def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
@@ -33,7 +32,7 @@ def simplified_copy(copy: Copy, most: int) -> Copy:
     Rows that are slices of one row each are left as slices where they lie too far apart for a pitch.
     """
     for region in (copy.destination, copy.source):
-        check_pitches(copy.extent, region, most)
+        region.check_pitches(copy.extent, most)
     extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
     if extent.height > 1 and max(destination.pitch, source.pitch) > most:
         return copy

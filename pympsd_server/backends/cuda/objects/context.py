@@ -8,18 +8,16 @@ from functools import partial
 from typing import Final, Protocol
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.capabilities import Limit
-from pympsd_server.backends.cuda.memory.virtual_memory import NoVirtualMemory
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
-from pympsd_server.backends.cuda.objects.conditions import NoConditions
 from pympsd_server.backends.cuda.objects.context_resources import ContextResources
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.event import CudaEvent
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
 from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
-from pympsd_server.backends.cuda.submission.device_services import DeviceServices
+from pympsd_server.backends.cuda.objects.unsupported import NoConditions, NoVirtualMemory
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
-from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Limit, Outcome
 
 CONTEXT_BYTES: Final = 10 << 20
 """What a context is charged for itself: its first streams, by the 0.55 MiB of device memory that one takes."""

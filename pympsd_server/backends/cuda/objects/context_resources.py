@@ -12,9 +12,9 @@ from typing import Final
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import charged
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.module import CudaModule, loadable
 from pympsd_server.backends.cuda.reclaim.deferred_free import SiblingContext
-from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.interface import BackendError, Completion, Outcome
 

@@ -13,19 +13,18 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import chosen_connections
 from pympsd.vocabulary.variables import BadSetting
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
-from pympsd_server.backends.budget import ClientBudget, DeviceBudget
-from pympsd_server.backends.capabilities import Capabilities
-from pympsd_server.backends.counters import Counters
+from pympsd_server.backends.budget import AccountedDevice, ClientBudget, Counters, DeviceBudget
 from pympsd_server.backends.cuda.driver.calls import Driver, cu, plain_call
-from pympsd_server.backends.cuda.driver.native_calls import native_calls
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import PinnedMemory, Staging
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.context import CONTEXT_BYTES, CudaContext
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.green_contexts import PARTITION_BYTES, Partitions
-from pympsd_server.backends.cuda.objects.native_access import CudaNativeAccess
+from pympsd_server.backends.cuda.objects.native_access import CudaNativeAccess, native_calls
 from pympsd_server.backends.cuda.objects.stream import PRIORITIES
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
 from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
 from pympsd_server.backends.cuda.reclaim.deferred_release import (
     MODULES_LIMIT,
@@ -33,15 +32,12 @@ from pympsd_server.backends.cuda.reclaim.deferred_release import (
     ClientMappings,
     DeferredRelease,
 )
-from pympsd_server.backends.cuda.reclaim.janitor import Janitor
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
-from pympsd_server.backends.cuda.submission.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
-from pympsd_server.backends.interface import Audit, BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Timeline
 from pympsd_server.backends.quota import Quota
-from pympsd_server.backends.timeline import Timeline
-from pympsd_server.native.access import NativeAccess
+from pympsd_server.native.states import NativeAccess
 
 CAPABILITIES: Final = Capabilities(
     isolates_address_spaces=False,
@@ -75,7 +71,7 @@ def prepare_environment(environment: Any) -> None:
     environment.update(_SET, CUDA_DEVICE_MAX_CONNECTIONS=connections)
 
 
-class CudaDevice:
+class CudaDevice(AccountedDevice):
     """One device of this machine. ``ordinal`` chooses its window of addresses."""
 
     native: NativeAccess
@@ -190,18 +186,6 @@ class CudaDevice:
             janitor.add(self.is_quiet, pinned.release)
             raise
         return lambda: janitor.add(self.is_quiet, pinned.release)
-
-    def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after every change of ``memory_used``."""
-        self.budget.on_change = changed
-
-    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count what others hold by group; the driver knows what they hold in all."""
-        self.budget.account_others(count, groups)
-
-    def audit_memory(self, audited: Audit) -> None:
-        """Call ``audited`` for what audited clients take and return."""
-        self.budget.on_audited = audited
 
     # --- contexts
 

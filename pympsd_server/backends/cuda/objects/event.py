@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import cu
-from pympsd_server.backends.cuda.submission.device_services import DeviceServices
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step

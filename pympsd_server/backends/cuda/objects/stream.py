@@ -13,17 +13,15 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.copies import put_copy
-from pympsd_server.backends.cuda.memory.fills import checked_fill, issue_fill
 from pympsd_server.backends.cuda.memory.regions import simplified_copy
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.copies import checked_fill, issue_fill, put_copy
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.event import CudaEvent, Recording
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
+from pympsd_server.backends.cuda.objects.launches import PreparedLaunch
 from pympsd_server.backends.cuda.objects.module import CudaModule
-from pympsd_server.backends.cuda.submission.device_services import DeviceServices
-from pympsd_server.backends.cuda.submission.host_functions import PendingFunction
-from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
-from pympsd_server.backends.cuda.submission.launches import PreparedLaunch
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue, PendingFunction
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step
 from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch, Outcome

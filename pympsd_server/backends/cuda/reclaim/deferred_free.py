@@ -10,8 +10,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
-from pympsd_server.backends.cuda.driver.internal_errors import call_isolated
-from pympsd_server.backends.cuda.reclaim.janitor import Janitor
+from pympsd_server.backends.cuda.driver.calls import call_isolated
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
 from pympsd_server.backends.cuda.submission.completions import Countdown
 from pympsd_server.backends.interface import BackendError
 

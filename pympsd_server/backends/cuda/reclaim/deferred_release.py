@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from pympsd_server.backends.cuda.driver.calls import Driver
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
-from pympsd_server.backends.cuda.reclaim.janitor import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
 
 SHARED_LIMIT: Final = 512 << 20
 """Bytes of shared memory of departed clients that stay registered; past it no more is registered for others."""

@@ -14,8 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.driver.internal_errors import call_isolated, report_internal_error
+from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, report_internal_error
 from pympsd_server.backends.interface import BackendError, Outcome
 
 _BUSY_POLL_SECONDS: Final = 0.0005

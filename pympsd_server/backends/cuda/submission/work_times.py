@@ -15,8 +15,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, StreamMarker
-from pympsd_server.backends.interface import BackendError
-from pympsd_server.backends.timeline import Timeline
+from pympsd_server.backends.interface import BackendError, Timeline
 
 _AGE_NS: Final = 1_000_000_000
 """After this time an event is recorded anew to compare with."""

@@ -10,8 +10,6 @@ from typing import Final
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.capabilities import Limit
-from pympsd_server.backends.conditions import Condition
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory
 from pympsd_server.backends.emulated.device.module import EmulatedModule
 from pympsd_server.backends.emulated.device.programs import load
@@ -22,7 +20,7 @@ from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, weight_of_priority
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, Transfer, WorkItem, WorkStream
-from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Outcome
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
 PATIENCE_SECONDS: Final = 2.0

@@ -9,8 +9,7 @@ from pympsd.vocabulary.device_facts import DeviceFacts, mapped_window_of, window
 from pympsd.vocabulary.partitions import multiprocessors as sms_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
-from pympsd_server.backends.budget import DeviceBudget
-from pympsd_server.backends.capabilities import Capabilities
+from pympsd_server.backends.budget import AccountedDevice, DeviceBudget
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory, context_overhead
 from pympsd_server.backends.emulated.memory.client_space import ClientSpaces
@@ -18,20 +17,19 @@ from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors
 from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
-from pympsd_server.backends.interface import Audit, BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Timeline
 from pympsd_server.backends.quota import Quota
-from pympsd_server.backends.timeline import Timeline
 
 
-class EmulatedDevice:
+class EmulatedDevice(AccountedDevice):
     """One device of an emulated machine. ``ordinal`` chooses its window of addresses; ``policy``: whose work runs."""
 
     def __init__(self, facts: DeviceFacts, ordinal: int, policy: Policy | None = None) -> None:
         self._facts = facts
         self._ordinal = ordinal
-        self._budget = DeviceBudget(facts.memory_bytes)
+        self.budget = DeviceBudget(facts.memory_bytes)
         self._multiprocessors = Multiprocessors(facts.multiprocessors)
-        self._spaces = ClientSpaces(facts, window_of(ordinal), self._budget)
+        self._spaces = ClientSpaces(facts, window_of(ordinal), self.budget)
         self._scheduler = Scheduler(policy)
         self._trace = Trace()
         self._lock = Lock()
@@ -70,7 +68,7 @@ class EmulatedDevice:
                 self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
             self._trace.put("contexts", len(self._contexts))
         self._trace.put("slices", self._scheduler.slices)
-        self._trace.put("bytes_used", self._budget.used)
+        self._trace.put("bytes_used", self.budget.used)
         return self._trace
 
     @property
@@ -111,18 +109,6 @@ class EmulatedDevice:
                 self._spaces.host_memory.remove(address_space, address)
 
         return unregister
-
-    def watch_memory(self, changed: Callable[[], None]) -> None:
-        """Call ``changed`` after every change of ``memory_used``."""
-        self._budget.on_change = changed
-
-    def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count what others hold: each executor has an emulated device of its own."""
-        self._budget.account_others(count, groups)
-
-    def audit_memory(self, audited: Audit) -> None:
-        """Call ``audited`` for what audited clients take and return."""
-        self._budget.on_audited = audited
 
     def set_timeline(self, timeline: Timeline | None) -> None:
         """Report all work to a timeline."""
@@ -181,7 +167,7 @@ class EmulatedDevice:
             self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
             self._spaces.leave(self._contexts.pop(context))
             self._multiprocessors.give(context.placement.sm_ids)
-        self._budget.changed()
+        self.budget.changed()
 
     def close(self) -> None:
         """Destroy every context and end the compute thread."""

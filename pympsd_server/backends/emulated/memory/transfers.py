@@ -16,7 +16,6 @@ from pympsd_server.backends.emulated.memory.address_space import AccessibleMemor
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region
-from pympsd_server.backends.region_checks import check_elements, check_pitches
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
@@ -36,7 +35,7 @@ def check_copy(memory: AccessibleMemory, copy: Copy) -> None:
 
 def check_fill(memory: AccessibleMemory, fill: Fill) -> None:
     """Raise BackendError INVALID_VALUE unless all of the region is accessible and aligned to the element."""
-    check_elements(fill)
+    fill.check_elements()
     _check(memory, fill.destination, fill.extent)
 
 
@@ -46,7 +45,7 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
     else:
         span = region.span(extent)
         if extent.bytes:
-            check_pitches(extent, region)
+            region.check_pitches(extent)
     if not span:
         return
     if region.host is not None:

@@ -20,8 +20,7 @@ from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFaul
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue
 from pympsd_server.backends.emulated.scheduling.policy import Policy
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner
-from pympsd_server.backends.interface import BackendError, Outcome
-from pympsd_server.backends.timeline import Timeline
+from pympsd_server.backends.interface import BackendError, Outcome, Timeline
 
 SLICE_SECONDS: Final = 0.001
 Calls = list[Callable[[], None]]

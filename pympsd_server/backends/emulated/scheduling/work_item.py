@@ -9,7 +9,7 @@ from threading import Event as Flag
 from typing import Protocol
 
 from pympsd.wire.executor_messages import BATCH_TRACE_LIMIT, KERNEL_NAME_LIMIT, BatchTrace
-from pympsd_server.backends.counters import Counters
+from pympsd_server.backends.budget import Counters
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled
 from pympsd_server.backends.emulated.scheduling.placement import Placement
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, TimeShare

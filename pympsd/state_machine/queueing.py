@@ -1,0 +1,126 @@
+"""Waiting in turn: what is logged, timed and chosen when entries join the queue and get their turn.
+
+The queue itself, with the theory, is `pympsd.state_machine.state.queue`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence, Set
+
+from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, RefuseClient, SetTimer
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.queue import QueueEntry
+from pympsd.state_machine.state.server import Server
+from pympsd.state_machine.state.turns import WaitingUser
+from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.namespaces import server_of_user
+
+
+def join(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
+    """Insert an entry that cannot be served immediately into the queue."""
+    uids = {server.uid for server in daemon.servers.values()} | {other.uid for other in daemon.queue}
+    before = _before(daemon, entry)
+    daemon.queue.insert(entry)
+    if before:
+        yield _wait_line(entry, before)
+    # Without others the next server is this user's own: no user can overtake.
+    if uids - {entry.uid}:
+        yield from _limit_overtaking(daemon, entry)
+
+
+def refuse(
+    daemon: Daemon, server: str, code: int, reason: str, namespace: str | None = None
+) -> Iterator[Instruction]:
+    """Refuse the clients that wait for a server, by name, or for one of its namespaces; drop its start requests."""
+    entries = daemon.queue.take(lambda entry: entry.server == server and namespace in (None, entry.mps_namespace))
+    for entry in entries:
+        if entry.client:
+            yield RefuseClient(entry.client, code, reason)
+
+
+def restore(
+    daemon: Daemon, start_requests: Sequence[int], order: Sequence[int], connections: Set[int]
+) -> Iterator[Instruction]:
+    """Restore the queue that the previous daemon had.
+
+    ``start_requests``: their users; ``order``: for each entry the id of the client's connection, or 0 for the next
+    start request; ``connections``: those that still exist. Their clients return as soon as their connections are
+    served, in any order, and have reserved tickets until then.
+    """
+    requests = list(start_requests)
+    for connection in order or [0] * len(requests):
+        if connection in connections:
+            daemon.queue.reserve(connection)
+        elif not connection and requests:
+            yield from join(daemon, _start_request(daemon, requests.pop(0)))
+    for uid in requests:
+        yield from join(daemon, _start_request(daemon, uid))
+
+
+def _start_request(daemon: Daemon, uid: int) -> QueueEntry:
+    return QueueEntry(daemon.queue.tickets.take(), daemon.options.serving_uid(uid))
+
+
+def _limit_overtaking(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
+    """Begin the time for which new clients may overtake an entry, if it has not begun yet."""
+    if daemon.options.together or entry.last_to_overtake is not None or entry.ticket in daemon.queue.timed:
+        return
+    if daemon.turns.overtaking_seconds <= 0:
+        entry.last_to_overtake = entry.ticket
+        return
+    daemon.queue.timed.add(entry.ticket)
+    yield SetTimer(Timer(TimerKind.TURN, entry.ticket), daemon.turns.overtaking_seconds)
+
+
+def next_in_turn(daemon: Daemon, first: Sequence[QueueEntry]) -> QueueEntry:
+    """Return whose server is to start next, of the first entries of the users that wait."""
+    waiting = Counter(entry.server for entry in daemon.queue)
+    turns = daemon.turns
+    users = {WaitingUser(entry.uid, waiting[entry.server], turns.counts[entry.server]): entry for entry in first}
+    return users.get(turns.policy(tuple(users)), first[0])
+
+
+def begin_turn(daemon: Daemon, entry: QueueEntry) -> Iterator[Instruction]:
+    """Note that the server which an entry waits for starts: the entry is admitted before all others."""
+    entry.has_turn = True
+    daemon.turns.counts[entry.server] += 1
+    for other in daemon.queue:
+        if other.server != entry.server:  # by another policy than first come, first served it may have come first
+            yield from _limit_overtaking(daemon, other)
+
+
+def cancel_stale_timers(daemon: Daemon) -> Iterator[Instruction]:
+    """Cancel the timers of entries that have left the queue."""
+    for ticket in daemon.queue.take_stale_timers():
+        yield CancelTimer(Timer(TimerKind.TURN, ticket))
+
+
+def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+    """Log, once, that a server admits no more new clients of its user, and for which waiting user."""
+    first = daemon.queue.barrier_for(server.uid)
+    if first is not None and not server.closed:
+        seconds = daemon.turns.overtaking_seconds
+        fields = {"uid": first.uid, "seconds": seconds, "server": server.pid, "active": server.uid}
+        yield Log("turn_closed", {**fields})
+    server.closed = first is not None
+
+
+def _wait_line(entry: QueueEntry, before: str) -> Log:
+    if entry.peer is None:
+        return Log("turn_requested", {"uid": entry.uid, "before": before})
+    return Log("turn_awaited", {"pid": entry.peer.pid, "uid": entry.uid, "before": before})
+
+
+def _before(daemon: Daemon, entry: QueueEntry) -> str:
+    """Return what an entry that joins the queue waits for: the other users before it, in order."""
+    uid = entry.uid
+    if daemon.options.together:
+        waits = daemon.is_full and daemon.server_named(server_of_user(uid)) is None
+        return f"one of {len(daemon.servers)} users" if waits else ""
+    users = [server.uid for server in daemon.servers.values()]
+    ahead = [other.uid for other in daemon.queue if other.ticket < entry.ticket]
+    if uid in ahead and daemon.queue.barrier_for(uid) is None:
+        # Served together with the entries of its user that wait already.
+        ahead = ahead[: ahead.index(uid)]
+    return ", ".join(f"user {other}" for other in dict.fromkeys(users + ahead) if other != uid)

@@ -1,0 +1,1 @@
+"""The daemon's state, in parts; nothing here depends on events, instructions or decisions."""

@@ -1,0 +1,137 @@
+"""Commands that are carried out in several parts: one answer for all of them, and the configuration applied last.
+
+The problem: `config apply` may begin hundreds of changes, each of which is answered separately when its server is
+ready or its socket is open, seconds later. The operator gets one answer: a line for each change and each refusal.
+
+The idea: each part has a session of its own, a negative number that no operator has. The functions that make servers
+and namespaces answer sessions without knowing whether an operator or a part is behind them. At the end of every event
+`pympsd.state_machine.decide` takes the answers with negative sessions out of the instructions and records them here.
+
+Invariants: a part is answered once; a compound command is answered once, in the event in which its last part is (with
+``waits_for_starts`` off: as soon as no part waits for anything but the start of a server); what its parts print keeps
+the order in which the parts began, whatever the order of their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attrs import define, field, frozen
+
+from pympsd.vocabulary.answers import Answer, Part
+from pympsd.vocabulary.identities import Serials
+
+
+@define
+class CompoundCommand:
+    """A command with several parts, for an operator session."""
+
+    session: int
+    texts: dict[int, str] = field(factory=dict)
+    """What is printed for each part, by its session; empty: nothing."""
+    pending: set[int] = field(factory=set)
+    """The parts that are not answered yet."""
+    notes: list[str] = field(factory=list)
+    """The lines for standard error."""
+    failed: int = 0
+    """The number of parts that were refused."""
+    waits_for_starts: bool = True
+    """Whether it is answered only when the servers that it starts are ready."""
+    starting: set[int] = field(factory=set)
+    """The parts that wait for nothing but a server's start."""
+    answered: bool = False
+
+    @property
+    def answer(self) -> Answer:
+        """What is printed, as far as the parts are answered."""
+        parts = tuple(Part(text) for text in self.texts.values() if text)
+        return Answer(parts, "\n".join(self.notes), bool(self.failed))
+
+    @property
+    def holds_back_answer(self) -> bool:
+        """Whether a part is pending that the answer waits for."""
+        return bool(self.pending if self.waits_for_starts else self.pending - self.starting)
+
+
+@frozen
+class Configuration:
+    """The configuration that was applied last."""
+
+    generation: int = 0
+    """Counts those of this daemon, and of those that it follows."""
+    source: str = ""
+    """The path of its file."""
+    applied: str = ""
+    """When, as ISO 8601 has it."""
+    command: CompoundCommand | None = None
+    """Its changes, pending or done; None: an earlier daemon began them."""
+    refused: int = 0
+    """The number of those that were refused, if an earlier daemon began them."""
+    starts: bool = False
+    """The daemon starts, and has not applied its file yet."""
+    text: bytes | None = field(default=None, repr=False)
+    """The content of the file; None: there is none, or an earlier version of pympsd applied it."""
+    plan: tuple[object, object] | None = field(default=None, eq=False, repr=False)
+    """What was read from the text last: the context and the plan (see `pympsd.configuration.in_force`)."""
+
+    @property
+    def failed(self) -> int:
+        """The number of changes that were refused."""
+        return self.refused if self.command is None else self.command.failed
+
+
+@define
+class CompoundCommands:
+    """All compound commands that have pending parts."""
+
+    serials: Serials = field(factory=Serials)
+    pending: list[CompoundCommand] = field(factory=list)
+
+    def begin(self, session: int) -> CompoundCommand:
+        """Begin a command; it is answered after the event in which its last part is."""
+        command = CompoundCommand(session)
+        self.pending.append(command)
+        return command
+
+    def add_part(self, command: CompoundCommand, text: str = "") -> int:
+        """Return the session of a new part."""
+        session = self.add_text(command, text)
+        command.pending.add(session)
+        return session
+
+    def add_text(self, command: CompoundCommand, text: str) -> int:
+        """Print a text in the place of a part that is done already; return its session."""
+        session = -self.serials.take()
+        command.texts[session] = text
+        return session
+
+    def mark_starting(self, sessions: Iterable[int]) -> None:
+        """Record that parts wait for nothing but a server's start any more."""
+        for command in self.pending:
+            command.starting |= command.pending.intersection(sessions)
+
+    def sessions_of(self, part: int) -> list[int]:
+        """Return the operator sessions that wait for a part."""
+        return [command.session for command in self.pending if part in command.pending]
+
+    def record(self, part: int, answer: Answer) -> None:
+        """Record the answer of a part."""
+        for command in self.pending:
+            if part in command.pending:
+                command.pending.remove(part)
+                if answer.refused:
+                    command.failed += 1
+                    command.texts[part] = "\n".join(text.text for text in answer.parts)
+                if answer.diagnostic:
+                    command.notes.append(answer.diagnostic)
+
+    def take_answers(self) -> list[tuple[int, Answer]]:
+        """Return the answers that are due, with their sessions; forget the commands whose parts are all answered."""
+        answers = []
+        for command in tuple(self.pending):
+            if not command.pending:
+                self.pending.remove(command)
+            if not command.answered and not command.holds_back_answer:
+                command.answered = True
+                answers.append((command.session, command.answer))
+        return answers

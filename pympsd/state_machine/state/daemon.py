@@ -1,0 +1,206 @@
+"""The whole state of a daemon: its parts, each with its own records and methods.
+
+The state machine is sans-I/O: `pympsd.state_machine.decide.handle` changes this state by an event and returns
+instructions; the state opens nothing, waits for nothing and reads no clock. Each part stands alone, so that a module
+takes the part that it needs:
+
+=================== ================================================================================================
+options             what the daemon was started with; never changes (`options`)
+devices, defaults   what the next server is started with
+servers             the server processes, by id, with their clients and contexts (`server`, `client`)
+queue, turns        who waits, and which user is next (`queue`, `turns`)
+named_servers       protocol 3's servers with their namespaces, whether or not they have a process (`named_server`)
+process_limits      limits that follow from a client's process: rules, cgroups
+terminations        each terminate_client that is not answered yet
+failed_starts       servers that ended before they had served a client, and the pauses between the tries
+quitting            a pending quit
+compound_commands,  commands with several parts, and the file that was applied last (`compound_commands`)
+configuration
+usage               what each user may have and has of the daemon
+lifetime            which of the daemons of this directory it is, the ids that it gives, what it has counted
+=================== ================================================================================================
+
+What another daemon needs to take over is a function of this state (`persistent_state.snapshot`); the rest is reported
+again by servers and clients, or lost without harm (timers, pending terminations).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from enum import Enum
+
+from attrs import define, field, frozen
+
+from pympsd.state_machine.state.compound_commands import CompoundCommands, Configuration
+from pympsd.state_machine.state.named_server import NamedServers
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.queue import ClientQueue
+from pympsd.state_machine.state.server import Server
+from pympsd.state_machine.state.turns import Turns
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.limits import CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.rules import Rule
+from pympsd.vocabulary.shares import Shares
+
+
+class Count(Enum):
+    """What a daemon counts, for its metrics."""
+
+    SERVERS = "servers started"
+    FAULTS = "fatal faults"
+    TERMINATED = "clients terminated"
+    REFUSED = "clients refused"
+
+
+@define
+class Defaults:
+    """The limits that the next server starts with."""
+
+    thread_percentage: ThreadPercentage = field(factory=ThreadPercentage)
+    client_priority: ClientPriority = field(factory=ClientPriority)
+    memory_limits: dict[int, PinnedMemory] = field(factory=dict)
+    """By device ordinal."""
+
+
+@define
+class ProcessLimits:
+    """Limits that follow from a client's process, for clients that come later: by rule and by cgroup."""
+
+    rules: tuple[Rule, ...] | None = None
+    """None: there have never been any."""
+    cgroups: CgroupLimits = field(factory=dict)
+    transient_cgroups: dict[str, bool] = field(factory=dict)
+    """Those of them that a command has set, which end with the cgroup: whether the cgroup has been seen."""
+    accounts_cgroups: bool = True
+    """Whether the limits of cgroups are enforced (the feature memacct)."""
+    audits_memory: bool = False
+    """Whether servers log what later clients take and return."""
+
+
+@frozen
+class FailedStarts:
+    """The consecutive processes of a server that ended before they had served a client."""
+
+    count: int
+    pausing_after: int
+    """The id of the last one during the pause before the next try, else 0."""
+    unserved: int = 0
+    """The id of the last one if it ended with its clients: it counts for a while, because they may connect again."""
+    refusal: str = ""
+    """Why this user's clients are refused until the pause is over; empty: they are not."""
+
+
+@frozen
+class Termination:
+    """A pending terminate_client: the operator session that waits, and the server that works on it."""
+
+    session: int
+    server: int
+    timeout: float
+    """Seconds the server has to answer."""
+    answer: Answer | None = None
+    """Given when it is over, in place of the number that terminate_client prints."""
+    pid: int = 0
+    """The client's PID, if the answer is in words; 0: it is a number."""
+    evicted: tuple[int, ...] = ()
+    """Clients whose namespace or SM partition was deleted."""
+
+
+@define
+class Terminations:
+    """The pending terminations, by an id of their own: a late answer is not taken for a later one's."""
+
+    pending: dict[int, Termination] = field(factory=dict)
+    ids: Serials = field(factory=Serials)
+
+
+@define
+class Quit:
+    """A pending quit; the operators that requested it are answered by the daemon's end."""
+
+    forced: bool = False
+    over: bool = False
+    """Exit was issued; it is issued once."""
+    by_operator: bool = False
+    """The next daemon continues it if this one is killed. A signal is meant for one daemon."""
+    timeout: float | None = None
+    """The shortest time in seconds that an operator gave; None: the clients are waited for."""
+    changes_backend: bool = False
+    """The daemon continues with another backend when its servers have ended, unless it is to end by then."""
+
+
+@define
+class Usage:
+    """What users may have of the daemon, and have."""
+
+    shares: Shares = field(factory=Shares)
+    taken: dict[str, Counter[int]] = field(factory=lambda: defaultdict(Counter))
+    """What each user has of what exists in the I/O layer only, by the name of the resource."""
+    refusals: Counter[tuple[int, str]] = field(factory=Counter)
+    """How often a user was refused more of a resource, by its name."""
+
+
+@define
+class Lifetime:
+    """This daemon among those of its pipe directory, and what has happened since it began."""
+
+    generation: int = 0
+    """The number of daemons before this one whose servers were handed on to it."""
+    server_ids: Serials = field(factory=Serials)
+    backend_works: bool = False
+    """A server of this backend has served a client."""
+    counts: Counter[Count] = field(factory=Counter)
+    now: float = 0.0
+    """When the last command or client came, in seconds since 1970."""
+
+
+@define
+class Daemon:
+    """The whole state, in parts."""
+
+    options: DaemonOptions
+    devices: tuple[DeviceFacts, ...]
+    defaults: Defaults = field(factory=Defaults)
+    servers: dict[int, Server] = field(factory=dict)
+    """By id, in the order in which they were started."""
+    queue: ClientQueue = field(factory=ClientQueue)
+    turns: Turns = field(factory=Turns)
+    named_servers: NamedServers = field(factory=NamedServers)
+    process_limits: ProcessLimits = field(factory=ProcessLimits)
+    terminations: Terminations = field(factory=Terminations)
+    failed_starts: dict[str, FailedStarts] = field(factory=dict)
+    """By the server's name, while starts are tried again."""
+    quitting: Quit | None = None
+    compound_commands: CompoundCommands = field(factory=CompoundCommands)
+    configuration: Configuration = field(factory=Configuration)
+    usage: Usage = field(factory=Usage)
+    lifetime: Lifetime = field(factory=Lifetime)
+
+    @property
+    def needs_origins(self) -> bool:
+        """Whether rules depend on a client's process, or lists and limits of protocol 3 on its cgroup."""
+        return self.process_limits.rules is not None or self.options.protocol == 3
+
+    def server_by_pid(self, pid: int) -> Server | None:
+        """Return the server with a PID, or None."""
+        return next((server for server in self.running_servers() if server.pid == pid), None)
+
+    def running_servers(self) -> list[Server]:
+        """Return the servers that have a process, oldest first."""
+        return [server for server in self.servers.values() if server.pid]
+
+    def server_named(self, name: str) -> Server | None:
+        """Return the process of the server with a name, or None."""
+        return next((server for server in self.servers.values() if server.name == name), None)
+
+    def ordinals_of(self, server: Server) -> tuple[int, ...]:
+        """Return the ordinals of the devices that a server's clients may see, in their order."""
+        named = self.named_servers.get(server.name)
+        return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a server has to end before another one may start."""
+        return len(self.servers) >= self.options.max_servers

@@ -1,0 +1,155 @@
+"""Servers by name (protocol 3), each with namespaces, whether or not they have a process.
+
+A named server outlives its processes: it has a user, devices, namespaces with limits, and static SM partitions, and
+gets a process when a client comes. Its sockets are opened by the I/O layer; ``opening`` and ``unopened`` say how far
+that is. A namespace has a socket of its own in the server's directory; a client gets the limits of the namespace by
+whose socket it comes. Every server has the namespace ``default``, which cannot be deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.partitions import SmPartition
+
+MAX_NAMESPACES: Final = 256
+"""The limit of one server: each takes descriptors of the daemon and its keeper."""
+
+
+class Source(StrEnum):
+    """What made a server."""
+
+    COMMAND = "command"
+    CONFIG = "config"
+    AUTO = "auto"
+    """Made for clients that name no server: its process starts with its first client."""
+
+
+class NamedStatus(StrEnum):
+    """The status of a named server."""
+
+    CONFIGURED = "Configured"
+    """It has no process; the next client starts one."""
+    STARTING = "Starting"
+    READY = "Ready"
+    FAULT = "Fault"
+    STOPPING = "Stopping"
+    FAILED = "Failed"
+
+
+@define
+class Namespace:
+    """Clients of a server with limits of their own; they come by its socket."""
+
+    name: str
+    limits: NamespaceLimits = field(factory=NamespaceLimits)
+    """What was said of them; the properties say what holds."""
+    creators: list[int] = field(factory=list, eq=False)
+    """Operator sessions to answer when its socket is open."""
+    clients_only: bool = False
+    """Operators are refused at its socket."""
+    unopened: str = field(default="", eq=False)
+    """Why its socket is not there."""
+
+    @property
+    def thread_percentage(self) -> ThreadPercentage:
+        """The percentage of each client that comes."""
+        return self.limits.thread_percentage or ThreadPercentage()
+
+    @property
+    def pinned_memory(self) -> dict[int, PinnedMemory]:
+        """The limit of each client that comes, by device ordinal."""
+        return self.limits.pinned_memory or {}
+
+    @property
+    def total_memory(self) -> dict[int, PinnedMemory]:
+        """The limit of all clients together, by device ordinal."""
+        return self.limits.total_memory or {}
+
+    @property
+    def client_priority(self) -> ClientPriority:
+        """The priority of each client that comes and sets none itself."""
+        return self.limits.client_priority or ClientPriority()
+
+
+@define
+class NamedServer:
+    """A server by name. Its process, if it has one, is the Server of that name."""
+
+    name: str
+    uid: int
+    """The user that it runs as, and whose clients it accepts."""
+    namespaces: dict[str, Namespace] = field(factory=lambda: {DEFAULT: Namespace(DEFAULT)})
+    allowed_devices: tuple[int, ...] | None = None
+    """The ordinals of its devices, in its clients' order; None: all."""
+    source: Source = Source.COMMAND
+    failed: str = ""
+    """Why it could not start."""
+    creators: list[int] = field(factory=list, eq=False)
+    """Operator sessions to answer when it is ready, or cannot start."""
+    deleters: list[int] = field(factory=list, eq=False)
+    """Operator sessions to answer when it is gone."""
+    opening: bool = field(default=True, eq=False)
+    """Its sockets are not open yet."""
+    unopened: str = field(default="", eq=False)
+    """Why they are not there."""
+    former_uid: int | None = field(default=None, eq=False)
+    """The user that it goes back to if its sockets cannot be made for the new one."""
+    deleted: bool = field(default=False, eq=False)
+    """It is removed when its process has ended."""
+    partitions: list[SmPartition] = field(factory=list)
+    """Static SM partitions, in order of creation."""
+    ceiling: NamespaceLimits = field(factory=NamespaceLimits)
+    """A percentage and memory that no client is above, whatever its namespace allows."""
+    created: float = 0.0
+    """When it was made, in seconds since 1970."""
+    contains_partitions: bool = False
+    """Each SM partition has executors of its own where a fault would reach the others."""
+
+    @property
+    def unreachable(self) -> str:
+        """Why clients cannot reach it, without its own socket or that of ``default``; empty: they can."""
+        default = self.namespaces.get(DEFAULT)
+        return self.unopened or (default.unopened if default is not None else "")
+
+    def ordinals(self, count: int) -> tuple[int, ...]:
+        """Return the ordinals of its devices out of the daemon's, in its clients' order."""
+        return tuple(range(count)) if self.allowed_devices is None else self.allowed_devices
+
+
+@define(eq=False)
+class NamedServers(Mapping[str, NamedServer]):
+    """All named servers, by name, and what holds for all of them."""
+
+    _by_name: dict[str, NamedServer] = field(factory=dict, alias="by_name")
+    changes: int = 0
+    """Counts the changes of what the next daemon has to know of them."""
+    default_socket: bool = True
+    """Whether clients that name no server are served."""
+    occupied: dict[int, SmPartition] = field(factory=dict)
+    """SM partitions that were deleted with their clients, by client, until the client's work has ended."""
+
+    def __getitem__(self, name: str) -> NamedServer:
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def add(self, named: NamedServer) -> None:
+        """Add a server, or replace the one with its name."""
+        self._by_name[named.name] = named
+        self.changes += 1
+
+    def remove(self, name: str) -> None:
+        """Remove a server; raise KeyError if there is none of this name."""
+        del self._by_name[name]
+        self.changes += 1

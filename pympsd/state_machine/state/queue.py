@@ -1,0 +1,171 @@
+"""The queue of clients that wait for a server, and of operators' requests to start one.
+
+The problem: users take turns, so a client may wait long, and nobody may be passed over for ever; but a running server
+should continue to serve new clients of its own user, because ending and starting it costs seconds. So new clients of
+the active user may overtake a waiting user for a limited time.
+
+The idea: tickets are the only clock. Each entry draws a ticket when it joins. When the time for which others may
+overtake it is over, it draws one more, its *barrier* (``last_to_overtake``): an entry of another user with a later
+ticket than the barrier stays behind. Nothing has to be sorted or compared by time, and the order survives a daemon
+that is killed: its successor reserves tickets for the clients that are to connect again, in the old order.
+
+Example: user 1 is being served. A client of user 2 draws ticket 5 and waits. Clients of user 1 with tickets 6 and 7
+are admitted. The time of ticket 5 is over: it draws 8 as its barrier. The next client of user 1 has ticket 9, and
+waits until user 2 has had its turn.
+
+Invariants:
+
+- `entries` is in the order of its tickets; a ticket is given out once.
+- An entry is in the queue from its arrival until it is admitted, refused or gone, and in it once only.
+- `timed` contains only tickets whose TURN timers are running; the timers of entries that have left are cancelled at
+  the end of each event, because thousands may come and go before one ends.
+- A client under a debugger (`debugged`) never takes a turn: no server is started or kept for it.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+
+from attrs import Factory, define, field
+
+from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.limits import CgroupLimits
+from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+
+
+@define
+class QueueEntry:
+    """A waiting client, or (client 0) an operator's request to start a server."""
+
+    ticket: int
+    uid: int
+    client: int = 0
+    peer: Peer | None = None
+    command: str = ""
+    namespace: int = 0
+    process: int = 0
+    joins: bool = False
+    last_to_overtake: int | None = None
+    """The last ticket that may still overtake this one; None: all may, until its timer ends."""
+    has_turn: bool = False
+    """The server that it waits for was started for it."""
+    server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
+    """The name of the server that it waits for."""
+    mps_namespace: str = ""
+    """As in Client."""
+    rule: NamespaceLimits | None = None
+    """The limits that hold for it by rule; None: there are no rules."""
+    cgroups: tuple[str, ...] = ()
+    """As in Client."""
+    sm_partition: str = ""
+    """What its CUDA_MPS_SM_PARTITION says."""
+    since: float = 0.0
+    """As in Client."""
+    container_pid: int = 0
+    kernel_limits: CgroupLimits = field(factory=dict)
+    """As in ClientConnected."""
+    connection: int = 0
+    """As in ClientConnected."""
+
+
+@define
+class Debugged:
+    """A client under a debugger, which waits until ``others``, the clients before it, have left."""
+
+    client: int
+    pid: int
+    uid: int
+    others: set[int]
+
+
+@define
+class ClientQueue:
+    """Those who wait; iterating yields the entries, the first one first."""
+
+    entries: list[QueueEntry] = field(factory=list)
+    tickets: Serials = field(factory=Serials)
+    reserved: dict[int, int] = field(factory=dict)
+    """The tickets of clients that waited when the previous daemon died and have not returned, by connection."""
+    timed: set[int] = field(factory=set)
+    """The tickets whose TURN timers are running."""
+    debugged: dict[int, Debugged] = field(factory=dict)
+    """Clients under a debugger, which take no turn."""
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def insert(self, entry: QueueEntry) -> None:
+        """Insert an entry at the place of its ticket: the last one, unless the ticket was reserved."""
+        insort(self.entries, entry, key=lambda other: other.ticket)
+
+    def take(self, is_taken: Callable[[QueueEntry], bool]) -> list[QueueEntry]:
+        """Remove the entries for which a predicate is true, and return them in order."""
+        taken = [entry for entry in self.entries if is_taken(entry)]
+        if taken:
+            self.entries = [entry for entry in self.entries if not is_taken(entry)]
+        return taken
+
+    def take_admissible(self, server: str) -> list[QueueEntry]:
+        """Remove the entries for a server, except those behind another user's barrier; return them in order."""
+        barrier: float = float("inf")
+        admissible = set()
+        for entry in self.entries:
+            if entry.server != server:
+                if entry.last_to_overtake is not None:
+                    barrier = min(barrier, entry.last_to_overtake)
+            elif not entry.client or entry.has_turn or entry.ticket < barrier:
+                admissible.add(entry.ticket)
+        return self.take(lambda entry: entry.ticket in admissible)
+
+    def take_all(self) -> list[int]:
+        """Empty the queue; return the clients that waited, those under a debugger last."""
+        clients = [*(entry.client for entry in self.entries if entry.client), *self.debugged]
+        self.entries.clear()
+        self.debugged.clear()
+        return clients
+
+    def remove(self, client: int) -> None:
+        """Remove a client that disconnected before it was admitted."""
+        self.debugged.pop(client, None)
+        self.take(lambda entry: entry.client == client)
+
+    def waits_for(self, server: str) -> bool:
+        """Whether a client or a start request waits for a server, by name."""
+        return any(entry.server == server for entry in self.entries)
+
+    def clients(self, uid: int | None = None) -> set[int]:
+        """Return the clients that wait: all, or one user's."""
+        return {entry.client for entry in self.entries if entry.client and uid in (None, entry.uid)}
+
+    def reserve(self, connection: int) -> None:
+        """Reserve the next ticket for a client that is expected to connect again."""
+        self.reserved[connection] = self.tickets.take()
+
+    def is_behind_a_reservation(self, entry: QueueEntry) -> bool:
+        """Whether a client that waited before an entry has not returned yet."""
+        return any(ticket < entry.ticket for ticket in self.reserved.values())
+
+    def raise_barrier(self, ticket: int) -> None:
+        """End the time for which others may overtake an entry: tickets drawn from now on stay behind it."""
+        self.timed.discard(ticket)
+        for entry in self.entries:
+            if entry.ticket == ticket:
+                entry.last_to_overtake = self.tickets.take()
+
+    def barrier_for(self, uid: int) -> QueueEntry | None:
+        """Return the first entry that new clients of a user may not overtake; None: there is none."""
+        return next(
+            (entry for entry in self.entries if entry.uid != uid and entry.last_to_overtake is not None), None
+        )
+
+    def take_stale_timers(self) -> list[int]:
+        """Return the tickets whose timers are running although their entries have left, and forget them."""
+        if not self.timed:
+            return []
+        stale = self.timed - {entry.ticket for entry in self.entries}
+        self.timed -= stale
+        return sorted(stale)

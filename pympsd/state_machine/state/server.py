@@ -1,0 +1,128 @@
+"""A server process as the daemon sees it, and the table of its phases.
+
+A server is spawned (SPAWNING, no process yet), initializes (INITIALIZING), and is then ACTIVE or in FAULT until the
+daemon requests its end (LEAVING) and its process has ended (GONE). A server of an earlier daemon begins as RETURNING
+instead. The table `MOVES` is the only place that allows a change of phase: an illegal one raises IllegalMove and
+changes nothing, so a server that reports an impossible status cannot lead the daemon astray.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from attrs import Factory, define, field
+
+from pympsd.state_machine.state.client import Client
+from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.phases import move
+from pympsd.vocabulary.statuses import ServerStatus
+
+
+class Phase(Enum):
+    """Where a server is in its life."""
+
+    RETURNING = "returning"
+    """A server of a daemon that died, expected to return."""
+    SPAWNING = "spawning"
+    INITIALIZING = "initializing"
+    ACTIVE = "active"
+    FAULT = "fault"
+    LEAVING = "leaving"
+    """Asked to end: when its clients have gone, or at once."""
+    GONE = "gone"
+
+
+MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.RETURNING: frozenset({Phase.INITIALIZING, Phase.ACTIVE, Phase.FAULT, Phase.LEAVING, Phase.GONE}),
+    Phase.SPAWNING: frozenset({Phase.INITIALIZING, Phase.GONE}),
+    Phase.INITIALIZING: frozenset({Phase.ACTIVE, Phase.LEAVING, Phase.GONE}),
+    Phase.ACTIVE: frozenset({Phase.FAULT, Phase.LEAVING, Phase.GONE}),
+    Phase.FAULT: frozenset({Phase.ACTIVE, Phase.LEAVING, Phase.GONE}),
+    Phase.LEAVING: frozenset({Phase.GONE}),
+    Phase.GONE: frozenset(),
+}
+"""The phases that each phase may move to."""
+
+
+STATUS: Final = {
+    Phase.RETURNING: ServerStatus.INITIALIZING,
+    Phase.SPAWNING: ServerStatus.INITIALIZING,
+    Phase.INITIALIZING: ServerStatus.INITIALIZING,
+    Phase.ACTIVE: ServerStatus.ACTIVE,
+    Phase.FAULT: ServerStatus.FAULT,
+    Phase.LEAVING: ServerStatus.ACTIVE,
+}
+"""What get_server_status calls a phase."""
+
+
+@define
+class Server:
+    """A server process; ``pid`` is 0 until it is spawned."""
+
+    serial: int
+    uid: int
+    thread_percentage: ThreadPercentage
+    memory_limits: dict[int, PinnedMemory] = field(factory=dict)
+    """The limit of each client, by device ordinal."""
+    pid: int = 0
+    phase: Phase = Phase.SPAWNING
+    forced: bool = False
+    starters: list[int] = field(factory=list)
+    """Operator sessions to answer when it is spawned."""
+    clients: dict[int, Client] = field(factory=dict)
+    groups: dict[tuple[int, str], tuple[int, MemoryGroup]] = field(factory=dict)
+    """Limits of memory of clients together, by device ordinal and name, as they came with the latest client that has
+    a context there, whose serial stands before them."""
+    launches: dict[int, int] = field(factory=dict)
+    """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
+    closed: bool = False
+    """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
+    awaited: bool = False
+    """The previous daemon had it, and it has not returned yet: its clients are unknown."""
+    start_refusal: str = ""
+    """Why it cannot start, if known: trying again would be useless."""
+    violation: str = ""
+    """What it said that is not known."""
+    proven: bool = False
+    """A client of it has made a context or left in order, or it has lived for a while."""
+    leave_timed: bool = False
+    """Its LEAVE timer runs."""
+    silence_timed: bool = False
+    """Its SILENCE timer runs."""
+    name: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
+
+    @property
+    def title(self) -> str:
+        """What a sentence calls it."""
+        return title(self.name, self.uid)
+
+    def become(self, phase: Phase) -> None:
+        """Move to a phase; raise IllegalMove if the table does not allow it."""
+        self.phase = move(MOVES, self.phase, phase)
+
+    @property
+    def workers(self) -> int:
+        """The number of worker threads of the vendor's server: one for each client process and each context."""
+        return sum(1 + len(client.contexts) for client in self.clients.values())
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it has clients whose processes have all ended, as far as is known."""
+        return bool(self.clients) and all(client.ended for client in self.clients.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no clients."""
+        return not self.clients and not self.awaited
+
+    @property
+    def status(self) -> str:
+        """The status an operator sees."""
+        return STATUS[self.phase]
+
+
+def title(name: str, uid: int) -> str:
+    """Return what a sentence calls a server."""
+    return f"the MPS server of user {uid}" if name == server_of_user(uid) else f"the MPS server '{name}'"

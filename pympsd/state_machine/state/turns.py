@@ -1,0 +1,81 @@
+"""Which of the waiting users gets the next turn: plug-ins of the group ``pympsd.turn_policies``.
+
+``PYMPSD_TURN_POLICY=NAME[:ARGUMENT]`` names one, a callable that takes the argument ("" without one), raises
+ValueError if it is wrong, and returns a `TurnPolicy`. Like all of the state machine a policy looks at no clock and
+keeps nothing: what it may know is in `WaitingUser`. docs/research.md shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from attrs import define, field, frozen
+
+
+@frozen
+class WaitingUser:
+    """A user that waits for a server."""
+
+    uid: int
+    waiting: int
+    """How many of the user's clients, and operators' requests to start the server, wait."""
+    turns: int
+    """How many turns the user has had since this daemon began."""
+
+
+TurnPolicy = Callable[[Sequence[WaitingUser]], WaitingUser]
+"""Returns one of the users given, which are at least one, in the order in which they came."""
+
+
+def order(argument: str = "") -> TurnPolicy:
+    """Return the default policy: first come, first served."""
+    _take_no_argument(argument)
+    return lambda users: users[0]
+
+
+def fewest_turns(argument: str = "") -> TurnPolicy:
+    """Return a policy: the user with the fewest turns so far; of several, the one that came first."""
+    _take_no_argument(argument)
+    return lambda users: min(users, key=lambda user: user.turns)
+
+
+def guarded(policy: TurnPolicy, complain: Callable[..., None]) -> TurnPolicy:
+    """Return a policy that is first come, first served where the given one raises, or returns none of the users.
+
+    ``complain`` is called the first time, with the event and its reason.
+    """
+    has_failed = False
+
+    def choose(users: Sequence[WaitingUser]) -> WaitingUser:
+        nonlocal has_failed
+        try:
+            chosen = policy(users)
+            if chosen in users:
+                return chosen
+            reason = f"it returned {chosen!r}, which is none of the users given"
+        except Exception as error:  # a plug-in's: whatever it is, users must not wait for ever
+            reason = f"{type(error).__name__}: {error}"
+        if not has_failed:
+            has_failed = True
+            complain("turn_policy_failed", reason=reason)
+        return users[0]
+
+    return choose
+
+
+def _take_no_argument(argument: str) -> None:
+    if argument:
+        raise ValueError("the policy takes no argument")
+
+
+@define
+class Turns:
+    """How users take turns, and the turns that they have had."""
+
+    policy: TurnPolicy = field(factory=order)
+    """Which of the waiting users is next."""
+    overtaking_seconds: float = 30.0
+    """Seconds for which new clients of the active user may overtake a waiting user; 0: they never may."""
+    counts: Counter[str] = field(factory=Counter)
+    """Turns since this daemon began, by the name of a user's server."""

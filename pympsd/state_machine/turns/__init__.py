@@ -1,1 +1,0 @@
-"""The queue of waiting users, and the choice of the next one."""

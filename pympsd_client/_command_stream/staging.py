@@ -1,0 +1,111 @@
+"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots of it that records use.
+
+Slots of the staging memory for records: taken, waited for, freed when they are copied out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import weakref
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, frozen
+
+from pympsd.channel.mapping import map_file, unmap
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.answers import Poisonable
+
+GRAIN: Final = 65536
+"""Slots begin and end at multiples of this many bytes, so that there are few of them."""
+
+
+@frozen
+class Slot:
+    """A range of the staging memory in use by one record of a context."""
+
+    offset: int
+    size: int
+    context: Poisonable
+    serial: int
+    """The context's when the record was made: a primary context may have closed and opened again since."""
+    kept: bool
+    """Whether it stays in use after the answer, until the bytes are copied out."""
+
+
+class StagingMemory:
+    """``size`` bytes mapped at ``address``; unmapped with the last reference to the object. Safe for threads."""
+
+    def __init__(self, fd: int, size: int, ring_bytes: int = 0) -> None:
+        """Map a descriptor, the ring behind the bulk data too, and close it; OSError when it cannot be mapped."""
+        mapped = size + ring_bytes
+        try:
+            if not 0 < size <= mapped <= os.fstat(fd).st_size:  # a page beyond its end would kill the process
+                raise OSError(f"shared memory of {os.fstat(fd).st_size} bytes where {mapped} were announced")
+            # Python's own mmap keeps a duplicate of the descriptor, which a forked child could not close.
+            self.address: Final = map_file(fd, mapped)
+        finally:
+            os.close(fd)
+        self.size: Final = size
+        self.slot_limit: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
+        """The most bytes of one slot: four of them keep both sides busy."""
+        self._slots: dict[int, Slot] = {}
+        self._taking = Lock()
+        # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
+        weakref.finalize(self, unmap, self.address, mapped).atexit = False
+
+    def take(self, sequence: int, count: int, context: Poisonable, kept: bool) -> int | None:
+        """Take a slot of ``count`` bytes for a record and return its offset; None when there is no room."""
+        size = min(-(-count // GRAIN) * GRAIN, self.size)
+        with self._taking:
+            offset = 0
+            # The taken slots are the only state, so that freeing one is one atomic step.
+            for slot in sorted(self._slots.values(), key=_offset):
+                if slot.offset - offset >= size:
+                    break
+                offset = slot.offset + slot.size
+            if self.size - offset < size:
+                return None
+            self._slots[sequence] = Slot(offset, size, context, context.serial, kept)
+            return offset
+
+    def limit_for(self, threads: int) -> int:
+        """Return the most bytes of a slot when several threads copy: two slots of each keep all of them busy."""
+        if threads == 1:
+            return self.slot_limit
+        return max(self.size // (2 * threads) // GRAIN * GRAIN, min(self.size, GRAIN))
+
+    def slot_of(self, sequence: int) -> Slot | None:
+        """Return the slot that a record uses."""
+        return self._slots.get(sequence)
+
+    def release_on_answer(self, sequence: int) -> None:
+        """Keep a kept slot no longer than until its answer."""
+        slot = self._slots.get(sequence)
+        if slot is not None:
+            self._slots[sequence] = evolve(slot, kept=False)
+
+    def free(self, sequence: int) -> Slot | None:
+        """Free the record's slot and return it; None when the record has none, or no more."""
+        return self._slots.pop(sequence, None)
+
+    @property
+    def in_use(self) -> int:
+        """Return the number of slots in use."""
+        return len(self._slots)
+
+
+def _offset(slot: Slot) -> int:
+    return slot.offset
+
+
+def map_at(fd: int, address: int, size: int) -> None:
+    """Map a descriptor's first ``size`` bytes at an address, and close it; OSError, EEXIST when it is taken."""
+    try:
+        if not 0 < size <= os.fstat(fd).st_size:
+            raise OSError(errno.EINVAL, f"shared memory of {os.fstat(fd).st_size} bytes where {size} were announced")
+        map_file(fd, size, address)
+    finally:
+        os.close(fd)

@@ -1,0 +1,84 @@
+"""Functions of stream capture (CUDA driver API, Stream Management)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments import graph_structs as structs
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.graph_structs import Elements
+from pympsd_client._graphs import graph as graphs
+from pympsd_client._graphs.capture import ACTIVE, NONE, captures
+from pympsd_client._graphs.graph import Edge, Graph, Node
+from pympsd_client._graphs.structure import dependency_map
+from pympsd_client._objects.stream import resolve
+
+_ADD, _SET = 0, 1
+_NOTHING = Elements([])
+
+
+def begin(stream: int, mode: int) -> None:
+    """Begin to capture a stream into a new graph; ILLEGAL_STATE if it captures, UNSUPPORTED for the legacy stream."""
+    _begin(stream, mode, None, {})
+
+
+def begin_to_graph(stream: int, graph: int, after: Any, data: Any, count: int, mode: int) -> None:
+    """Begin to capture a stream into a graph; its first node depends on the given ones."""
+    found, nodes = graphs.find(graph), dependency_map(after, data, count)
+    if any(node.graph is not found for node in nodes):
+        raise invalid_value("a node is of another graph")
+    _begin(stream, mode, found, nodes)
+
+
+def _begin(stream: int, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
+    place = resolve(stream)
+    place[0].usable()
+    captures.begin(place, mode, graph, after)
+
+
+def end(stream: int) -> int:
+    """End a capture in the stream in which it began, and return its graph; else no graph, and the capture has ended.
+
+    ILLEGAL_STATE if the stream does not capture, UNMATCHED for a stream that joined, WRONG_THREAD.
+    """
+    return captures.end(resolve(stream)).handle
+
+
+def is_capturing(stream: int) -> int:
+    """Return a stream's CUstreamCaptureStatus; IMPLICIT for the legacy stream while one it waits for captures."""
+    found = captures.of(resolve(stream))
+    return NONE if found is None else found.status
+
+
+def info(stream: int) -> tuple[Any, ...]:
+    """Return a stream's capture: status, id, graph, the nodes that the next one depends on, edges, their number."""
+    place = resolve(stream)
+    found = captures.of(place)
+    if found is None or found.status != ACTIVE:
+        return NONE if found is None else found.status, 0, 0, _NOTHING, _NOTHING, 0
+    after = found.next[place]
+    nodes = Elements([node.handle for node in after])
+    edges = Elements([structs.edge_number(edge.from_port, edge.to_port, edge.kind) for edge in after.values()])
+    found.arrays[place] = nodes, edges  # C gets pointers to them
+    return found.status, found.id, found.graph.handle, nodes, edges, len(nodes)
+
+
+def info_without_edges(stream: int) -> tuple[Any, ...]:
+    """Return the same without the edges; LOSSY_QUERY where they say something."""
+    status, number, graph, nodes, edges, count = info(stream)
+    if any(edges):
+        raise CudaError(Result.ERROR_LOSSY_QUERY, "the edges have data; ask with the version that returns it")
+    return status, number, graph, nodes, count
+
+
+def change_dependencies(stream: int, after: Any, data: Any, count: int, flags: int) -> None:
+    """Add to, or replace, what the next captured node depends on; ILLEGAL_STATE if the stream does not capture."""
+    if flags not in (_ADD, _SET):
+        raise invalid_value(f"flags are ADD (0) or SET (1) of CUstreamUpdateCaptureDependencies_flags, not {flags}")
+    captures.change_dependencies(resolve(stream), dependency_map(after, data, count), flags == _SET)
+
+
+def exchange_mode(mode: int) -> int:
+    """Set the calling thread's capture mode and return the one before."""
+    return captures.exchange_mode(mode)

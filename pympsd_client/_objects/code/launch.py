@@ -1,0 +1,196 @@
+"""cuLaunchKernel: checked once for each shape, then one packed record and one send."""
+
+from __future__ import annotations
+
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from pympsd.wire.launch_flags import NO_CLUSTER, packed
+from pympsd_client._arguments.errors import DONE, CudaError, fail, invalid_handle, invalid_value
+from pympsd_client._arguments.values import number, unsigned
+from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._command_stream.kernel_parameters import (
+    LAUNCH_BYTES,
+    code_of,
+    flat,
+    raw_packer,
+    record_bytes,
+    typed_packer,
+)
+from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
+from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
+from pympsd_client._objects.code.library import function_of, kernels
+from pympsd_client._objects.code.module import Function, functions
+from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
+from pympsd_client._objects.context import current
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import PER_THREAD, resolve
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.transport import Transport
+    from pympsd_client.native._launches import Launcher
+
+_CACHED: Final = 256
+"""Shapes remembered for a function: more are checked anew."""
+_RAW: Final = ("raw",)
+_known: Final = functions.get
+
+
+def launch(
+    handle: int,
+    shape: tuple[int, ...],
+    stream: Any,
+    parameters: Any,
+    extra: Any,
+    cooperative: bool = False,
+    cluster: tuple[int, int, int] = NO_CLUSTER,
+) -> None:
+    """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
+
+    A kernel of a library is launched in the context of the stream, the current one for the special streams.
+    ``cooperative``: all its blocks are to be resident at once; ``cluster``: blocks of a cluster that it asks for.
+    """
+    cache = launcher()
+    epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
+    function = _known(handle)
+    if function is None:
+        function = function_of(handle, resolve(number(stream))[0] if handle in kernels else None)
+    context = function.context
+    opened = context.usable()
+    if context is not current() and function.handle == handle:
+        raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
+    context.pulse(opened, cache is not None and cache.wants_pulse)
+    if shape not in function.checked:
+        shape = checked_shape(function, shape)
+    if cooperative:
+        check_cooperative(function, tuple(map(int, shape)))
+    if cluster != NO_CLUSTER:
+        check_cluster(function, shape, cluster)
+    named = its_stream = 0
+    if stream is not None and stream != 0:
+        named = number(stream)
+        its_context, its_stream = resolve(named)
+        if its_context is not context:
+            raise invalid_handle("the stream is of another context than the kernel")
+    layout = function.layout
+    transport = opened.transport
+    flags = packed(cooperative, cluster)
+    fields = (
+        LAUNCH_OPCODE, flags, record_bytes(layout), opened.serial, transport.sequence(),
+        its_stream, function.module, function.index, *shape, layout.parameter_bytes,
+    )  # fmt: skip
+    record = _record(function, fields, parameters, extra)
+    transport.post(record)
+    if cache is not None and cache.wants_plan and not flags and named != PER_THREAD:
+        _add_plan(cache, epoch, handle, function, shape, named, parameters, transport, record)
+
+
+def _add_plan(
+    cache: Launcher,
+    epoch: int,
+    handle: int,
+    function: Function,
+    shape: tuple[int, ...],
+    stream: int,
+    parameters: Any,
+    transport: Transport,
+    record: bytes,
+) -> None:
+    """Add a plan for launches like one that was sent, if it can have one."""
+    writer = transport.writer
+    is_plain = type(parameters) in (tuple, int) and intercepted.by is None
+    if writer is None or process.calls_back or not is_plain:
+        return
+    layout = function.layout.parameters
+    # The kernel was looked up before the epoch was read: it may have been unloaded between.
+    if not fits_plan(parameters, len(layout), record) or functions.get(function.handle) is not function:
+        return
+    values: tuple[tuple[int, str] | tuple[int, str, int], ...]
+    if type(parameters) is int:
+        types = by_pointers()
+        values = tuple((LAUNCH_BYTES + offset, "p", size) for offset, size in layout)
+    else:
+        types = parameters[1]
+        if types not in function.packers:
+            return
+        values = tuple(
+            (LAUNCH_BYTES + offset, code_of(ctype)) for ctype, (offset, _) in zip(types, layout, strict=True)
+        )
+    cache.add_plan(
+        epoch, handle, stream, tuple(map(int, shape)), types, function.context,
+        transport.sequence, partial(_ring_bell, transport), writer, record, SEQUENCE_AT, values,
+    )  # fmt: skip
+
+
+def _ring_bell(transport: Transport) -> tuple[Any, ...]:
+    try:
+        transport.ring_bell()
+    except CudaError as error:
+        return fail(error, 0)
+    return DONE
+
+
+def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra: Any) -> bytes:
+    if type(parameters) is tuple and len(parameters) == 2 and (extra is None or (type(extra) is int and not extra)):
+        values, types = parameters
+        try:
+            packer = function.packers.get(types)
+            if packer is None:
+                packer = _remember(function, types)
+            if packer is not None:
+                return packer(*fields, *values)
+        except (struct.error, TypeError, OverflowError, ValueError, IndexError):
+            pass  # a closer look says what is wrong, or finds that ctypes would take it
+    raw = function.packers.get(_RAW)
+    if raw is None:
+        raw = function.packers[_RAW] = raw_packer(function.layout)
+    gathered = gather(parameters, function.layout) if type(parameters) is int and not extra else None
+    return raw(*fields, flat(function.layout, parameters, extra) if gathered is None else gathered)
+
+
+def _remember(function: Function, types: Any) -> Any:
+    if not isinstance(types, tuple):
+        return None
+    packer = typed_packer(function.layout, types)
+    if packer is not None and len(function.packers) < _CACHED:
+        function.packers[types] = packer
+    return packer
+
+
+def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
+    shape = tuple(unsigned(size, 32) for size in shape)
+    _check_dimensions(function, shape)
+    _check_resources(function, shape)
+    if len(function.checked) >= _CACHED:
+        function.checked.clear()
+    function.checked.add(shape)
+    return shape
+
+
+def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
+    facts = function.context.device.facts.attributes
+    names = [f"MAX_{kind}_DIM_{axis}" for kind in ("GRID", "BLOCK") for axis in "XYZ"]
+    for name, size in zip(names, shape, strict=False):
+        most = facts.get(name, 0)
+        if not 1 <= size <= most:
+            what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
+            raise invalid_value(f"{what} is {size}; this device takes 1 to {most}")
+
+
+def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
+    facts = function.context.device.facts.attributes
+    name = function.layout.name
+    threads = shape[3] * shape[4] * shape[5]
+    if threads > facts.get("MAX_THREADS_PER_BLOCK", threads):
+        raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
+    most = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
+    if threads > most:
+        raise invalid_value(f"{threads} threads a block; {name} was built for at most {most}")
+    allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
+    if shape[6] > allowed:
+        raise invalid_value(
+            f"{shape[6]} bytes of dynamic shared memory; {name} may use {allowed}: raise "
+            "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES with cuFuncSetAttribute"
+        )

@@ -1,0 +1,243 @@
+"""Modules: loading code, finding its functions and variables (CUDA driver API, Module Management)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Final
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.errors import RemoteError
+from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
+from pympsd.wire.records import Kind
+from pympsd_client._arguments.bindings import members
+from pympsd_client._arguments.errors import CudaError, invalid_value, lost
+from pympsd_client._arguments.host_pointer import HostMemory
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.kernel_parameters import Packer
+from pympsd_client._command_stream.launch_cache import invalidate
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, current
+from pympsd_client._objects.copies import upload
+from pympsd_client._objects.handle_table import HandleTable
+
+_ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
+_DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+_PRINTING: Final = b"vprintf"
+"""What an image names whose kernels print."""
+_MOST: Final = (1 << 31) - 1
+_SETTABLE: Final = {
+    "PREFERRED_SHARED_MEMORY_CARVEOUT": (-1, 100),
+    "REQUIRED_CLUSTER_WIDTH": (0, _MOST),
+    "REQUIRED_CLUSTER_HEIGHT": (0, _MOST),
+    "REQUIRED_CLUSTER_DEPTH": (0, _MOST),
+    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MOST - 1, _MOST),
+    "CLUSTER_SCHEDULING_POLICY_PREFERENCE": (0, 2),
+}
+"""The other attributes that can be set, and their least and greatest values, as recorded with an H200."""
+_ELF: Final = b"\x7fELF"
+_FAT_BINARY: Final = (0xBA55ED50).to_bytes(4, "little")
+_FAT_WRAPPER: Final = (0x466243B1).to_bytes(4, "little")
+
+
+when_loaded: Final[list[Callable[[Module], None]]] = []
+"""Called with each module that the program loads; a CudaError from one of them unloads the module again."""
+when_unloaded: Final[list[Callable[[Module], None]]] = []
+"""Called with each module that has been unloaded."""
+
+
+class Module:
+    """A loaded module; its functions get handles when they are first asked for."""
+
+    def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:
+        self.handle: Final = handle
+        self.context: Final = context
+        self.layout = layout
+        self.library = 0
+        """The handle of the library that it is loaded for; 0: none."""
+        self._functions: Final[dict[str, Function]] = {
+            one.name: Function(self, index, one) for index, one in enumerate(layout.functions)
+        }
+        self._globals = {one.name: one for one in layout.globals}
+
+    def have_layout(self, layout: ModuleLayout) -> None:
+        """Change the addresses of its variables."""
+        self.layout, self._globals = layout, {one.name: one for one in layout.globals}
+
+    def function(self, name: str) -> Function:
+        """Return a kernel by name; raise NOT_FOUND."""
+        self.context.usable()
+        found = self._functions.get(name)
+        if found is None:
+            raise _not_found("kernel", name, self._functions)
+        return functions.add(found)
+
+    def all_functions(self) -> tuple[Function, ...]:
+        """Return its kernels in the order of the image."""
+        self.context.usable()
+        return tuple(map(functions.add, self._functions.values()))
+
+    def variable(self, name: str) -> GlobalLayout:
+        """Return a variable by name; raise NOT_FOUND."""
+        self.context.usable()
+        found = self._globals.get(name)
+        if found is None:
+            raise _not_found("variable", name, self._globals)
+        return found
+
+    def variable_at(self, address: int) -> GlobalLayout | None:
+        """Return the variable that an address lies in, or None."""
+        for one in self._globals.values():
+            if one.address <= address < one.address + one.size:
+                return one
+        return None
+
+    def unload(self) -> None:
+        """Free it once its running kernels have ended; its handles are invalid from now on."""
+        try:
+            modules.destroy(self)
+            for function in self._functions.values():
+                functions.remove(function.handle)
+            for free in when_unloaded:
+                free(self)
+        finally:
+            invalidate()
+
+
+class Function:
+    """A kernel: attributes by name, and what launches have prepared (`_launch`)."""
+
+    def __init__(self, module: Module, index: int, layout: FunctionLayout) -> None:
+        self.module: Final = module.handle
+        self.context: Final = module.context
+        self.index: Final = index
+        self.layout: Final = layout
+        self.handle: Final = module.context.mint()
+        self.attributes: Final = dict(layout.attributes)
+        self.packers: Final[dict[tuple[Any, ...], Packer]] = {}
+        """One for each way of typing the parameters that a caller has used."""
+        self.checked: Final[set[tuple[int, ...]]] = set()
+        """Grid, block and shared sizes that were found to be within the limits."""
+
+    def attribute(self, number_of_it: int) -> int:
+        """Return an attribute's value; INVALID_VALUE for one that does not exist or is not known here."""
+        self.context.usable()
+        name = attribute_name(number_of_it)
+        if name not in self.attributes:
+            raise invalid_value(f"function attribute {name} is not known of {self.layout.name}")
+        return self.attributes[name]
+
+    def set_attribute(self, number_of_it: int, value: int) -> None:
+        """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; INVALID_VALUE otherwise."""
+        self.context.usable()
+        name = attribute_name(number_of_it)
+        check_attribute(self.layout, self.context.device, name, value)
+        self.have_attribute(name, value)
+
+    def have_attribute(self, name: str, value: int) -> None:
+        """Change an attribute whose value was checked."""
+        if value != self.attributes.get(name):
+            self.attributes[name] = value
+            self.checked.clear()
+            invalidate()
+
+
+def attribute_name(number_of_it: int) -> str:
+    """Return the name of a CUfunction_attribute without its prefix; INVALID_VALUE for one that does not exist."""
+    name = _ATTRIBUTES.get(number_of_it, "MAX")
+    if name == "MAX":
+        raise invalid_value(f"there is no function attribute {number_of_it}")
+    return name
+
+
+def check_attribute(layout: FunctionLayout, device: Device, name: str, value: int) -> None:
+    """Raise INVALID_VALUE unless an attribute of a kernel can have this value on a device."""
+    if name == _DYNAMIC_LIMIT:
+        facts = device.facts.attributes
+        most = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
+        allowed = most - layout.attributes.get("SHARED_SIZE_BYTES", 0)
+        if not 0 <= value <= allowed:
+            raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
+        return
+    least, most = _SETTABLE.get(name, (1, 0))
+    if not least <= value <= most:
+        raise invalid_value(f"function attribute {name} cannot be set to {value}")
+
+
+modules: Final[HandleTable[Module]] = HandleTable("module", "unloaded, or never loaded", Kind.MODULE)
+functions: Final[HandleTable[Function]] = HandleTable("kernel", "its module unloaded, perhaps")
+
+
+def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
+    has = ", ".join(sorted(known)[:20]) or "none"
+    return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
+
+
+def load(image: bytes, context: Context | None = None) -> Module:
+    """Load an image into a context (None: the current one) and return the module.
+
+    Raise CudaError; after ERROR_INVALID_PTX its reason is the compiler's log.
+    """
+    module = load_image(image, context)
+    try:
+        for prepare in when_loaded:
+            prepare(module)
+    except CudaError:
+        module.unload()
+        raise
+    return module
+
+
+def load_image(image: bytes, context: Context | None = None) -> Module:
+    """Load an image without calling `when_loaded`, for a look at its layout; raise CudaError."""
+    context = context or current()
+    handle = context.mint()
+    if not image:
+        raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
+    upload(context, operations.IMAGE_PART, handle, image)
+    layout = decode_layout(context.call(operations.LOAD_MODULE, handle))
+    context.prints |= _PRINTING in image
+    return modules.add(Module(handle, context, layout))
+
+
+def decode_layout(answer: bytes) -> ModuleLayout:
+    """Return the layout of a module that the executor sent; raise CudaError."""
+    try:
+        return ModuleLayout.decode(answer)
+    except RemoteError as error:
+        raise lost(f"the executor sent {error}") from None
+
+
+def image_of(path: bytes) -> bytes:
+    """Return the contents of a file; FILE_NOT_FOUND when it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        reason = f"{path.decode('utf-8', 'replace')}: {error.strerror}"
+        raise CudaError(Result.ERROR_FILE_NOT_FOUND, reason) from None
+
+
+def image_at(memory: HostMemory) -> bytes:
+    """Return the image at a pointer or in a buffer: text up to its NUL, binaries by the size in their header."""
+    memory.check(0, to_be_written=False)
+    head = ctypes.string_at(memory.address, 4 if memory.size is None else min(4, memory.size))
+    if head == _FAT_WRAPPER:  # magic (4 bytes), version (4), pointer to the fatbin (fatbinary.h)
+        memory.check(16, to_be_written=False)
+        return image_at(HostMemory(ctypes.c_uint64.from_address(memory.address + 8).value))
+    binary = head in (_ELF, _FAT_BINARY)
+    if memory.size is not None:
+        data = ctypes.string_at(memory.address, memory.size)
+        return data if binary else data.split(b"\0", 1)[0]
+    if binary:
+        return ctypes.string_at(memory.address, _binary_size(memory.address, head))
+    return ctypes.string_at(memory.address)
+
+
+def _binary_size(address: int, head: bytes) -> int:
+    if head == _FAT_BINARY:  # magic (4 bytes), version (2), header size (2), body size (8)
+        header = ctypes.string_at(address, 16)
+        return int.from_bytes(header[6:8], "little") + int.from_bytes(header[8:16], "little")
+    header = ctypes.string_at(address, 64)  # elf(5), Elf64_Ehdr: the section headers lie last
+    sections = int.from_bytes(header[40:48], "little")
+    return sections + int.from_bytes(header[58:60], "little") * int.from_bytes(header[60:62], "little")

@@ -1,0 +1,136 @@
+"""Occupancy: the number of resident blocks of a kernel on a context's multiprocessors (CUDA driver API, Occupancy).
+
+The arithmetic is the executor's own (`pympsd.vocabulary.occupancy`), so the results hold there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Final
+
+from pympsd.vocabulary.occupancy import (
+    LARGEST_CLUSTER,
+    PORTABLE_CLUSTER,
+    REGISTERS_OF_A_WARP,
+    WARP_THREADS,
+    available_shared_bytes,
+    blocks_per_multiprocessor,
+)
+from pympsd.vocabulary.occupancy import active_clusters as clusters
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.launch_attributes import LaunchConfig
+from pympsd_client._objects.code.module import Function
+
+_TO_DYNAMIC_BYTES: Final = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_int)
+"""CUoccupancyB2DSize: bytes of dynamic shared memory for a block of a given number of threads."""
+
+
+def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
+    """Return the number of blocks one multiprocessor holds, 0 if none fits; INVALID_VALUE for no threads."""
+    function.context.usable()
+    if threads < 1:
+        raise invalid_value(f"a block has at least 1 thread, not {threads}")
+    facts, attributes = function.context.device.facts.attributes, function.attributes
+    most = min(attributes.get("MAX_THREADS_PER_BLOCK", threads), facts.get("MAX_THREADS_PER_BLOCK", threads))
+    if threads > most or dynamic_bytes > attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic_bytes):
+        return 0
+    shared_bytes = attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes
+    return blocks_per_multiprocessor(facts, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
+
+
+def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
+    """Return the dynamic shared bytes of each of ``blocks`` on one multiprocessor; INVALID_VALUE if too many."""
+    if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
+        raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
+    attributes = function.attributes
+    room = available_shared_bytes(function.context.device.facts.attributes, blocks)
+    static = attributes.get("SHARED_SIZE_BYTES", 0)
+    return max(0, min(room - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)))
+
+
+def largest_cluster(function: Function, config: LaunchConfig) -> int:
+    """Return the most blocks of a launch in one cluster; NOT_SUPPORTED, INVALID_CLUSTER_SIZE if not one is active."""
+    sizes = [LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER]
+    while sizes[-1] > 1:
+        sizes.append(sizes[-1] // 2)
+    found = next((size for size in sizes if _clusters(function, config, size)), None)
+    if found is None:
+        raise _bad_cluster("no cluster of these blocks fits the device")
+    return found
+
+
+def active_clusters(function: Function, config: LaunchConfig) -> int:
+    """Return the number of clusters of a launch that can be active at once; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    x, y, z = config.cluster
+    size = x * y * z
+    most = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER
+    if not 1 <= size <= most:
+        raise _bad_cluster(f"a cluster has 1 to {most} blocks here, not {size}")
+    if any(count % its for count, its in zip(config.grid, config.cluster, strict=True)):
+        raise _bad_cluster(f"a grid of {config.grid} blocks is not made of clusters of {config.cluster}")
+    return _clusters(function, config, size)
+
+
+def check_cluster(function: Function, shape: tuple[int, ...], cluster: tuple[int, int, int]) -> None:
+    """Raise CudaError unless a launch of a shape runs in clusters that it asks for; see `active_clusters`."""
+    gx, gy, gz, bx, by, bz, shared_bytes = map(int, shape)
+    if not active_clusters(function, LaunchConfig((gx, gy, gz), (bx, by, bz), shared_bytes, cluster)):
+        raise _bad_cluster(f"no cluster of {cluster} blocks fits the context's multiprocessors")
+
+
+def _clusters(function: Function, config: LaunchConfig, size: int) -> int:
+    facts = function.context.device.facts
+    if facts.compute_capability < (9, 0):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no clusters of blocks")
+    x, y, z = config.block
+    blocks = active_blocks(function, x * y * z, config.shared_bytes)
+    return clusters(function.context.usable().multiprocessors, blocks, size)
+
+
+def _bad_cluster(reason: str) -> CudaError:
+    return CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, reason)
+
+
+def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: int) -> tuple[int, int]:
+    """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
+
+    The block is the largest of those that give a multiprocessor the most threads; ``most`` 0: no bound.
+    """
+    facts, attributes = function.context.device.facts.attributes, function.attributes
+    bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), facts.get("MAX_THREADS_PER_BLOCK", 1024))
+    bound = min(most, bound) if most else bound
+    sizes = [bound, *range(bound - bound % WARP_THREADS, 0, -WARP_THREADS)]
+    blocks = {threads: active_blocks(function, threads, dynamic_bytes(threads)) for threads in sizes}
+    best = max(blocks, key=lambda threads: (blocks[threads] * threads, threads))
+    if not blocks[best]:
+        raise invalid_value(f"no block of {function.layout.name} fits a multiprocessor with so much shared memory")
+    return blocks[best] * function.context.usable().multiprocessors, best
+
+
+def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
+    """Return the function of a block's dynamic shared memory in bytes: the program's own, or a constant one."""
+    if not pointer:
+        return lambda threads: constant
+    call = _TO_DYNAMIC_BYTES(pointer)
+    return lambda threads: int(call(threads))
+
+
+def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
+    """Raise unless all blocks of a launch can be resident at once, as a cooperative launch requires.
+
+    NOT_SUPPORTED on a device without such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
+    """
+    facts = function.context.device.facts
+    if not facts.attributes.get("COOPERATIVE_LAUNCH"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no cooperative launches")
+    x, y, z, *block, shared_bytes = shape
+    each = active_blocks(function, block[0] * block[1] * block[2], shared_bytes)
+    count = function.context.usable().multiprocessors
+    if x * y * z > each * count:
+        raise CudaError(
+            Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
+            f"{x * y * z} blocks of {function.layout.name}; a cooperative launch here has at most {each * count}, "
+            f"{each} on each of the context's {count} multiprocessors",
+        )

@@ -1,1 +1,0 @@
-"""Managed memory: one address for program and kernels."""

@@ -1,0 +1,318 @@
+"""Device memory: allocation, whose an address is, fills (CUDA driver API, Memory Management)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from itertools import chain
+from threading import RLock
+from typing import Final
+
+from attrs import define
+
+from pympsd.vocabulary.device_facts import ordinal_of
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FLAG_QUIET
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.code.module import modules
+from pympsd_client._objects.context import Context, context_on, current
+from pympsd_client._objects.handle_table import HandleTable, next_buffer_id
+from pympsd_client._objects.memory.page_states import PageStates
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.process import process
+from pympsd_client._objects.stream import synchronize
+
+_ELEMENT_BYTES: Final = (4, 8, 16)
+_PITCH_ALIGNMENT: Final = 512
+"""The alignment of cuMemAllocPitch's rows, as on devices of compute capability 2.0 and later."""
+
+
+@define(eq=False)
+class Allocation:
+    """An allocation of ``size`` bytes by its address, with the context that made it."""
+
+    handle: int
+    context: Context
+    size: int
+    synchronous: bool = False
+    """Whether copies and fills of it return when they are done (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS)."""
+    is_managed: bool = False
+    is_host: bool = False
+    """Whether it is page-locked host memory."""
+    states: PageStates | None = None
+    """Those of the pages of managed memory, once one has changed."""
+    _buffer_id: int = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the program reaches it by its address, too."""
+        return self.is_managed or self.is_host
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether its device reaches it."""
+        return True
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it is physical memory that the program has mapped, so that a range may continue in the next one."""
+        return False
+
+    def is_accessible_from(self, context: Context) -> bool:
+        """Whether calls in streams of another device's context reach it: all but pools' memory is, by staging."""
+        return True
+
+    def free(self) -> None:
+        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        self.context.call(operations.FREE, self.handle)
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Free it when a stream has reached this point; return at once. Raise CudaError."""
+        opened = self.context.usable()
+        transport = opened.transport
+        transport.post(operations.FREE.record(opened.serial, transport.sequence(), self.handle, flags=FLAG_QUIET))
+
+    @property
+    def buffer_id(self) -> int:
+        """An id that no other memory of this process has or had."""
+        if not self._buffer_id:
+            self._buffer_id = next_buffer_id()
+        return self._buffer_id
+
+
+def is_shareable(found: Allocation) -> bool:
+    """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
+    return type(found) is Allocation and not found.is_shared
+
+
+class Allocations(HandleTable[Allocation]):
+    """The allocations by address."""
+
+    def __init__(self) -> None:
+        super().__init__("allocation", "freed, or never made")
+        self._ordering: Final = RLock()  # a finalizer may ask while this thread sorts
+        self._ordered: list[int] = []
+        self._version = self._ordered_version = object()
+        """Another object after every addition; that of the order."""
+        self.any_synchronous = False
+        """Whether an allocation was ever made synchronous."""
+        self.any_shared = False
+        """Whether there was ever an allocation that the program reaches by its address."""
+
+    def add(self, owned: Allocation) -> Allocation:
+        """Enter an allocation and return it."""
+        self._objects[owned.handle] = owned
+        self._version = object()  # last: a thread that orders them at this moment does it again
+        return owned
+
+    def put_back(self, owned: Allocation) -> None:
+        """Enter an allocation again whose freeing has failed."""
+        super().put_back(owned)
+        self._version = object()
+
+    def containing(self, address: int) -> Allocation | None:
+        """Return the allocation that an address lies in, or None."""
+        with self._ordering:
+            version = self._version
+            if version is not self._ordered_version or len(self._ordered) > 2 * len(self._objects):
+                self._ordered = sorted(self._objects)
+                self._ordered_version = version
+            at = bisect_right(self._ordered, address)
+            found = self._objects.get(self._ordered[at - 1]) if at else None
+        return found if found is not None and address < found.handle + found.size else None
+
+    def is_shared(self, address: int) -> bool:
+        """Return whether the program reaches an address, too, because it is managed or host memory."""
+        found = self.containing(address) if self.any_shared else None
+        return found is not None and found.is_shared
+
+    def is_synchronous(self, *addresses: int) -> bool:
+        """Return whether one of these addresses lies in an allocation that is synchronous."""
+        if not self.any_synchronous:
+            return False
+        return any(one is not None and one.synchronous for one in map(self.containing, addresses))
+
+
+allocations: Final = Allocations()
+
+
+def allocate(count: int) -> int:
+    """Return the address of new device memory; OUT_OF_MEMORY (a limit of MPS counts too), INVALID_VALUE for 0."""
+    context = current()
+    context.usable()
+    if count == 0:
+        raise invalid_value("an allocation has at least 1 byte")
+    (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, count))
+    return allocations.add(Allocation(int(address), context, count)).handle
+
+
+def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, int]:
+    """Return the address of new device memory for rows, and the bytes between them, a multiple of 512.
+
+    INVALID_VALUE for elements of other than 4, 8 or 16 bytes and for an empty extent; OUT_OF_MEMORY.
+    """
+    if element_bytes not in _ELEMENT_BYTES:
+        raise invalid_value(f"the element size is 4, 8 or 16 bytes, not {element_bytes}")
+    pitch = -(-width // _PITCH_ALIGNMENT) * _PITCH_ALIGNMENT
+    if pitch * height >= 1 << 64:
+        raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{height} rows of {pitch} bytes are more than any device has")
+    return allocate(pitch * height), pitch
+
+
+def free(address: int) -> None:
+    """Free what cuMemAlloc gave; INVALID_VALUE for any other address. Address 0 is nothing to free."""
+    # Taken out first: once it is free another thread may be given the same address.
+    allocation = allocations.remove(address)
+    if allocation is None:
+        current().usable()
+        if address:
+            raise invalid_value(f"{address:#x} is not the start of an allocation of this process")
+        return
+    try:
+        allocation.free()
+    except BaseException:
+        allocations.put_back(allocation)
+        raise
+
+
+def info() -> tuple[int, int]:
+    """Return free and total bytes for the current context; total is the MPS limit where there is one."""
+    rest, total = operations.MEMORY_INFO.answer.unpack_from(current().call(operations.MEMORY_INFO))
+    return int(rest), int(total)
+
+
+def ordinal_at(address: int) -> int:
+    """Return the ordinal of the device an address is on: by its window, else as a module's variable.
+
+    A real GPU's driver places variables itself, outside of every device's window.
+    """
+    ordinal = ordinal_of(address)
+    if all(device.ordinal != ordinal for device in process.require().devices):
+        for module in modules.all():
+            if module.variable_at(address) is not None:
+                return module.context.device.ordinal
+    return ordinal
+
+
+def is_on_a_device(address: int) -> bool:
+    """Whether an address is in the window of a visible device, or is a module's variable."""
+    ordinal = ordinal_at(address)
+    return any(device.ordinal == ordinal for device in process.require().devices)
+
+
+def owner(address: int) -> Context:
+    """Return a context on the device that an address belongs to; INVALID_VALUE when it is on none."""
+    current().usable()
+    ordinal = ordinal_at(address)
+    if not is_on_a_device(address):
+        raise invalid_value(f"{address:#x} is no address of a visible device (a host pointer, perhaps)")
+    context = context_on(ordinal)
+    context.usable()
+    return context
+
+
+def devices_address(context: Context, address: int, count: int) -> int:
+    """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
+    found = allocations.containing(address) if allocations.any_shared else None
+    if found is None:
+        host_address, reached = pinned.addresses_of(address)
+        region = pinned.region_at(host_address) if reached else None
+        end = 0 if region is None else region.address + region.size
+    else:
+        reached = address if found.is_shared and found.is_reached else 0
+        end = found.handle + found.size
+    is_reached = reached and ordinal_at(reached) == context.device.ordinal
+    return reached if is_reached and address + count <= end else 0
+
+
+other_ranges: Final[list[Callable[[], Iterator[tuple[int, int]]]]] = []
+"""Functions that yield start and size of memory that `allocations` does not contain: arrays, memory of graphs."""
+
+
+def check_range(address: int, count: int) -> None:
+    """Raise INVALID_VALUE unless all of a range is in one allocation, or in mapped memory without gaps, with access.
+
+    The executor checks it too, but a call that does not wait would leave the error to a later call, and the bytes of
+    host memory would have been read.
+    """
+    owner(address)
+    first = allocations.get(address) or allocations.containing(address)
+    if first is None:
+        start, size = _other_memory(address)
+        if address + count > start + size:
+            raise _beyond(address, count, start, size)
+        return
+    allocation = first
+    while allocation.is_reached:
+        end = allocation.handle + allocation.size
+        if address + count <= end:
+            return
+        following = allocations.containing(end) if allocation.is_mapping else None
+        if following is None or not following.is_mapping:
+            raise _beyond(address, count, first.handle, end - first.handle)
+        allocation = following
+    raise invalid_value(
+        f"no device has access to the memory that is mapped at {allocation.handle:#x}; call cuMemSetAccess"
+    )
+
+
+def _beyond(address: int, count: int, start: int, size: int) -> CudaError:
+    return invalid_value(f"{count} bytes at {address:#x} are not all within the {size} bytes at {start:#x}")
+
+
+def _other_memory(address: int) -> tuple[int, int]:
+    """Return start and size of the memory at an address that no function for allocations has returned."""
+    for module in modules.all():
+        if (variable := module.variable_at(address)) is not None:
+            return variable.address, variable.size
+    host_address, reached = pinned.addresses_of(address)
+    if (region := pinned.region_at(host_address)) is not None:
+        return region.address + (reached - host_address if reached == address else 0), region.size
+    for start, size in chain.from_iterable(ranges() for ranges in other_ranges):
+        if start <= address < start + size:
+            return start, size
+    raise invalid_value(f"{address:#x} is in no memory of this process (freed, or never allocated)")
+
+
+def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:
+    """Return (context, stream) for work on an address that is to come after a stream's work so far.
+
+    That is the stream itself, unless the address is on another device: then the stream is waited for.
+    """
+    if context.device.ordinal == ordinal_at(address):
+        return context, stream
+    found = allocations.containing(address)
+    if found is not None and not found.is_accessible_from(context):
+        raise invalid_value(
+            f"{address:#x} is of a memory pool to which device {context.device.number}, whose stream this is, has no "
+            "access; call cuMemPoolSetAccess"
+        )
+    synchronize(handle)
+    return owner(address), 0
+
+
+def fill(
+    context: Context, stream: int, destination: int, value: int, width: int, count: int, pitch: int, height: int
+) -> None:
+    """Set ``count`` elements of ``width`` bytes in each row, in stream order; return at once.
+
+    Rows begin ``pitch`` bytes apart.
+    """
+    pitch = check_fill(destination, width, count, pitch, height)
+    context.post(operations.FILL, stream, destination, value, width, count, pitch, height)
+
+
+def check_fill(destination: int, width: int, count: int, pitch: int, height: int) -> int:
+    """Return the pitch, 0 for one row; INVALID_VALUE unless address and pitch suit the elements."""
+    if destination % width:
+        raise invalid_value(f"{destination:#x} is not aligned to the element's {width} bytes")
+    if height == 1:
+        pitch = 0
+    elif pitch % width or pitch < width * count:
+        raise invalid_value(
+            f"the pitch is {pitch} bytes; it is a multiple of the element's {width} and holds a row: {width * count}"
+        )
+    elif destination + pitch * height > 1 << 64:
+        raise invalid_value(f"{height} rows {pitch} bytes apart do not end within the address space")
+    return pitch

@@ -1,0 +1,92 @@
+"""Memory of other processes, mapped at addresses that this client chooses."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final
+
+from attrs import frozen
+
+from pympsd.vocabulary.device_facts import MAPPING_GRANULE
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.memory.shared_pages import map_memory, unmap_memory
+from pympsd_client._objects.memory.virtual import virtual_memory
+
+_WORD: Final = (1 << 64) - 1
+_FILE: Final = re.compile(r"/memfd:pympsd-memory-([0-9a-f]{32}) \(deleted\)")
+
+
+@frozen(eq=False)
+class ImportedRange:
+    """Imported memory: ``size`` bytes at ``start``, accessible until it is unmapped or its context closes.
+
+    The host's is mapped in this process, too.
+    """
+
+    context: Context
+    start: int
+    size: int
+
+    def unmap(self) -> None:
+        """Unmap it and free the addresses; raise CudaError."""
+        _ranges.discard(self)
+        unmap_memory(self.start)
+        try:
+            self.context.call(operations.UNMAP_MEMORY, self.start, self.size)
+        finally:
+            virtual_memory.free_addresses(self.start, self.size)
+
+
+_ranges: Final[set[ImportedRange]] = set()
+
+
+def import_range(context: Context, secret: int) -> ImportedRange:
+    """Map the memory that another client has exported or shared under a secret; raise CudaError.
+
+    INVALID_VALUE if there is none on the context's device.
+    """
+    handle = context.mint()
+    answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
+    size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
+    try:
+        start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
+        made = ImportedRange(context, start, size)
+        try:
+            context.call(operations.MAP_MEMORY, handle, start)
+            _ranges.add(made)
+            context.call(operations.SET_ACCESS, start, size, 1)
+            if is_of_host:
+                map_memory(context, handle, start, size)
+        except CudaError:
+            if made in _ranges:
+                made.unmap()
+            else:
+                virtual_memory.free_addresses(start, size)
+            raise
+    finally:
+        if context.sticky_error is None:
+            context.call(operations.RELEASE_MEMORY, handle)  # the mapping keeps the memory
+    return made
+
+
+def secret_of_file(fd: int) -> int | None:
+    """Return the secret in the name of the file of exported memory; None for another file."""
+    try:
+        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+    except OSError:
+        return None
+    return None if named is None else int(named[1], 16)
+
+
+def _drop(context: Context) -> None:
+    for one in tuple(_ranges):
+        if one.context is context:
+            _ranges.discard(one)
+            unmap_memory(one.start)
+            virtual_memory.free_addresses(one.start, one.size)
+
+
+when_closed.append(_drop)

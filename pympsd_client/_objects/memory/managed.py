@@ -1,0 +1,114 @@
+"""Allocations of managed memory: pages that an executor and this process share, until their context ends.
+
+Managed variables of modules (`__managed__`), in pages that the executor and this process share.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from attrs import define, field
+
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._command_stream import operations
+from pympsd_client._objects.code.module import Module, decode_layout, when_loaded, when_unloaded
+from pympsd_client._objects.context import Context, when_closed
+from pympsd_client._objects.memory.allocations import Allocation, allocations
+from pympsd_client._objects.memory.shared_pages import SharedPages, share
+
+
+@define(eq=False)
+class Managed(Allocation):
+    """An allocation of managed memory."""
+
+    pages: SharedPages = field(kw_only=True)
+
+    def free(self) -> None:
+        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        self.context.synchronize()
+        _managed.pop(self.handle, None)
+        self.pages.close()
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Free it as `free` does: the program must not reach it any more when the call returns."""
+        self.free()
+
+
+_managed: Final[dict[int, Managed]] = {}
+
+
+def allocate(context: Context, size: int) -> int:
+    """Return the address of new zeroed managed memory; raise CudaError."""
+    pages = share(context, size)
+    made = Managed(pages.address, context, size, pages=pages, is_managed=True)
+    _managed[made.handle] = made
+    allocations.any_shared = True
+    return allocations.add(made).handle
+
+
+def _drop_allocations(context: Context) -> None:
+    for one in tuple(_managed.values()):
+        if one.context is context and _managed.pop(one.handle, None) is not None:
+            one.pages.close()
+
+
+when_closed.append(_drop_allocations)
+
+
+@define(eq=False)
+class ManagedVariable(Allocation):
+    """A managed variable, as an allocation that only its module's unloading frees."""
+
+    def free(self) -> None:
+        """Fail with INVALID_VALUE."""
+        raise invalid_value(f"{self.handle:#x} is a variable of a module; cuModuleUnload frees it")
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Fail with INVALID_VALUE."""
+        self.free()
+
+
+_pages: Final[dict[Module, SharedPages]] = {}
+
+
+def place_variables(module: Module) -> None:
+    """Move a new module's managed variables to pages of this process, before the program knows of them."""
+    size = module.layout.managed_bytes
+    if not size:
+        return
+    context = module.context
+    pages = share(context, size)
+    try:
+        module.have_layout(decode_layout(context.call(operations.PLACE_MANAGED, module.handle, pages.address)))
+    except CudaError:
+        pages.close()
+        raise
+    _pages[module] = pages
+    allocations.any_shared = True
+    for each in _variables(module):
+        allocations.add(each)
+
+
+def _variables(module: Module) -> list[ManagedVariable]:
+    context = module.context
+    managed = [each for each in module.layout.globals if each.managed]
+    return [ManagedVariable(each.address, context, each.size, is_managed=True) for each in managed]
+
+
+def _free_variables(module: Module) -> None:
+    pages = _pages.pop(module, None)
+    if pages is not None:
+        for each in _variables(module):
+            allocations.remove(each.handle)
+        pages.close()
+
+
+def _drop_variables(context: Context) -> None:
+    for module in tuple(_pages):
+        if module.context is context:
+            _free_variables(module)
+
+
+when_loaded.append(place_variables)
+when_unloaded.append(_free_variables)
+when_closed.append(_drop_variables)

@@ -1,0 +1,413 @@
+"""Pages of the program that an executor shares, so that kernels reach memory that the program registers.
+
+They are replaced in place by shared ones, which the executor has too, and on unregistering by private ones again; the
+bytes stay. A page is replaced at once for Python, but not for native threads: what such a thread writes to it at that
+moment may be lost. Around a fork they are private, so that parent and child do not write to each other's memory.
+
+Page-locked host memory of this process, and its accounting (CUDA, Memory Management).
+
+Allocated memory is shared with the executor of the context it was allocated in, which copies from and to it directly;
+copies with other devices, and of memory that the program registers, work as for any memory. Kernels reach what it
+registers from the moment when the program asks for the address by which they do. Before Volta the size of /dev/shm
+bounds a client's page-locked memory (MPS documents, 2.3.2). As in CUDA with unified addressing it belongs to
+the process, not to a context: it stays until it is freed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from threading import RLock
+from typing import TYPE_CHECKING, Final
+
+from attrs import field, frozen
+
+from pympsd.channel.mapping import map_nothing, unmap
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._objects.handle_table import next_buffer_id
+from pympsd_client._objects.memory.shared_pages import SharedPages, share
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.transport import Transport
+    from pympsd_client._objects.context import Context
+
+try:
+    from pympsd_client.native import _pages
+except ImportError:  # it was installed without a C compiler
+    _pages = None  # type: ignore[assignment]
+
+_LINE: Final = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) [0-9a-f]+ (\S+ [0-9]+) *(.*)\n")
+_PRIVATE: Final = "rw-p"
+
+
+@frozen(eq=False)
+class RegisteredPages:
+    """``pages`` of an executor, which lie at ``start`` in the program, too."""
+
+    start: int
+    pages: SharedPages
+
+    @property
+    def end(self) -> int:
+        """Where they end in the program."""
+        return self.start + self.pages.size
+
+    def put_in_place(self) -> None:
+        """Replace the program's pages for the first time; raise CudaError. NOT_SUPPORTED for pages that it shares."""
+        if _pages is None:
+            raise _refused("this client was installed without a C compiler, and cannot replace pages")
+        at = self.start
+        for low, high, mode, _, name in _mappings():
+            if low <= at < high and at < self.end:
+                if mode != _PRIVATE or name.startswith("[stack"):
+                    raise _refused(
+                        f"{at:#x} is in a mapping {mode} {name}".rstrip() + ", not private memory to write to"
+                    )
+                at = high
+        if at < self.end:
+            raise invalid_value(f"nothing is mapped at {at:#x}")
+        self.share([(self.start, self.end)])
+
+    def share(self, ranges: list[tuple[int, int]]) -> None:
+        """Replace the program's pages in some ranges by the shared ones; raise CudaError, and change none."""
+        for low, high in ranges:
+            try:
+                done = _pages.replace(low, self.pages.address + low - self.start, high - low, True)
+            except ValueError as error:
+                raise _refused(f"{low:#x}: {error}") from None
+            if done < high - low:
+                self.make_private()
+                raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no {high - low} bytes anew")
+
+    def make_private(self) -> list[tuple[int, int]]:
+        """Put private pages in place, in the ranges where the shared ones still are; return these."""
+        ours = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
+        ranges = [
+            (max(low, self.start), min(high, self.end))
+            for low, high, _, file, _ in _mappings()
+            if file == ours and low < self.end and self.start < high
+        ]
+        for low, high in ranges:
+            others = map_nothing(high - low)
+            done = _pages.replace(low, others, high - low, False)
+            if done < high - low:  # the rest stays shared
+                unmap(others + done, high - low - done)
+        return ranges
+
+
+def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
+    """Yield start, end, mode, device and inode, and name of every mapping of this process (proc(5), maps)."""
+    with open(f"/proc/{os.getpid()}/maps", encoding="utf-8", errors="replace") as lines:
+        for found in map(_LINE.fullmatch, lines):
+            if found is not None:
+                yield int(found[1], 16), int(found[2], 16), found[3], found[4], found[5]
+
+
+def _refused(reason: str) -> CudaError:
+    return CudaError(
+        Result.ERROR_NOT_SUPPORTED,
+        f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it",
+    )
+
+
+SHARED_MEMORY: Final = "/dev/shm"
+PORTABLE: Final = 1
+DEVICE_MAP: Final = 2
+WRITE_COMBINED: Final = 4
+IO_MEMORY: Final = 4
+READ_ONLY: Final = 8
+"""CU_MEMHOSTALLOC_* have the first three, CU_MEMHOSTREGISTER_* the first two and the last two."""
+
+_MS_ASYNC: Final = 1
+_msync = ctypes.CDLL(None, use_errno=True).msync
+_msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@frozen
+class Region:
+    """``size`` page-locked bytes from ``address``; ``pages`` is None if the caller owns the memory."""
+
+    address: int
+    size: int
+    flags: int
+    pages: SharedPages | None
+    context: Context | None = None
+    """The context that was current, for the attributes of its address."""
+    buffer_id: int = field(factory=next_buffer_id, init=False)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether kernels of the context it was allocated in reach it, by the same address."""
+        device = None if self.pages is None or self.context is None else self.context.device
+        return device is not None and bool(device.facts.attributes.get("CAN_MAP_HOST_MEMORY"))
+
+    @property
+    def charged(self) -> int:
+        """The bytes of the whole pages that contain it."""
+        return _whole_pages(self.address, self.size)[1]
+
+
+class Pinned:
+    """The page-locked memory of this process. Safe for threads."""
+
+    def __init__(self, shared_memory: str = SHARED_MEMORY) -> None:
+        self._shared_memory: Final = shared_memory
+        self._regions: Final[dict[int, Region]] = {}
+        self._coming = 0
+        """Bytes of allocations in progress."""
+        self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
+        """The starts of those shared with an executor; replaced whole, because copies read it without the lock."""
+        self._changes = 0
+        """How often the regions changed: a finalizer may free some while this thread orders them."""
+        self._changing: Final = RLock()
+        self._mapped: Final[dict[int, RegisteredPages]] = {}
+        """What kernels reach of registered memory, by the address that was registered."""
+        self._private: list[tuple[RegisteredPages, list[tuple[int, int]]]] = []
+        """Where it is private during a fork."""
+
+    def allocate(
+        self,
+        size: int,
+        flags: int,
+        bounded: bool,
+        make: Callable[[int], SharedPages],
+        context: Context | None = None,
+    ) -> int:
+        """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm.
+
+        ``make`` makes them: it gets the size, and raises CudaError.
+        """
+        if size == 0:
+            raise invalid_value("an allocation has at least 1 byte")
+        if flags & ~(PORTABLE | DEVICE_MAP | WRITE_COMBINED):
+            raise invalid_value(f"cuMemHostAlloc takes a combination of CU_MEMHOSTALLOC_*, not {flags:#x}")
+        charged = _whole_pages(0, size)[1]
+        with self._changing:
+            self._check_bound(charged, bounded)
+            self._coming += charged
+        try:
+            pages = make(size)
+            with self._changing:
+                self._enter(Region(pages.address, size, flags, pages, context))
+        finally:
+            with self._changing:
+                self._coming -= charged
+        return pages.address
+
+    def _enter(self, region: Region) -> None:
+        self._regions[region.address] = region
+        self._order_shared()
+
+    def _order_shared(self) -> None:
+        self._changes += 1
+        seen = 0
+        while seen != self._changes:
+            seen = self._changes
+            shared = [each for each in tuple(self._regions.values()) if each.pages is not None]
+            shared.sort(key=lambda region: region.address)
+            self._shared = tuple(each.address for each in shared), tuple(shared)
+
+    def free(self, address: int) -> None:
+        """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
+        if address == 0:
+            return
+        with self._changing:
+            region = self._regions.get(address)
+            if region is None or region.pages is None:
+                raise invalid_value(f"{address:#x} is not what cuMemAllocHost or cuMemHostAlloc gave")
+            del self._regions[address]
+            self._order_shared()
+        region.pages.close()
+
+    def reached_by(self, transport: Transport, address: int, count: int) -> bool:
+        """Return whether the executor behind a transport copies from and to these bytes directly.
+
+        Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
+        """
+        starts, regions = self._shared
+        at = bisect_right(starts, address) - 1
+        if at < 0:
+            return False
+        region = regions[at]
+        if region.pages is None or address >= region.address + region.size:
+            return False
+        if address + count > region.address + region.size:
+            raise invalid_value(
+                f"{count} bytes at {address:#x} are not all within the {region.size} bytes of page-locked memory at "
+                f"{region.address:#x}"
+            )
+        return region.pages.transport is transport
+
+    def register(self, address: int, size: int, flags: int, bounded: bool, context: Context | None = None) -> None:
+        """Count the caller's own memory as page-locked; the caller frees it after unregistering it."""
+        if address == 0 or size == 0:
+            raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
+        if flags & ~(PORTABLE | DEVICE_MAP | IO_MEMORY | READ_ONLY):
+            raise invalid_value(f"cuMemHostRegister takes a combination of CU_MEMHOSTREGISTER_*, not {flags:#x}")
+        if flags & (IO_MEMORY | READ_ONLY):
+            raise CudaError(
+                Result.ERROR_NOT_SUPPORTED,
+                "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
+                "it is, without registering it",
+            )
+        if not is_memory(address, size):
+            raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
+        with self._changing:
+            for other in tuple(self._regions.values()):
+                if address < other.address + other.size and other.address < address + size:
+                    raise CudaError(
+                        Result.ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+                        f"the {other.size} bytes at {other.address:#x} are page-locked already",
+                    )
+            self._check_bound(_whole_pages(address, size)[1], bounded)
+            self._regions[address] = Region(address, size, flags, None, context)
+
+    def device_address(self, context: Context, address: int) -> int:
+        """Return the address by which kernels of a context's device reach page-locked memory; raise CudaError."""
+        transport, region = context.usable().transport, self.region_at(address)
+        if region is not None and region.pages is not None and region.pages.transport is transport:
+            return address
+        if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
+            raise invalid_value(
+                f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device "
+                f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
+            )
+        found = self._mapped.get(region.address) or self._map(context, region)
+        if found.pages.transport is not transport:
+            raise invalid_value(f"kernels of another device than {context.device.number} reach {address:#x}")
+        return found.pages.address + address - found.start
+
+    def _map(self, context: Context, region: Region) -> RegisteredPages:
+        start, size = _whole_pages(region.address, region.size)
+        made = RegisteredPages(start, share(context, size))  # waits, so without the lock
+        try:
+            with self._changing:
+                if self._regions.get(region.address) is not region or region.address in self._mapped:
+                    raise invalid_value(
+                        f"another thread unregisters {region.address:#x}, or asks for its address, too"
+                    )
+                if any(one.start < made.end and made.start < one.end for one in self._mapped.values()):
+                    raise CudaError(
+                        Result.ERROR_NOT_SUPPORTED,
+                        f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
+                        f"both at once, or memory that begins at a multiple of {mmap.PAGESIZE}",
+                    )
+                made.put_in_place()
+                self._mapped[region.address] = made
+        except BaseException:
+            made.pages.close()
+            raise
+        return made
+
+    def addresses_of(self, address: int) -> tuple[int, int]:
+        """Return the program's address and the kernels' of registered memory by either; else it, and 0."""
+        for at, one in tuple(self._mapped.items()):
+            region, offset = self._regions.get(at), one.pages.address - one.start
+            for host_address in (address, address - offset):
+                if region is not None and region.address <= host_address < region.address + region.size:
+                    return host_address, host_address + offset
+        return address, 0
+
+    def before_fork(self) -> None:
+        """Give the child pages of its own, and change nothing until the fork is done."""
+        self._changing.acquire()
+        self._private = [(one, one.make_private()) for one in tuple(self._mapped.values())]
+
+    def after_fork(self, in_child: bool) -> None:
+        """Share the parent's pages with the executor again."""
+        try:
+            if in_child:
+                self._mapped.clear()
+            else:
+                for one, ranges in self._private:
+                    one.share(ranges)
+        finally:
+            self._private = []
+            self._changing.release()
+
+    def unregister(self, address: int) -> None:
+        """Undo a registration, once the work so far is done if kernels reach the memory; return then.
+
+        INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else.
+        """
+        with self._changing:
+            region = self._regions.get(address)
+            if region is None or region.pages is not None:
+                around = self.region_at(address)
+                if around is not None and around.pages is None:
+                    raise invalid_value(f"{address:#x} is within what was registered at {around.address:#x}")
+                raise CudaError(
+                    Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
+                    f"{address:#x} is not what cuMemHostRegister was called with",
+                )
+            del self._regions[address]
+            mapped = self._mapped.pop(address, None)
+        if mapped is not None:
+            if region.context is not None:
+                with suppress(CudaError):  # its kernels have ended, then
+                    region.context.synchronize()
+            mapped.make_private()
+            mapped.pages.close()
+
+    def holds(self, address: int) -> bool:
+        """Return whether an address is one by which kernels reach memory that is the program's, too."""
+        starts, regions = self._shared
+        at = bisect_right(starts, address) - 1
+        if at >= 0 and address < starts[at] + regions[at].size:
+            return True
+        return bool(self._mapped) and self.addresses_of(address)[1] == address
+
+    def region_at(self, address: int) -> Region | None:
+        """Return the region that contains an address, or None."""
+        for region in tuple(self._regions.values()):
+            if region.address <= address < region.address + region.size:
+                return region
+        return None
+
+    def _check_bound(self, wanted: int, bounded: bool) -> None:
+        if not bounded:
+            return
+        size, used = self._size(), self._coming + sum(region.charged for region in tuple(self._regions.values()))
+        if used + wanted > size:
+            raise CudaError(
+                Result.ERROR_OUT_OF_MEMORY,
+                f"{wanted} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} has: "
+                f"{size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; free "
+                f"some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
+            )
+
+    def _size(self) -> int:
+        try:
+            found = os.statvfs(self._shared_memory)
+        except OSError:  # no shared memory: nothing fits
+            return 0
+        return found.f_blocks * found.f_frsize
+
+
+def is_memory(address: int, size: int) -> bool:
+    """Return whether a range is all memory of this process."""
+    start, length = _whole_pages(address, size)
+    # It changes nothing, and fails if a page is not mapped.
+    return start + length < 1 << 64 and _msync(start, length, _MS_ASYNC) == 0
+
+
+def _whole_pages(address: int, size: int) -> tuple[int, int]:
+    """Return the start and the length of the pages that contain a range."""
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    end = -(-(address + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return start, end - start
+
+
+pinned: Final = Pinned()
+os.register_at_fork(
+    before=pinned.before_fork,
+    after_in_parent=partial(pinned.after_fork, False),
+    after_in_child=partial(pinned.after_fork, True),
+)

@@ -1,0 +1,207 @@
+"""Copies of rows and slices: cut into boxes that fit a staging slot, or made by the device in one record."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from attrs import evolve, frozen
+
+from pympsd.wire.records import Space
+from pympsd_client._arguments.copy_structs import Copy3D, copy_side
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.interception import intercepted
+from pympsd_client._objects.context import Context
+from pympsd_client._objects.copies import Piece, Recorder, by_the_device, fetch_pieces, send_pieces
+from pympsd_client._objects.memory.allocations import check_range, devices_address, ordinal_at, place
+from pympsd_client._objects.memory.pinned import pinned
+from pympsd_client._objects.stream import resolve, synchronize
+
+_PIECES_UNDER_WAY: Final = 4
+"""For copies to the host: one slot is copied out while the executor fills others."""
+
+
+@frozen
+class Extent:
+    """``depth`` slices of ``height`` rows of ``width`` bytes."""
+
+    width: int
+    height: int
+    depth: int
+
+    @property
+    def bytes(self) -> int:
+        """The number of bytes in it."""
+        return self.width * self.height * self.depth
+
+    @property
+    def operands(self) -> tuple[int, int, int]:
+        """The extent as COPY_3D names it."""
+        return self.width, self.height, self.depth
+
+
+@frozen
+class Region:
+    """One side of a copy: host or device memory from ``address``, with the bytes between rows and between slices."""
+
+    is_host: bool
+    address: int
+    pitch: int
+    slice_pitch: int
+
+    def span(self, extent: Extent) -> int:
+        """Return the number of bytes from the first to the last one of an extent; 0 if it is empty."""
+        if not extent.bytes:
+            return 0
+        return (extent.depth - 1) * self.slice_pitch + (extent.height - 1) * self.pitch + extent.width
+
+    def at(self, x: int, y: int, z: int) -> Region:
+        """Return the region that begins at a byte of a row of a slice."""
+        return evolve(self, address=self.address + z * self.slice_pitch + y * self.pitch + x)
+
+    def operands(self, space: Space) -> tuple[int, int, int, int]:
+        """Return the region as COPY_3D names it."""
+        return space, self.address, self.pitch, self.slice_pitch
+
+
+def check(destination: Region, source: Region, extent: Extent) -> None:
+    """Raise INVALID_VALUE unless what is device memory is all within memory of this process."""
+    for region in (destination, source):
+        if not region.is_host:
+            check_range(region.address, region.span(extent))
+
+
+def _packed(is_host: bool, address: int, extent: Extent) -> Region:
+    return Region(is_host, address, extent.width, extent.width * extent.height)
+
+
+def copy(destination: Region, source: Region, extent: Extent, stream: int, wait: bool) -> None:
+    """Copy an extent in stream order; return when it is done if ``wait``, or if pageable memory has them.
+
+    Raise CudaError.
+    """
+    context, its_stream = resolve(stream)
+    if not extent.bytes:
+        context.usable()
+        return
+    if destination.is_host and source.is_host:
+        synchronize(stream)
+        _move(destination, source, extent)
+        return
+    check(destination, source, extent)
+    if not destination.is_host and not source.is_host:
+        reading = place(source.address, context, its_stream, stream)
+        if ordinal_at(source.address) == ordinal_at(destination.address):
+            sides = (*destination.operands(Space.DEVICE), *source.operands(Space.DEVICE))
+            waits = wait or reading[0] is not context
+            by_the_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
+        else:
+            writing = place(destination.address, context, its_stream, stream)
+            _between_devices(writing, reading, destination, source, extent)
+        return
+    device, host = (source, destination) if destination.is_host else (destination, source)
+    at, at_stream = place(device.address, context, its_stream, stream)
+    if pinned.reached_by(at.usable().transport, host.address, host.span(extent)):
+        spaces = (Space.PINNED, Space.DEVICE) if destination.is_host else (Space.DEVICE, Space.PINNED)
+        sides = (*destination.operands(spaces[0]), *source.operands(spaces[1]))
+        # Elsewhere than in the caller's stream nothing would wait for it.
+        waits = wait or at is not context
+        by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=waits)
+    elif source.is_host and (reached := devices_address(at, host.address, host.span(extent))):
+        sides = (*destination.operands(Space.DEVICE), *evolve(source, address=reached).operands(Space.DEVICE))
+        by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
+    elif (by := intercepted.by) is not None and by.takes_copy(
+        at, at_stream, partial(_described, destination, source, extent)
+    ):
+        return
+    elif destination.is_host:
+        _to_host(at, at_stream, destination, source, extent)
+    else:
+        _to_device(at, at_stream, destination, source, extent, wait)
+
+
+def _described(destination: Region, source: Region, extent: Extent) -> Copy3D:
+    to, start = (
+        copy_side(one.is_host, one.address, one.pitch, one.slice_pitch // one.pitch if one.pitch else 0)
+        for one in (destination, source)
+    )
+    return Copy3D(to, start, *extent.operands)
+
+
+def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:
+    limit = context.usable().transport.staging.slot_limit
+    send_pieces(context, context.usable(), _pieces(device, host, extent, limit, stream, to_host=False), wait)
+
+
+def _to_host(context: Context, stream: int, host: Region, device: Region, extent: Extent) -> None:
+    limit = context.usable().transport.staging.slot_limit
+    pieces = _pieces(device, host, extent, limit, stream, to_host=True)
+    fetch_pieces(context, context.usable(), pieces, _PIECES_UNDER_WAY)
+
+
+def _between_devices(
+    writing: tuple[Context, int], reading: tuple[Context, int], destination: Region, source: Region, extent: Extent
+) -> None:
+    limit = reading[0].usable().transport.staging.slot_limit
+    held = ctypes.create_string_buffer(min(extent.bytes, limit))
+    for corner, box in _boxes(extent, limit):
+        between = _packed(True, ctypes.addressof(held), box)
+        _to_host(*reading, between, source.at(*corner), box)
+        _to_device(*writing, destination.at(*corner), between, box, wait=True)
+
+
+def _pieces(
+    device: Region, host: Region, extent: Extent, limit: int, stream: int, *, to_host: bool
+) -> Iterator[Piece]:
+    """Yield the pieces of a staged copy; a box lies without gaps in its slot."""
+    for corner, box in _boxes(extent, limit):
+        yield Piece(
+            box.bytes,
+            partial(_move_slot, host.at(*corner), box, to_host=to_host),
+            _recorder(device.at(*corner), box, stream, to_host=to_host),
+        )
+
+
+def _move_slot(host: Region, box: Extent, slot: int, *, to_host: bool) -> None:
+    staged = _packed(True, slot, box)
+    if to_host:
+        _move(host, staged, box)
+    else:
+        _move(staged, host, box)
+
+
+def _recorder(device: Region, box: Extent, stream: int, *, to_host: bool) -> Recorder:
+    def record(serial: int, sequence: int, offset: int, flags: int) -> bytes:
+        staged = _packed(True, offset, box).operands(Space.STAGING)
+        there = device.operands(Space.DEVICE)
+        sides = (*staged, *there) if to_host else (*there, *staged)
+        return operations.COPY_3D_STAGED.record(serial, sequence, stream, *sides, *box.operands, flags=flags)
+
+    return record
+
+
+def _boxes(extent: Extent, limit: int) -> Iterator[tuple[tuple[int, int, int], Extent]]:
+    """Yield (corner, extent) of boxes of at most ``limit`` bytes: whole slices, else rows, else parts of rows."""
+    width = min(extent.width, limit)
+    height = min(extent.height, limit // width) if width == extent.width else 1
+    depth = min(extent.depth, limit // (width * height)) if height == extent.height and width == extent.width else 1
+    for z in range(0, extent.depth, depth):
+        for y in range(0, extent.height, height):
+            for x in range(0, extent.width, width):
+                box = Extent(
+                    min(width, extent.width - x), min(height, extent.height - y), min(depth, extent.depth - z)
+                )
+                yield (x, y, z), box
+
+
+def _move(destination: Region, source: Region, extent: Extent) -> None:
+    """Copy host memory to host memory, row by row, or at once where both lie without gaps."""
+    packed = (extent.width, extent.width * extent.height)
+    if all((one.pitch, one.slice_pitch) == packed for one in (destination, source)):
+        ctypes.memmove(destination.address, source.address, extent.bytes)
+        return
+    for z in range(extent.depth):
+        for y in range(extent.height):
+            ctypes.memmove(destination.at(0, y, z).address, source.at(0, y, z).address, extent.width)

@@ -1,0 +1,197 @@
+"""Page-locked memory that an executor maps at the same address, so that its device copies from and to it directly."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from pympsd.channel.descriptors import ADVICE
+from pympsd.channel.mapping import unmap
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import FLAG_QUIET
+from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._command_stream import operations
+from pympsd_client._command_stream.answers import NO_ROOM, ReceivedFds
+from pympsd_client._command_stream.operations import Operation
+from pympsd_client._command_stream.staging import map_at
+
+if TYPE_CHECKING:
+    from pympsd_client._command_stream.transport import Transport
+    from pympsd_client._objects.context import Context
+
+_NO_CONTEXT: Final = 0
+"""It belongs to the process: freeing it names no context."""
+_ADDRESS: Final = struct.Struct("=Q")
+_MAX_TRIES: Final = 16
+"""The number of pieces, some of them in pairs, that may be allocated in vain for one that this process can map."""
+_preparing: Final = Lock()
+_mapped_here: Final[dict[int, int]] = {}
+"""Sizes by address."""
+
+
+@frozen(eq=False)
+class SharedPages:
+    """``size`` bytes at ``address``, in this process and in the executor behind ``transport``."""
+
+    address: int
+    size: int
+    transport: Transport
+
+    def close(self) -> None:
+        """Free them: in this process at once, in the executor when the work submitted so far is done."""
+        unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
+        _free(self.transport, self.address)
+
+
+def share(context: Context, size: int) -> SharedPages:
+    """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError.
+
+    The executor chooses the address, where this process may have its program, a library or its heap. Then it is asked
+    again. It chooses the next free addresses, so what it has given stays allocated meanwhile, and as much more as is
+    needed to get past what is mapped here.
+    """
+    transport = context.usable().transport
+    in_the_way: list[int] = []
+    try:
+        while True:
+            address, fd = _allocate(context, size)
+            in_the_way.append(address)
+            try:
+                map_at(fd, address, size)
+                in_the_way.remove(address)
+                return SharedPages(address, size, transport)
+            except OSError as error:
+                if error.errno != errno.EEXIST or len(in_the_way) > _MAX_TRIES:
+                    raise _not_mapped(size, address, error) from None
+            occupied = free_address(_maps(), address, size) - address - size
+            if occupied > 0:
+                with suppress(CudaError):  # more than this process may have: try without
+                    address, fd = _allocate(context, occupied)
+                    os.close(fd)
+                    in_the_way.append(address)
+    finally:
+        for address in in_the_way:
+            _free(transport, address)
+
+
+def free_address(maps: str, address: int, size: int) -> int:
+    """Return the first address from ``address`` on where ``size`` bytes are free, by /proc/self/maps (proc(5))."""
+    for line in maps.splitlines():
+        start, end = (int(bound, 16) for bound in line.split(maxsplit=1)[0].split("-"))
+        if start >= address + size:
+            break
+        address = max(address, end)
+    return address
+
+
+def _maps() -> str:
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+        return file.read()
+
+
+def _allocate(context: Context, size: int) -> tuple[int, int]:
+    """Return the address of new memory of the executor's, and a descriptor of it; raise CudaError."""
+    answer, fd = call_for_descriptor(context, operations.ALLOCATE_PINNED, size)
+    (address,) = _ADDRESS.unpack_from(answer)
+    try:
+        return address, checked(fd)
+    except CudaError:
+        _free(context.usable().transport, address)
+        raise
+
+
+def exported(context: Context, handle: int) -> int:
+    """Return a new descriptor of physical memory of the executor's; raise CudaError."""
+    return checked(call_for_descriptor(context, operations.EXPORT_MEMORY, handle)[1])
+
+
+def map_memory(context: Context, handle: int, address: int, size: int) -> None:
+    """Map physical memory of the executor's in this process, too, at the same address; raise CudaError."""
+    _map(exported(context, handle), address, size)
+    _mapped_here[address] = size
+
+
+def unmap_memory(address: int) -> None:
+    """Undo `map_memory`, if there was one."""
+    size = _mapped_here.pop(address, None)
+    if size is not None:
+        unmap(address, size)
+
+
+def _map(fd: int, address: int, size: int) -> None:
+    try:
+        map_at(fd, address, size)
+    except OSError as error:
+        raise _not_mapped(size, address, error) from None
+
+
+def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:
+    """Send a record, wait for its answer; return the operands and the descriptor that came with it, or None.
+
+    Raise CudaError. The caller closes the descriptor, after `checked`.
+    """
+    opened = context.usable()
+    transport = opened.transport
+    fds = _descriptors_of(transport, opened.serial)
+    for body in fds.decline():
+        if body:  # page-locked memory; what else is exported stays its owner's
+            _free(transport, *_ADDRESS.unpack_from(body))
+    sequence = transport.sequence()
+    record = operation.record(opened.serial, sequence, *operands)
+    with fds.wanted(sequence):
+        answer = context.judge(opened, transport.call(sequence, record))
+        return answer, fds.take(sequence)
+
+
+def checked(fd: int | None) -> int:
+    """Return a descriptor that came; OPERATING_SYSTEM if this process had no room for it."""
+    if fd is None:
+        raise lost("the executor gave memory and sent no descriptor of it")
+    if fd == NO_ROOM:
+        raise CudaError(Result.ERROR_OPERATING_SYSTEM, f"this process is out of file descriptors: {ADVICE}")
+    return fd
+
+
+def _descriptors_of(transport: Transport, serial: int) -> ReceivedFds:
+    """Return the received descriptors; from now on every reader of the stream receives them."""
+    with _preparing:
+        if transport.received_fds is None:
+            transport.received_fds = ReceivedFds()
+        fds = transport.received_fds
+        if not fds.ready:
+            # Another thread may be reading without them now: this answer makes it start over.
+            sequence = transport.sequence()
+            transport.call(sequence, operations.MEMORY_INFO.record(serial, sequence, flags=FLAG_QUIET))
+            fds.ready = True
+    return fds
+
+
+def _free(transport: Transport, address: int) -> None:
+    sequence = transport.sequence()
+    transport.expect(sequence)
+    try:
+        # Urgent: it is not stream work, and is exempt from backpressure.
+        transport.post(operations.FREE_PINNED.record(_NO_CONTEXT, sequence, address), urgent=True)
+        transport.answer(sequence)
+    except CudaError:  # the executor has gone, and its memory with it
+        return
+    finally:
+        transport.discard(sequence)
+
+
+def _not_mapped(size: int, address: int, error: OSError) -> CudaError:
+    if error.errno == errno.EEXIST:
+        return CudaError(
+            Result.ERROR_OUT_OF_MEMORY,
+            f"something of this process is mapped at {address:#x}, where the executor has the {size} bytes of host "
+            "memory: both need it at the same address; use pageable memory",
+        )
+    return CudaError(
+        Result.ERROR_OUT_OF_MEMORY, f"the system maps no {size} bytes of page-locked memory: {error.strerror}"
+    )

@@ -1,0 +1,367 @@
+"""Ranges of addresses that the program has reserved, pure.
+
+Physical memory by its handle, and where it is mapped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from contextlib import suppress
+from threading import RLock
+from typing import Final
+
+from attrs import define, field
+
+from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
+from pympsd.vocabulary.results import Result
+from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.memory_structs import AllocationProperties
+from pympsd_client._command_stream import operations
+from pympsd_client._connect.connection import Device
+from pympsd_client._objects.context import Context, context_on, contexts, usable_on, when_closed
+from pympsd_client._objects.memory.allocations import Allocation, allocations
+from pympsd_client._objects.memory.peer_access import is_possible, peer_access
+from pympsd_client._objects.memory.shared_pages import map_memory, unmap_memory
+from pympsd_client._objects.process import process
+
+
+class Reservations:
+    """The ranges reserved in an area of addresses, by their starts."""
+
+    def __init__(self, base: int, end: int) -> None:
+        self._base = base
+        self._end = end
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+
+    def reserve(self, size: int, alignment: int, wanted: int) -> int | None:
+        """Reserve a range, at the wanted address if it is free; return its start, None if there is no room."""
+        if wanted % alignment == 0 and self._is_free(wanted, size):
+            return self._add(wanted, size)
+        at = self._base
+        for start in (*self._starts, self._end):
+            at = -(-at // alignment) * alignment
+            if at + size <= start:
+                return self._add(at, size)
+            at = start + self._sizes.get(start, 0)
+        return None
+
+    def _is_free(self, start: int, size: int) -> bool:
+        if start < self._base or start + size > self._end:
+            return False
+        at = bisect_right(self._starts, start)
+        before = self._starts[at - 1] if at else None
+        if before is not None and before + self._sizes[before] > start:
+            return False
+        return at == len(self._starts) or start + size <= self._starts[at]
+
+    def _add(self, start: int, size: int) -> int:
+        insort(self._starts, start)
+        self._sizes[start] = size
+        return start
+
+    def free(self, start: int, size: int) -> bool:
+        """Free a range; return whether it was one."""
+        if self._sizes.get(start) != size:
+            return False
+        del self._sizes[start]
+        self._starts.remove(start)
+        return True
+
+    def hold(self, start: int, size: int) -> bool:
+        """Return whether all of a range is reserved; it may be several ranges."""
+        at = start
+        while at < start + size:
+            index = bisect_right(self._starts, at) - 1
+            if index < 0:
+                return False
+            end = self._starts[index] + self._sizes[self._starts[index]]
+            if at >= end:
+                return False
+            at = end
+        return True
+
+
+@define(eq=False)
+class Physical:
+    """Physical memory. ``references``: how often the program has to release its handle.
+
+    ``is_host``: it is the host's, which is mapped in this process, too, where the host has access.
+    """
+
+    handle: int
+    context: Context
+    size: int
+    properties: AllocationProperties
+    is_host: bool = False
+    references: int = 1
+    mappings: int = 0
+
+
+@define(eq=False)
+class Mapping(Allocation):
+    """Physical memory where it is mapped: an allocation that no function of allocations frees."""
+
+    physical: Physical = field(kw_only=True)
+    imported: int = 0
+    """The handle under which the device of the addresses has another device's memory; 0 for its own."""
+    access: dict[int, int] = field(factory=dict)
+    """CUmemAccess_flags by the ordinals of devices; an absent one has no access."""
+    host_access: int = 0
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the device of its addresses has access."""
+        return any(self.access.values())
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it is physical memory that the program has mapped: True."""
+        return True
+
+    def free(self) -> None:
+        """Refuse: INVALID_VALUE."""
+        raise invalid_value(f"{self.handle:#x} is mapped by cuMemMap; cuMemUnmap it")
+
+    def free_in_order(self, context: Context, stream: int) -> None:
+        """Refuse: INVALID_VALUE."""
+        self.free()
+
+
+class VirtualMemory:
+    """The reservations, handles and mappings of this process. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock: Final = RLock()
+        self._reservations: Final[dict[int, Reservations]] = {}
+        """By the ordinal of the device in whose window they are."""
+        self._physical: Final[dict[int, Physical]] = {}
+        self._mappings: Final[dict[int, Mapping]] = {}
+        self._owners: Final[dict[int, Context]] = {}
+        """By ordinals, contexts of devices on which the program has memory and had no context of its own."""
+        when_closed.append(self._drop)
+
+    # --- addresses
+
+    def reserve(self, ordinal: int, size: int, alignment: int, wanted: int) -> int:
+        """Reserve a range of addresses of a device; return its start. OUT_OF_MEMORY."""
+        with self._lock:
+            found = self._reservations.get(ordinal)
+            if found is None:
+                base = window_of(ordinal)
+                found = self._reservations[ordinal] = Reservations(base + VIRTUAL_OFFSET, base + MAPPED_OFFSET)
+            start = found.reserve(size, alignment, wanted)
+        if start is None:
+            raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"no range of {size} addresses is free")
+        return start
+
+    def free_addresses(self, start: int, size: int) -> None:
+        """Free a range of addresses in which nothing is mapped; INVALID_VALUE."""
+        with self._lock:
+            if self._between(start, size):
+                raise invalid_value(f"memory is mapped at {start:#x}; cuMemUnmap it first")
+            found = self._reservations.get(ordinal_of(start))
+            if found is None or not found.free(start, size):
+                raise invalid_value(f"{size} bytes at {start:#x} are not what cuMemAddressReserve returned")
+
+    # --- handles
+
+    def owner_on(self, device: Device) -> Context:
+        """Return a context for new memory of a device; raise CudaError.
+
+        That of the program if it has one there, for CUDA needs none: else one that is open while it has memory.
+        """
+        with self._lock:
+            if (found := usable_on(device.ordinal)) is not None:
+                return found
+            made = Context(device, 0, primary=False)
+            made.open(process.require())
+            self._owners[device.ordinal] = made
+            return made
+
+    def add(self, physical: Physical) -> int:
+        """Enter physical memory and return its handle."""
+        self._physical[physical.handle] = physical
+        return physical.handle
+
+    def find(self, handle: int) -> Physical:
+        """Return physical memory whose handle the program has; INVALID_VALUE."""
+        found = self._physical.get(handle)
+        if found is None or not found.references:
+            raise invalid_value(f"{handle:#x} is no handle of memory of this process (released, or never created)")
+        return found
+
+    def release(self, handle: int) -> None:
+        """Count one reference less; free the memory when it has none and is mapped nowhere."""
+        with self._lock:
+            found = self.find(handle)
+            found.references -= 1
+            self._free_unused(found)
+
+    def _free_unused(self, found: Physical) -> None:
+        if not found.references and not found.mappings and self._physical.pop(found.handle, None) is not None:
+            try:
+                found.context.call(operations.RELEASE_MEMORY, found.handle)
+            finally:
+                self._close_unused(found.context)
+
+    def _close_unused(self, owner: Context) -> None:
+        """Close a context of `owner_on` if nothing of it is left."""
+        used = [physical.context for physical in self._physical.values()]
+        used += [mapping.context for mapping in self._mappings.values()]
+        if owner in self._owners.values() and owner not in used:
+            del self._owners[owner.device.ordinal]
+            contexts.pop(owner.handle, None)
+            owner.close(process.require())
+
+    def retain_at(self, address: int) -> int:
+        """Return the handle of the memory that is mapped at an address, with one reference more; INVALID_VALUE."""
+        with self._lock:
+            found = self._containing(address)
+            found.physical.references += 1
+            return found.physical.handle
+
+    # --- mappings
+
+    def map(self, physical: Physical, address: int, size: int) -> None:
+        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED.
+
+        Addresses are of the device whose context was current when they were reserved. Memory of another device is
+        mapped there if that has peer access.
+        """
+        if size != physical.size:
+            raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
+        with self._lock:
+            ordinal = ordinal_of(address)
+            found = self._reservations.get(ordinal)
+            if found is None or not found.hold(address, size):
+                raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
+            if self._between(address, size):
+                raise invalid_value(f"memory is mapped at {address:#x}, or within {size} bytes from it")
+            context, imported = physical.context, 0
+            if ordinal != context.device.ordinal:
+                context, imported = _import(physical, ordinal)
+            try:
+                context.call(operations.MAP_MEMORY, imported or physical.handle, address)
+            except CudaError:
+                if imported:
+                    context.call(operations.RELEASE_MEMORY, imported)
+                raise
+            physical.mappings += 1
+            made = Mapping(address, context, size, physical=physical, imported=imported, is_host=physical.is_host)
+            self._mappings[address] = made
+            allocations.any_shared |= made.is_host
+            allocations.add(made)
+
+    def unmap(self, address: int, size: int) -> None:
+        """Unmap a range of whole mappings; INVALID_VALUE."""
+        with self._lock:
+            found = self._exactly(address, size)
+            found[0].context.call(operations.UNMAP_MEMORY, address, size)
+            for one in found:
+                if one.imported:
+                    one.context.call(operations.RELEASE_MEMORY, one.imported)
+                del self._mappings[one.handle]
+                unmap_memory(one.handle)
+                peer_access.drop(one.handle)
+                allocations.remove(one.handle)
+                one.physical.mappings -= 1
+                with suppress(CudaError):  # the memory of a context that has failed goes with it
+                    self._free_unused(one.physical)
+                self._close_unused(one.context)
+
+    def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
+        """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
+
+        What any device accesses is accessible to that of the addresses too, through which the others do.
+        """
+        with self._lock:
+            found = self._exactly(address, size)
+            for one in found:
+                before, one.access[ordinal] = one.is_reached, flags
+                if one.is_reached != before:
+                    one.context.call(operations.SET_ACCESS, one.handle, one.size, int(one.is_reached))
+                if ordinal != (own := one.context.device.ordinal):
+                    peer_access.set_of(one.handle, (ordinal, own), flags != 0)
+
+    def set_host_access(self, address: int, size: int, flags: int) -> None:
+        """Make a range of whole mappings of host memory accessible to this process, or not; INVALID_VALUE."""
+        with self._lock:
+            found = self._exactly(address, size)
+            if not all(one.is_host for one in found):
+                raise invalid_value(f"the memory at {address:#x} is a device's, which the host does not access")
+            for one in found:
+                if flags and not one.host_access:
+                    map_memory(one.context, one.physical.handle, one.handle, one.size)
+                elif not flags:
+                    unmap_memory(one.handle)
+                one.host_access = flags
+
+    def at(self, address: int) -> Mapping:
+        """Return the mapping that an address is in; INVALID_VALUE."""
+        with self._lock:
+            return self._containing(address)
+
+    def _containing(self, address: int) -> Mapping:
+        found = allocations.containing(address)
+        if not isinstance(found, Mapping):
+            raise invalid_value(f"no memory is mapped at {address:#x}")
+        return found
+
+    def _between(self, start: int, size: int) -> list[Mapping]:
+        return [one for one in self._mappings.values() if one.handle < start + size and start < one.handle + one.size]
+
+    def _exactly(self, start: int, size: int) -> list[Mapping]:
+        found = sorted(self._between(start, size), key=lambda one: one.handle)
+        at = start
+        for one in found:
+            if one.handle != at:
+                break
+            at += one.size
+        if not found or at != start + size:
+            raise invalid_value(f"{size} bytes at {start:#x} are not whole mappings of cuMemMap")
+        return found
+
+    def _drop(self, context: Context) -> None:
+        with self._lock:
+            for mapping in tuple(self._mappings.values()):
+                if context in (mapping.context, mapping.physical.context) and mapping.handle in self._mappings:
+                    del self._mappings[mapping.handle]
+                    unmap_memory(mapping.handle)
+                    peer_access.drop(mapping.handle)
+                    if mapping.context is not context:
+                        _unmap_imported(mapping)
+                    if mapping.physical.context is not context:  # the memory of another device stays
+                        mapping.physical.mappings -= 1
+                        with suppress(CudaError):
+                            self._free_unused(mapping.physical)
+            for physical in tuple(self._physical.values()):
+                if physical.context is context:
+                    self._physical.pop(physical.handle, None)
+
+
+def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
+    """Have another device know physical memory; return its context and the handle there. NOT_SUPPORTED."""
+    owner, context = physical.context, context_on(ordinal)
+    if physical.is_host or not is_possible(context.device, owner.device):
+        raise CudaError(
+            Result.ERROR_NOT_SUPPORTED,
+            "the addresses were reserved while a context of another device than the memory's was current, and these "
+            f"have no peer access; reserve them in a context of device {owner.device.number}",
+        )
+    file = operations.PUBLISH_MEMORY.answer.unpack_from(owner.call(operations.PUBLISH_MEMORY, physical.handle))
+    handle = context.mint()
+    context.call(operations.IMPORT_PEERS_MEMORY, handle, *file, physical.size)
+    return context, handle
+
+
+def _unmap_imported(mapping: Mapping) -> None:
+    """Unmap memory whose own context has closed."""
+    allocations.remove(mapping.handle)
+    if mapping.context.active:
+        with suppress(CudaError):
+            mapping.context.call(operations.UNMAP_MEMORY, mapping.handle, mapping.size)
+            mapping.context.call(operations.RELEASE_MEMORY, mapping.imported)
+
+
+virtual_memory: Final = VirtualMemory()

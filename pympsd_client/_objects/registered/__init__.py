@@ -1,1 +1,0 @@
-"""Memory of the program that kernels reach once it is registered."""

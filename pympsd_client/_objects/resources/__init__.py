@@ -1,1 +1,0 @@
-"""Parts of a device's resources, and contexts that have a part."""

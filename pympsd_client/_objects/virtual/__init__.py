@@ -1,1 +1,0 @@
-"""Virtual memory: addresses that the program reserves, and memory that it maps there."""

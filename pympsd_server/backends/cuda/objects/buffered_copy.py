@@ -1,0 +1,118 @@
+"""Copies through a buffer that is returned when they are done: a slot, or scratch memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.cuda.objects.client_space import ClientSpace
+from pympsd_server.backends.cuda.objects.device_services import DeviceServices
+from pympsd_server.backends.cuda.submission.completions import PendingCompletion
+from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
+from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
+from pympsd_server.backends.interface import Completion, Outcome
+
+
+class CopyStream(Protocol):
+    """A stream, as its copies use it."""
+
+    queue: IssueQueue
+    space: ClientSpace
+    services: DeviceServices
+    handle: Any
+    """The CUstream."""
+
+    def __hash__(self) -> int:
+        """Streams are keys."""
+
+    def put(self, work: Callable[[], None], *, what: str) -> None:
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+
+        ``what`` it is in a timeline.
+        """
+
+    def notify(self, done: Completion) -> None:
+        """Call back when all work so far is done."""
+
+    def marker(self) -> StreamMarker:
+        """Record a marker after what is issued so far."""
+
+    def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
+        """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
+
+    def is_settled(self) -> bool:
+        """Ask the driver whether everything issued is done."""
+
+
+class BufferedCopy:
+    """A copy whose buffer is released once: when the device is done with it, or when it will never be issued.
+
+    A copy that a host function holds is never issued if its context ends before; only its completion is called then.
+    """
+
+    def __init__(
+        self,
+        stream: CopyStream,
+        work: Callable[[], None],
+        release: Callable[[], None],
+        finish: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``work`` issues the copy; ``finish`` is called when it is done, unless the context has ended."""
+        self._stream = stream
+        self._work = work
+        self._release = release
+        self._finish = finish
+        self._unissued = [True]
+        """Taking the element out is atomic: it decides whether the copy is issued or its buffer released unused."""
+
+    def put(self, done: Completion) -> None:
+        """Put it in its stream; ``done`` is called when it is over."""
+        completions = self._stream.queue.completions
+
+        def over(outcome: Outcome) -> None:
+            if outcome.code is not Result.SUCCESS:
+                self._drop()
+            done(outcome)
+
+        complete = completions.add(over)
+        try:
+            self._stream.put(lambda: self._issue(complete), what="copy")
+        except BaseException:
+            self._drop()
+            if completions.take(complete):  # else the context's end has called it
+                raise
+
+    def _issue(self, complete: PendingCompletion) -> None:
+        if not self._is_first():
+            return
+        try:
+            self._work()
+            self._stream.watch(self._stream.marker(), lambda: self._passed(complete))
+        except BaseException:
+            # Some of it may be running, and no marker tells when it is done.
+            self._stream.services.janitor.add(self._stream.is_settled, self._release)
+            raise
+
+    def _passed(self, complete: PendingCompletion) -> None:
+        try:
+            # After the context's end the bytes are not needed, and the client's memory may be another's.
+            if self._stream.queue.outcome.code is Result.SUCCESS:
+                self._finish()
+        finally:
+            try:
+                self._release()
+            finally:
+                complete(Outcome())
+
+    def _drop(self) -> None:
+        # By the janitor: a context may end in the midst of a call that holds the locks which releasing takes.
+        if self._is_first():
+            self._stream.services.janitor.add(lambda: True, self._release)
+
+    def _is_first(self) -> bool:
+        try:
+            self._unissued.pop()
+        except IndexError:
+            return False
+        return True

@@ -1,0 +1,212 @@
+"""Copies, which never block a worker until they are done.
+
+Small ones from and to the host go through a slot of the executor's registered memory, large ones directly from and to
+the client's shared memory once that is registered. A client's pinned memory is accessed by the device itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from pympsd_server.backends.cuda.driver.calls import cu
+from pympsd_server.backends.cuda.memory.regions import Side, registered_pieces, rows_of, simplified
+from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, Slot
+from pympsd_server.backends.cuda.objects.buffered_copy import BufferedCopy, CopyStream
+from pympsd_server.backends.interface import (
+    Completion,
+    Copy,
+    Extent,
+    Fill,
+    Outcome,
+    Region,
+    Space,
+)
+
+_NEAR_BYTES: Final = 1 << 20
+
+
+def put_copy(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    """Put a copy in its stream; its regions were checked and simplified."""
+    to, start = copy.destination.space, copy.source.space
+    if to is Space.STAGING or start is Space.STAGING:
+        _put_staged(stream, copy, done)
+    elif to is Space.PINNED or start is Space.PINNED:
+        _put_pinned(stream, copy, done)
+    elif copy.extent.is_linear:
+        _put_on_device(stream, copy.destination.base, copy.source.base, copy.extent.width, done)
+    else:
+        sides, call = (Side.of(copy.destination), Side.of(copy.source)), stream.services.driver.call
+        _put(stream, lambda: _issue(call, *sides, copy.extent, stream.handle), done)
+
+
+def _put(stream: CopyStream, work: Callable[[], None], done: Completion | None) -> None:
+    stream.put(work, what="copy")
+    if done is not None:
+        stream.notify(done)
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Do nothing: no completion was asked for."""
+
+
+# --- from and to the host
+
+
+def _put_staged(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    extent, to_device = copy.extent, copy.source.host is not None
+    host, device = (copy.source, copy.destination) if to_device else (copy.destination, copy.source)
+    slot, other = _slot(stream, host, extent.bytes), Side.of(device)
+    if slot is None:
+        side = Side.of(host)
+    else:  # packed, so that no bytes between the client's rows are copied
+        side = Side(True, slot.address, extent.width, extent.width * extent.height)
+        if to_device:
+            _pack(slot, host, extent)
+
+    def issue() -> None:
+        to, start = (other, side) if to_device else (side, other)
+        _issue(stream.services.driver.call, to, start, extent, stream.handle)
+
+    def release() -> None:
+        if slot is not None:
+            stream.services.staging.give(slot)
+
+    def finish() -> None:
+        if slot is not None and not to_device:
+            _unpack(slot, host, extent)
+
+    BufferedCopy(stream, issue, release, finish).put(done or _ignore)
+
+
+def _slot(stream: CopyStream, host: Region, count: int) -> Slot | None:
+    """Return a slot for a copy; None when it is large and the device can access the bytes themselves."""
+    if count > DIRECT_BYTES and host.host is not None and stream.space.mappings.can_access(host.host):
+        return None
+    return stream.services.staging.take(count, stream.space)
+
+
+def _pack(slot: Slot, host: Region, extent: Extent) -> None:
+    if extent.is_linear and host.host is not None:
+        slot.view[:] = host.host.cast("B")
+    else:
+        rows = rows_of(host, extent)
+        np.ndarray(rows.shape, np.uint8, slot.view)[...] = rows
+
+
+def _unpack(slot: Slot, host: Region, extent: Extent) -> None:
+    if extent.is_linear and host.host is not None:
+        host.host.cast("B")[:] = slot.view
+    else:
+        rows = rows_of(host, extent)
+        rows[...] = np.ndarray(rows.shape, np.uint8, slot.view)
+
+
+def _put_pinned(stream: CopyStream, copy: Copy, done: Completion | None) -> None:
+    call = stream.services.driver.call
+
+    def issue() -> None:
+        # It refers to the bytes, which so outlive their registration; the driver then copies them like any others.
+        to, start = Side.of(copy.destination), Side.of(copy.source)
+        for *position, extent in registered_pieces(to if to.is_host else start, copy.extent):
+            _issue(call, to.at(*position), start.at(*position), extent, stream.handle)
+
+    _put(stream, issue, done)
+
+
+# --- inside the device
+
+
+def _put_on_device(stream: CopyStream, destination: int, source: int, count: int, done: Completion | None) -> None:
+    """Put a copy of one row inside the device; the ranges may overlap."""
+    distance, call = abs(destination - source), stream.services.driver.call
+
+    def move(to: int, start: int, length: int) -> None:
+        call(cu.cuMemcpyDtoDAsync, to, start, length, stream.handle)
+
+    if not distance:
+        if done is not None:
+            stream.notify(done)
+        return
+    if distance >= min(count, _NEAR_BYTES):
+        # Pieces no longer than the distance do not overlap, and the result of those that do is undefined.
+        def issue() -> None:
+            for start, length in _pieces(count, min(count, distance), destination > source):
+                move(destination + start, source + start, length)
+
+        _put(stream, issue, done)
+        return
+    pool = stream.services.scratch
+    scratch = pool.take(stream, stream.space, count)
+
+    def through() -> None:
+        for start, length in _pieces(count, scratch.size, destination > source):
+            move(scratch.address, source + start, length)
+            move(destination + start, scratch.address, length)
+
+    BufferedCopy(stream, through, lambda: pool.give(scratch)).put(done or _ignore)
+
+
+def _pieces(count: int, longest: int, backwards: bool) -> list[tuple[int, int]]:
+    starts = range(0, count, longest)
+    return [(start, min(longest, count - start)) for start in (reversed(starts) if backwards else starts)]
+
+
+# --- the driver's calls
+
+
+def _issue(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
+    if not extent.is_linear:
+        _issue_pitched(call, to, start, extent, stream)
+    elif start.is_host:
+        call(cu.cuMemcpyHtoDAsync, to.address, start.address, extent.width, stream)
+    else:
+        call(cu.cuMemcpyDtoHAsync, to.address, start.address, extent.width, stream)
+
+
+def _issue_pitched(call: Callable[..., Any], to: Side, start: Side, extent: Extent, stream: Any) -> None:
+    # CUDA_MEMCPY3D counts the slice pitch in rows.
+    if extent.depth > 1 and (extent.height == 1 or any(side.slice_pitch % side.pitch for side in (to, start))):
+        layer = Extent(extent.width, extent.height)
+        for index in range(extent.depth):
+            call(cu.cuMemcpy3DAsync, _parameters(to.at(0, 0, index), start.at(0, 0, index), layer), stream)
+    else:
+        call(cu.cuMemcpy3DAsync, _parameters(to, start, extent), stream)
+
+
+def _parameters(to: Side, start: Side, extent: Extent) -> Any:
+    parameters, kinds = cu.CUDA_MEMCPY3D(), cu.CUmemorytype
+    for prefix, side in (("dst", to), ("src", start)):
+        kind = kinds.CU_MEMORYTYPE_HOST if side.is_host else kinds.CU_MEMORYTYPE_DEVICE
+        setattr(parameters, f"{prefix}MemoryType", kind)
+        setattr(parameters, f"{prefix}Host" if side.is_host else f"{prefix}Device", side.address)
+        setattr(parameters, f"{prefix}Pitch", side.pitch)
+        setattr(parameters, f"{prefix}Height", side.slice_pitch // side.pitch if extent.depth > 1 else extent.height)
+    parameters.WidthInBytes, parameters.Height, parameters.Depth = extent.width, extent.height, extent.depth
+    return parameters
+
+
+def checked_fill(fill: Fill) -> tuple[Extent, Region]:
+    """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for what the driver cannot do."""
+    fill.check_elements()
+    extent, region = fill.extent, fill.destination
+    if not extent.is_linear:
+        extent, (region,) = simplified(extent, region)
+        region.check_pitches(extent)
+    return extent, region
+
+
+def issue_fill(call: Callable[..., Any], fill: Fill, extent: Extent, region: Region, stream: Any) -> None:
+    """Issue a fill, simplified as ``checked_fill`` returns it."""
+    element = fill.element_bytes
+    pattern, count = fill.value & ((1 << 8 * element) - 1), extent.width // element
+    if extent.is_linear:
+        rows = {1: cu.cuMemsetD8Async, 2: cu.cuMemsetD16Async, 4: cu.cuMemsetD32Async}
+        call(rows[element], region.base, pattern, count, stream)
+        return
+    rectangles = {1: cu.cuMemsetD2D8Async, 2: cu.cuMemsetD2D16Async, 4: cu.cuMemsetD2D32Async}
+    for index in range(extent.depth):
+        address = region.base + index * region.slice_pitch
+        call(rectangles[element], address, region.pitch, pattern, count, extent.height, stream)

@@ -1,0 +1,74 @@
+"""A thread that does what must be done later, as soon as it can be done without waiting.
+
+Unloading a module or unregistering host memory waits for every running kernel, and unregistering also delays the
+other clients' launches: both are done when no work runs. The memory of what a client left running stays until that
+has ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from pympsd_server.backends.cuda.driver.calls import report_internal_error
+from pympsd_server.backends.interface import BackendError
+
+_SECONDS: Final = 0.01
+
+
+class Janitor:
+    """Performs actions when they can be done without waiting."""
+
+    def __init__(self) -> None:
+        self._new: deque[Callable[[], bool]] = deque()
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread.start()
+
+    def add(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
+        """Call ``act`` once ``ready()`` is true; an error in either drops it."""
+
+        def attempt() -> bool:
+            if not ready():
+                return False
+            act()
+            return True
+
+        self.try_until(attempt)
+
+    def try_until(self, attempt: Callable[[], bool]) -> None:
+        """Call ``attempt`` until it returns true; an error drops it."""
+        self._new.append(attempt)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Stop the thread; nothing more is done."""
+        self._closed.set()
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        tasks: list[Callable[[], bool]] = []
+        while not self._closed.is_set():
+            if not tasks:
+                self._wake.wait()
+            self._wake.clear()
+            while self._new:
+                tasks.append(self._new.popleft())
+            tasks = [task for task in tasks if not _is_over(task)]
+            if tasks:
+                self._closed.wait(_SECONDS)
+
+
+def _is_over(attempt: Callable[[], bool]) -> bool:
+    try:
+        return attempt()
+    except BackendError:  # a poisoned device releases everything with its process
+        return True
+    except Exception as error:  # the other tasks must be done all the same
+        report_internal_error("the janitor", error)
+        return True

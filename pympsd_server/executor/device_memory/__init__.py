@@ -1,1 +1,0 @@
-"""The memory that clients hold on the device, and what they lack, reported to the owner."""

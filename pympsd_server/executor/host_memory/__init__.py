@@ -1,1 +1,0 @@
-"""Host memory shared with a client: staging for copies, and page-locked memory."""

@@ -1,0 +1,109 @@
+"""Reports clients' memory on the device to the owner whenever it changes, and how many kernels were started."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Final, TypeVar
+
+from attrs import define, field
+
+from pympsd.wire.executor_messages import MemoryShort, MemoryUsed, RoomMade
+from pympsd_server.backends.budget import Shortage
+from pympsd_server.backends.interface import Device
+
+PAUSE_SECONDS: Final = 0.25
+"""Seconds between two reports, so that frequent allocations do not make them costly."""
+LAUNCH_SECONDS: Final = 1.0
+"""Seconds after which the number of launches is looked at: they are counted anyway, and nothing signals one."""
+
+
+class MemoryReporter:
+    """Sends what clients hold if it has changed since the last report; safe to use from several threads."""
+
+    def __init__(self, device: Device, send: Callable[[MemoryUsed], None]) -> None:
+        self._device, self._send = device, send
+        self._reported: dict[int, int] = {}
+        self._counted = 0
+        self._lock = threading.Lock()
+
+    def report(self) -> None:
+        """Report now."""
+        with self._lock:
+            held, launches = dict(self._device.memory_used), self._device.trace.get("kernels_started", 0)
+            if (held, launches) != (self._reported, self._counted):
+                self._send(MemoryUsed(held, launches - self._counted))
+                self._reported, self._counted = held, launches
+
+    def start(self) -> None:
+        """Report from now on, in a separate thread that waits for changes."""
+        changed = threading.Event()
+        self._device.watch_memory(changed.set)
+        threading.Thread(target=self._watch, args=(changed,), name="memory report", daemon=True).start()
+
+    def _watch(self, changed: threading.Event) -> None:
+        while True:
+            # Without a context there is no launch.
+            changed.wait(LAUNCH_SECONDS if self._reported else None)
+            changed.clear()
+            self.report()
+            time.sleep(PAUSE_SECONDS)
+
+
+MOST_TRIES: Final = 3
+"""Others may take the memory that was freed for a client: the owner is asked this often."""
+_Taken = TypeVar("_Taken")
+
+
+@define
+class _Waiting:
+    """A client's worker that waits for the owner's answer."""
+
+    client: int
+    answered: threading.Event = field(factory=threading.Event, init=False)
+    freed: bool = field(default=False, init=False)
+
+
+class Shortages:
+    """Used by the clients' workers, which wait in it; the owner's thread passes on the answers."""
+
+    def __init__(self, report: Callable[[], None], send: Callable[[object], None]) -> None:
+        """``report`` reports to the owner what clients hold now."""
+        self.report, self._send = report, send
+        self._numbers = count(1)
+        self._waiting: dict[int, _Waiting] = {}
+
+    def with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
+        """Call ``take`` for a client; while it raises Shortage, have room made and call it again."""
+        for _ in range(MOST_TRIES):
+            try:
+                return take()
+            except Shortage as shortage:
+                if not self._ask(client, shortage):
+                    raise
+        return take()
+
+    def _ask(self, client: int, shortage: Shortage) -> bool:
+        number = next(self._numbers)
+        waiting = self._waiting[number] = _Waiting(client)
+        self.report()
+        self._send(MemoryShort(number, client, shortage.short))
+        # The owner answers always: its end is this process's.
+        waiting.answered.wait()
+        del self._waiting[number]
+        return waiting.freed
+
+    def answered(self, answer: RoomMade) -> None:
+        """Let a worker go on."""
+        waiting = self._waiting.get(answer.request)
+        if waiting is not None:
+            waiting.freed = answer.freed
+            waiting.answered.set()
+
+    def client_left(self, client: int) -> None:
+        """Let a client's worker go on, with its error."""
+        for waiting in tuple(self._waiting.values()):
+            if waiting.client == client:
+                waiting.answered.set()

@@ -1,0 +1,168 @@
+"""Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
+
+The executor creates and seals it, so that no client can shrink it. Freed memory stays mapped in the executor until no
+work on the device can access it; the backend knows when.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import weakref
+from bisect import bisect_right, insort
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+
+from pympsd.channel.descriptors import explain
+from pympsd.channel.mapping import map_file, unmap
+from pympsd.channel.sealed_file import make_sealed
+from pympsd.vocabulary.results import Result
+from pympsd_server.backends.interface import BackendError, Device
+from pympsd_server.executor.memory.pinned_addresses import PinnedAddresses
+
+_TRIES: Final = 8
+"""Addresses tried if something else is mapped there."""
+
+
+@frozen
+class Allocation:
+    """A new piece; ``fd`` is for the client, and is closed once it is sent."""
+
+    address: int
+    fd: int
+
+
+@frozen(eq=False)
+class _Piece:
+    memory: memoryview
+    unregister: Callable[[], None]
+    """The backend's callback, which releases the memory when no work on the device can access it."""
+
+
+class PinnedMemory:
+    """The pieces of one client. Used by its worker, closed by the owner's thread."""
+
+    def __init__(self, device: Device, addresses: PinnedAddresses, address_space: int) -> None:
+        self._device = device
+        self._address_space = address_space
+        self._addresses = addresses
+        self._lock = Lock()
+        self._closed = False
+        self._starts: list[int] = []
+        self._pieces: dict[int, _Piece] = {}
+
+    def allocate(self, count: int) -> Allocation:
+        """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
+        if count == 0:
+            raise BackendError(Result.ERROR_INVALID_VALUE, "an allocation has at least 1 byte")
+        size = -(-count // mmap.PAGESIZE) * mmap.PAGESIZE
+        address, fd, memory = self._map(size)
+        try:
+            unregister = self._device.register_host_memory(self._address_space, address, memory)
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    insort(self._starts, address)
+                    self._pieces[address] = _Piece(memory, unregister)
+            if closed:
+                unregister()
+                raise BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "this client is gone")
+        except BaseException:
+            os.close(fd)
+            raise
+        return Allocation(address, fd)
+
+    def charge(self, count: int) -> Callable[[], None]:
+        """Count other host memory of the client; return what counts it no more. BackendError OUT_OF_MEMORY."""
+        return self._addresses.charge(count, self)
+
+    def _map(self, size: int) -> tuple[int, int, memoryview]:
+        addresses = self._addresses
+        for _ in range(_TRIES):
+            address = addresses.take(size, self)
+            try:
+                fd = make_sealed("pympsd-pinned", size)
+                try:
+                    return address, fd, mapped_at(fd, address, size, partial(addresses.give, address))
+                except BaseException:
+                    os.close(fd)
+                    raise
+            except OSError as error:
+                addresses.give(address)
+                if error.errno != errno.EEXIST:
+                    raise _refused(size, error) from None
+                addresses.skip(address)
+        raise BackendError(
+            Result.ERROR_OUT_OF_MEMORY, "the addresses for page-locked memory are taken in this process"
+        )
+
+    def view(self, address: int, count: int) -> memoryview:
+        """Return ``count`` bytes at an address; BackendError INVALID_VALUE unless they are in one piece."""
+        with self._lock:
+            at = bisect_right(self._starts, address) - 1
+            start = self._starts[at] if at >= 0 else address
+            piece = self._pieces.get(start)
+        if piece is None or address - start > piece.memory.nbytes - count:
+            reason = f"host address {address:#x}, {count} bytes: in no page-locked memory of this client"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        return piece.memory[address - start : address - start + count]
+
+    def take(self, address: int) -> Callable[[], None]:
+        """Remove a piece and return the callback that unregisters it; INVALID_VALUE unless one begins there."""
+        with self._lock:
+            piece = self._pieces.pop(address, None)
+            if piece is None:
+                reason = f"{address:#x} is not where page-locked memory of this client begins"
+                raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+            self._starts.remove(address)
+        return piece.unregister
+
+    def close(self) -> None:
+        """Unregister all of it, after the client's contexts are destroyed; later allocations fail."""
+        with self._lock:
+            self._closed = True
+            pieces = tuple(self._pieces.values())
+            self._pieces.clear()
+            self._starts.clear()
+        for piece in pieces:
+            piece.unregister()
+
+
+def _refused(size: int, error: OSError) -> BackendError:
+    if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
+        return BackendError(Result.ERROR_OUT_OF_MEMORY, f"no {size} bytes of page-locked memory: {explain(error)}")
+    return BackendError(Result.ERROR_OPERATING_SYSTEM, f"no page-locked memory: {explain(error)}")
+
+
+class _Bytes:
+    """The owner that arrays over the mapping keep alive (NumPy, The array interface protocol)."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (size,),
+            "data": (address, False),
+        }
+
+
+def mapped_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
+    """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
+
+    When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.
+    """
+    map_file(fd, size, address)
+    held = _Bytes(address, size)
+    weakref.finalize(held, _end, address, size, gone).atexit = False
+    return np.asarray(held).data
+
+
+def _end(address: int, size: int, gone: Callable[[], None]) -> None:
+    unmap(address, size)
+    gone()

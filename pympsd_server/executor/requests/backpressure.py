@@ -1,0 +1,103 @@
+"""Backpressure: past a limit of unfinished work a client's records wait in its own socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Condition
+from typing import Final
+
+from pympsd_server.backends.interface import BackendError, Stream
+from pympsd_server.executor.requests.client_context import StreamEntry
+
+LIMIT: Final = 16384
+"""Operations; a launch costs the executor about a kilobyte until it has run. (CUDA blocks a launch after 1,024.)"""
+HALF: Final = LIMIT // 2
+_GROUP: Final = 32
+
+
+class Backpressure:
+    """Counts operations that have not completed. Unanswered ones are counted in groups, one callback for each."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._unfinished = 0
+        self._partial: dict[int, StreamEntry] = {}
+        self._uncounted = 0
+        """Operations in groups that are not full, over all streams."""
+        self._waiting_for_half: list[Callable[[], None]] = []
+        self._closed = False
+
+    def enter(self, stream: StreamEntry) -> None:
+        """Count an unanswered operation that was put in a stream."""
+        stream.uncounted += 1
+        self._partial[id(stream)] = stream
+        self._uncounted += 1
+        if stream.uncounted == _GROUP:
+            self._count(stream)
+        elif self._uncounted >= LIMIT:
+            # Small numbers in each of many streams count too.
+            self._count_all()
+
+    def enter_more(self, stream: Stream, count: int) -> None:
+        """Count the further operations that one record has put in a stream."""
+        self._add(count)
+        try:
+            stream.notify(lambda outcome: self._add(-count))
+        except BackendError:
+            self._add(-count)
+
+    def _count_all(self) -> None:
+        for each in list(self._partial.values()):
+            self._count(each)
+
+    def _count(self, stream: StreamEntry) -> None:
+        count, stream.uncounted = stream.uncounted, 0
+        del self._partial[id(stream)]
+        self._uncounted -= count
+        self._add(count)
+        try:
+            stream.backend.notify(lambda outcome: self._add(-count))
+        except BackendError:
+            self._add(-count)  # the context is poisoned: its queued work is dropped
+
+    def enter_answered(self) -> None:
+        """Count a request that waits for its completion."""
+        self._add(1)
+
+    def leave_answered(self) -> None:
+        """Count its completion."""
+        self._add(-1)
+
+    def _add(self, count: int) -> None:
+        with self._changed:
+            before = self._unfinished
+            self._unfinished += count
+            if before >= LIMIT > self._unfinished:
+                self._changed.notify_all()
+            if not before >= HALF > self._unfinished:
+                return
+            waiting, self._waiting_for_half = self._waiting_for_half, []
+        for notify in waiting:
+            notify()
+
+    def when_half_is_free(self, notify: Callable[[], None]) -> None:
+        """Call ``notify`` once less than half of the limit is unfinished, at once if it is already."""
+        self._count_all()
+        with self._changed:
+            if self._unfinished >= HALF:
+                self._waiting_for_half.append(notify)
+                return
+        notify()
+
+    def wait_for_room(self) -> None:
+        """Wait until the client may queue more, or is dropped."""
+        if self._unfinished < LIMIT:
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._unfinished < LIMIT or self._closed)
+
+    def close(self) -> None:
+        """End all waiting: the client is dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()

@@ -1,0 +1,111 @@
+"""One context of a client, as records use it: objects by handle, partial images, the error to deliver."""
+
+from __future__ import annotations
+
+from threading import Lock
+from typing import Any, Final
+
+from attrs import define, field
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire.records import Kind
+from pympsd_server.backends.interface import BackendError, Context, Outcome, PendingHostFunction, Stream
+from pympsd_server.executor.requests.handle_table import HandleTable, Mirror
+
+IMAGE_LIMIT: Final = 256 << 20
+"""Bytes of partial images that one context may have."""
+IMAGE_COUNT_LIMIT: Final = 64
+
+
+@define(eq=False)
+class StreamEntry:
+    """A stream, and the number of its unanswered operations not counted yet (see backpressure)."""
+
+    backend: Stream
+    uncounted: int = 0
+
+
+class ClientContext:
+    """Used by its client's worker thread; the deferred error is set by the compute thread too."""
+
+    def __init__(self, backend: Context, generation: int) -> None:
+        self.backend = backend
+        self._tables: Final[dict[Kind, HandleTable[Any]]] = {kind: HandleTable(kind, generation) for kind in Kind}
+        self.host_functions: dict[int, PendingHostFunction] = {}
+        """The client's unfinished host functions, by its tokens."""
+        self.images = Images()
+        self._default = StreamEntry(backend.default_stream)
+        self._lock = Lock()
+        self._deferred: Outcome | None = None
+        self._mirror: Mirror | None = None
+
+    def attach_mirror(self, mirror: Mirror) -> None:
+        """Keep a mirror of the context up to date from now on."""
+        self._mirror = mirror
+        for table in self._tables.values():
+            table.mirror = mirror
+
+    def table(self, kind: Kind) -> HandleTable[Any]:
+        """Return the objects of a kind; those of Kind.STREAM are StreamEntry."""
+        return self._tables[kind]
+
+    def stream(self, handle: int) -> StreamEntry:
+        """Return a stream, 0 being the legacy default stream; BackendError INVALID_HANDLE."""
+        return self._tables[Kind.STREAM][handle] if handle else self._default
+
+    def abandon(self) -> None:
+        """Stop executing records of it; ``destroy`` must follow."""
+        if self._mirror is not None:
+            self._mirror.close()
+        self.backend.abandon()
+
+    def destroy(self) -> None:
+        """Stop executing records of it, and free its resources."""
+        if self._mirror is not None:
+            self._mirror.close()
+        for graph in self._tables[Kind.GRAPH]:
+            graph.release()
+        self.backend.destroy()
+
+    def defer(self, outcome: Outcome) -> None:
+        """Keep an error that no call waits for, unless one is kept already."""
+        with self._lock:
+            if self._deferred is None:
+                self._deferred = outcome
+                if self._mirror is not None:
+                    self._mirror.set_deferred(True)
+
+    def take_deferred(self) -> Outcome | None:
+        """Return and clear the error for the next waiting call."""
+        if self._deferred is None:
+            return None
+        with self._lock:
+            outcome, self._deferred = self._deferred, None
+            if self._mirror is not None:
+                self._mirror.set_deferred(False)
+        return outcome
+
+
+@define(eq=False)
+class Images:
+    """Images that are received in parts, by the handle their module will have."""
+
+    _parts: dict[int, bytearray] = field(factory=dict, init=False)
+    _bytes: int = field(default=0, init=False)
+
+    def append(self, module: int, part: memoryview) -> None:
+        """Add a part; BackendError OUT_OF_MEMORY if partial images become too many or too large."""
+        if self._bytes + part.nbytes > IMAGE_LIMIT:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"images on their way exceed {IMAGE_LIMIT} bytes")
+        if module not in self._parts and len(self._parts) >= IMAGE_COUNT_LIMIT:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {IMAGE_COUNT_LIMIT} images are on their way")
+        self._parts.setdefault(module, bytearray()).extend(part)
+        self._bytes += part.nbytes
+
+    def take(self, module: int) -> bytes:
+        """Return the whole image; BackendError INVALID_IMAGE if no part of it was received."""
+        parts = self._parts.pop(module, None)
+        if parts is None:
+            raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")
+        self._bytes -= len(parts)
+        return bytes(parts)

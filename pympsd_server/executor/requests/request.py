@@ -1,0 +1,194 @@
+"""One record being executed: the resources of its client, and its answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from threading import Lock
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from attrs import frozen
+
+from pympsd.vocabulary.results import Result
+from pympsd.wire import records
+from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.executor.graphs.streams import StreamBudget
+from pympsd_server.executor.memory.device_memory import Shortages
+from pympsd_server.executor.memory.pinned import PinnedMemory
+from pympsd_server.executor.requests.answers import AnswerWriter
+from pympsd_server.executor.requests.backpressure import Backpressure
+from pympsd_server.executor.requests.client_context import ClientContext
+
+_REASON_BYTES: Final = 1 << 16
+_OUTPUT_BYTES: Final = 1 << 16
+_Taken = TypeVar("_Taken")
+
+
+class SharedEvents:
+    """The events that clients of this executor have shared, by secrets that only the sharers have.
+
+    An event stays here as long as a client has it. Safe to use from several threads.
+    """
+
+    def __init__(self) -> None:
+        self._events: Final[WeakValueDictionary[int, Event]] = WeakValueDictionary()
+        self._secrets: Final[WeakKeyDictionary[Event, int]] = WeakKeyDictionary()
+        self._lock: Final = Lock()
+
+    def add(self, event: Event) -> int:
+        """Return the secret of an event, the same each time."""
+        with self._lock:
+            secret = self._secrets.get(event)
+            if secret is None:
+                secret = self._secrets[event] = int.from_bytes(os.urandom(16), "little")
+                self._events[secret] = event
+            return secret
+
+    def find(self, secret: int) -> Event:
+        """Return the event of a secret; BackendError INVALID_VALUE if it is none, or of one that was destroyed."""
+        with self._lock:
+            event = self._events.get(secret)
+        if event is None:
+            raise BackendError(
+                Result.ERROR_INVALID_VALUE, "the handle is of no event of this device that still exists"
+            )
+        return event
+
+
+def words(secret: int) -> tuple[int, int]:
+    """Return a secret of 128 bits as two operands."""
+    return secret >> 64, secret & ((1 << 64) - 1)
+
+
+@frozen(eq=False)
+class Answer:
+    """Operands in the order of the operation's answer layout; ``fds`` are closed once they are sent."""
+
+    operands: tuple[float, ...] = ()
+    tail: bytes = b""
+    fds: tuple[int, ...] = ()
+    created: Any = None
+    """The object that the operation's new handle stands for."""
+
+
+@frozen(eq=False)
+class ClientResources:
+    """The resources that the requests of one client share."""
+
+    answers: AnswerWriter
+    backpressure: Backpressure
+    staging: memoryview
+    """The shared memory for bulk data."""
+    pinned: PinnedMemory
+    graph_streams: StreamBudget
+    contexts: Mapping[int, ClientContext]
+    """By the owner's serials, as named in records."""
+    shared_events: SharedEvents
+    """Those of all clients."""
+    shortages: Shortages
+    client: int
+    """The owner's serial of this client."""
+
+
+class Request:
+    """``answered``: the operation has an answer; ``waited``: and its sender waits for it (FLAG_QUIET is not set).
+
+    Exactly one of ``succeed``, ``fail`` and ``complete`` is called, once, from any thread.
+    """
+
+    __slots__ = ("_context", "_opcode", "_sequence", "answered", "flags", "resources", "waited")
+
+    def __init__(
+        self, resources: ClientResources, context: ClientContext | None, record: records.Record, answered: bool
+    ) -> None:
+        self.resources = resources
+        self._context = context
+        self.flags = record.flags
+        self.answered = answered
+        self.waited = answered and not record.flags & records.FLAG_QUIET
+        self._opcode = record.opcode
+        self._sequence = record.sequence
+
+    def part(self, record: records.Record) -> Request:
+        """Return the request of a record that is a part of this one, without an answer of its own."""
+        return Request(self.resources, self._context, record, answered=False)
+
+    @property
+    def context(self) -> ClientContext:
+        """The context; an operation of the process has none."""
+        assert self._context is not None
+        return self._context
+
+    def succeed(self, operands: bytes = b"", tail: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Answer success; ``operands`` are packed by the operation's answer layout. ``fds`` stay the caller's."""
+        if self.answered:
+            answer = records.pack_answer(self._opcode, self._sequence, Result.SUCCESS, operands, tail)
+            self.resources.answers.send(answer, fds)
+
+    def fail(self, outcome: Outcome) -> None:
+        """Answer an error; if the sender does not wait for it, keep it for the context's next waiting call."""
+        context = self._context
+        poisoned = context is not None and context.backend.outcome.code is not Result.SUCCESS
+        if context is not None and poisoned:
+            outcome = context.backend.outcome  # what a call met that was under way may say less
+        if context is not None and not (self.waited or poisoned or outcome.code is Result.ERROR_NOT_READY):
+            context.defer(outcome)
+        self._send_output()
+        if self.answered:
+            flags = records.FLAG_POISONED if poisoned else 0
+            reason = outcome.reason.encode(errors="replace")[:_REASON_BYTES]
+            answer = records.pack_answer(self._opcode, self._sequence, outcome.code, b"", reason, flags)
+            self.resources.answers.send(answer)
+
+    def complete(self, outcome: Outcome) -> None:
+        """Answer once the work before this request is done (a Completion of the port).
+
+        What kernels have printed until then comes first.
+        """
+        if outcome.code is Result.SUCCESS:
+            self._send_output()
+            self.succeed()
+        else:
+            self.fail(outcome)
+
+    def _send_output(self) -> None:
+        context = self._context
+        if self.waited and context is not None:
+            self.resources.answers.send_text(lambda: _output_of(context, self._sequence))
+
+    def answer_when_done(self, begin: Callable[[Completion], None]) -> None:
+        """Call ``begin`` with a Completion that answers; until then the request counts as the client's work."""
+        backpressure = self.resources.backpressure
+        backpressure.enter_answered()
+
+        def done(outcome: Outcome) -> None:
+            backpressure.leave_answered()
+            self.complete(outcome)
+
+        try:
+            begin(done)
+        except BaseException:
+            backpressure.leave_answered()
+            raise
+
+    def with_room(self, take: Callable[[], _Taken]) -> _Taken:
+        """Have memory of the device taken; room is made for a client within its soft limit."""
+        return self.resources.shortages.with_room(self.resources.client, take)
+
+    def staging(self, offset: int, count: int) -> memoryview:
+        """Return bytes of the client's shared memory; BackendError INVALID_VALUE outside of it."""
+        memory = self.resources.staging
+        if offset > memory.nbytes or count > memory.nbytes - offset:
+            reason = f"{count} bytes at offset {offset} of a shared memory of {memory.nbytes}"
+            raise BackendError(Result.ERROR_INVALID_VALUE, reason)
+        return memory[offset : offset + count]
+
+
+def _output_of(context: ClientContext, sequence: int) -> list[bytes]:
+    """Take what the context's kernels have printed, as answers for the call that waits with this number."""
+    return [
+        records.pack_answer(records.OUTPUT, sequence, descriptor, b"", text[start : start + _OUTPUT_BYTES])
+        for descriptor, text in enumerate(context.backend.take_output(), 1)
+        for start in range(0, len(text), _OUTPUT_BYTES)
+    ]

@@ -1,0 +1,43 @@
+"""The phases of a server's own life, in one table.
+
+A server begins by checking and registering its devices (initializing), and serves clients until it ends. Three things
+interrupt that:
+
+- a fatal fault: until the clients that it reached have exited and their executors are replaced, new clients of the
+  same devices are refused (fault), then the server serves again;
+- a request to leave: the server ends with its last client (leaving). It still contains faults then, but reports none,
+  because it gets no new clients;
+- the end (ended), from any phase: the process is about to exit, and nothing is freed one by one any more.
+
+    initializing -> serving <-> fault      from serving and fault also to leaving,
+                                           from every phase to ended
+
+The daemon sees the same server with other phases: `pympsd.state_machine.state.server`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class Phase(Enum):
+    """A phase of the server's life."""
+
+    INITIALIZING = "initializing"
+    SERVING = "serving"
+    FAULT = "fault"
+    """A fatal fault is being contained: new clients are refused until the ones that it reached have exited."""
+    LEAVING = "leaving"
+    """The server ends with its last client, on request or because a new daemon does not take it over."""
+    ENDED = "ended"
+
+
+MOVES: Final[dict[Phase, frozenset[Phase]]] = {
+    Phase.INITIALIZING: frozenset({Phase.SERVING, Phase.ENDED}),
+    Phase.SERVING: frozenset({Phase.FAULT, Phase.LEAVING, Phase.ENDED}),
+    Phase.FAULT: frozenset({Phase.SERVING, Phase.LEAVING, Phase.ENDED}),
+    Phase.LEAVING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+"""The phases that may follow each phase; `pympsd.vocabulary.phases.move` refuses all others."""

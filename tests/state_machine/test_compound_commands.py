@@ -1,0 +1,67 @@
+"""Commands of many parts: whatever the order in which their parts are answered, each command is answered once."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pympsd.state_machine.decide import combine_answers
+from pympsd.state_machine.instructions import Instruction, Reply, Working
+from pympsd.state_machine.state.compound_commands import CompoundCommands
+from pympsd.vocabulary.answers import Answer, refusal
+
+
+def _replies(instructions: list[Instruction]) -> list[Reply]:
+    return [each for each in instructions if isinstance(each, Reply)]
+
+
+@settings(max_examples=40)
+@given(st.lists(st.booleans(), min_size=1, max_size=5), st.randoms(use_true_random=False))
+def test_an_answer_comes_with_the_last_part(outcomes: list[bool], random: st.randoms) -> None:  # type: ignore[valid-type]
+    commands = CompoundCommands()
+    command = commands.begin(7)
+    sessions = [commands.add_part(command, f"part {number}") for number in range(len(outcomes))]
+    assert len(set(sessions)) == len(sessions)
+    assert all(session < 0 for session in sessions)
+    order = list(zip(sessions, outcomes, strict=True))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    for number, (session, is_refused) in enumerate(order):
+        answer = refusal(f"refused {sessions.index(session)}", diagnostic="why") if is_refused else Answer()
+        replies = _replies(list(combine_answers(commands, [Reply(session, answer), Reply(3, Answer())])))
+        assert Reply(3, Answer()) in replies
+        assert len(replies) == 1 + (number == len(order) - 1)
+    (last,) = [reply for reply in replies if reply.session == 7]
+    assert last.answer.refused == any(outcomes)
+    assert last.answer.printed.splitlines() == [
+        f"{'refused' if is_refused else 'part'} {number}" for number, is_refused in enumerate(outcomes)
+    ]
+    assert last.answer.diagnostic.count("why") == sum(outcomes) == command.failed
+    assert commands.pending == []
+
+
+def test_who_waits_is_told_that_a_part_takes_its_time() -> None:
+    commands = CompoundCommands()
+    one, other = commands.begin(7), commands.begin(8)
+    session = commands.add_part(one)
+    commands.add_part(other)
+    assert list(combine_answers(commands, [Working(session), Working(9)])) == [Working(7), Working(9)]
+
+
+def test_a_command_without_parts_is_answered_at_once() -> None:
+    commands = CompoundCommands()
+    commands.add_text(commands.begin(7), "no change")
+    (answer,) = [reply.answer for reply in _replies(list(combine_answers(commands, [])))]
+    assert (answer.printed, answer.refused) == ("no change\n", False)
+
+
+def test_a_command_that_does_not_await_starts_is_answered_before_them_and_still_counts_what_fails() -> None:
+    commands = CompoundCommands()
+    command = commands.begin(7)
+    command.waits_for_starts = False
+    server, namespace = commands.add_part(command, "server"), commands.add_part(command)
+    commands.mark_starting([server])
+    assert _replies(list(combine_answers(commands, []))) == []
+    assert len(_replies(list(combine_answers(commands, [Reply(namespace, Answer())])))) == 1
+    assert command.pending == {server}
+    assert _replies(list(combine_answers(commands, [Reply(server, refusal("too bad"))]))) == []
+    assert (command.failed, command.pending, commands.pending) == (1, set(), [])
