@@ -1,7 +1,19 @@
-"""Report a program's devices, what is wrong and what to do: ``python -m pympsd_client``. Exit status 1: wrong.
+"""Report a program's devices, what is wrong and what to do: ``python -m pympsd_client``.
 
-As any program does, it calls cuInit, for which a daemon may start a server of this user. The backend is the one that
-the environment chooses: a daemon that was started in another one may have another.
+The report has a line for each finding: versions, what was compiled, the daemon and its backend, the variables of
+CUDA and pympsd, how the program reaches its devices, and each device with its memory and SMs. Lines that begin with
+``wrong:`` name a problem and its remedy. An example::
+
+    pympsd:        0.1.0, Python 3.11.9 (/usr/bin/python3)
+    daemon:        at /tmp/nvidia-mps/control: no daemon (No such file or directory)
+    devices by:    a private executor, without MPS
+    device 0:      NVIDIA H200, 143155 MiB, SMs by percentage: steps of 2, at least 8
+    wrong: no MPS control daemon at ...: start a daemon (pympsd -d), or name the pipe directory of ...
+
+Exit status: 0 if nothing is wrong, 1 if something is, 74 if the report could not be printed.
+
+Like any program it calls cuInit, so a daemon may start a server of this user. The backend is the one that the present
+environment selects: a daemon that was started in another environment may have another.
 """
 
 from __future__ import annotations
@@ -41,7 +53,7 @@ COMPILED = {
 NO_OUTPUT = 74
 SECONDS = 60.0
 INIT_SECONDS = 30.0
-"""How long cuInit may take; after 10 s it warns of what it waits for."""
+"""The longest wait for cuInit, which warns after 10 s of what it waits for."""
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
 
 

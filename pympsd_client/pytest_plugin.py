@@ -1,6 +1,17 @@
 """Fixtures for tests of programs that use MPS: a daemon with an emulated machine, clients, faults; docs/python.md.
 
-A project asks for them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in its conftest.py.
+A project enables them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in its conftest.py. A test that a
+program of one client survives the fault of another, which shares its server::
+
+    @pytest.mark.mps(machine="2xH200")  # arguments of pympsd.control.Daemon
+    def test_training_reports_a_fault(mps_client, mps_fault):
+        training = mps_client("train.py", "--epochs=1")
+        assert training.stdout.readline() == "ready\\n"
+        assert mps_fault() == "CUDA_ERROR_LAUNCH_FAILED"
+        assert training.wait(60) == 3
+
+Every daemon has its own directories, so tests can run in parallel. It ends with its test (`mps_daemon`) or with the
+session (`mps_session_daemon`), and clients are killed before it.
 """
 
 from __future__ import annotations
@@ -50,7 +61,7 @@ def mps_machine() -> str:
 
 @pytest.fixture
 def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Daemon]:
-    """A daemon for one test."""
+    """A `pympsd.control.Daemon` for one test; the mark ``mps`` has its arguments."""
     mark = request.node.get_closest_marker(MARK)
     arguments: dict[str, Any] = {"machine": mps_machine, **(mark.kwargs if mark else {})}
     with Daemon(**arguments) as daemon:

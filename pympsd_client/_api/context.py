@@ -1,11 +1,20 @@
-"""Contexts, primary and other (CUDA driver API, Primary Context Management and Context Management)."""
+"""Contexts, primary and other (CUDA driver API, Primary Context Management and Context Management).
+
+A context is a client's place on one device. Each thread has a stack of contexts, whose top is the current one; a
+context may be current to several threads. The primary context of a device counts its users, and is closed with the
+last; other contexts are destroyed by their handle. With execution affinity a context has fewer SMs than its device
+(only under MPS).
+
+Functions raise NOT_INITIALIZED before cuInit, INVALID_DEVICE for a device that is not visible, and INVALID_CONTEXT
+for a handle of no context. The error of a faulted context is that of the fault.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._objects.context import Context, context_of, contexts, current, this_thread
@@ -69,7 +78,7 @@ def create(parameters: Any, flags: int, device: int) -> int:
     if parameters is None:
         return _create(None, flags, device)
     if parameters.cigParams:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, "contexts in graphics mode (cigParams) are not supported")
+        raise not_supported("contexts in graphics mode (cigParams) are not supported")
     affinity = _affinity(parameters.execAffinityParams, number(parameters.numExecAffinityParams))
     return _create(affinity, flags, device)
 
@@ -89,7 +98,7 @@ def _affinity(parameters: Any, count: int) -> int | None:
     """Return the SMs that an array of execution affinities asks for; the last entry wins."""
     entries = list(parameters or ())
     if count != len(entries):
-        raise invalid_value(f"there are {len(entries)} execution affinities, but numParams is {count}")
+        raise invalid_value(f"there are {len(entries)} execution affinities, but their number is {count}")
     for entry in entries:
         _check_affinity_type(number(entry.type))
     return number(entries[-1].param.smCount.val) if entries else None
@@ -182,8 +191,7 @@ def set_flags_of_current(flags: int) -> None:
 
 def attach(flags: int) -> int:
     """Return the current context, which cuCtxDetach then does not destroy for one time more."""
-    if flags:
-        raise invalid_value(f"cuCtxAttach takes no flags: 0, not {flags:#x}")
+    check_no_flags("cuCtxAttach", flags)
     context = current()
     context.usable()
     context.attached += 1

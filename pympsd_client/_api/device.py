@@ -8,7 +8,7 @@ from typing import Final
 from pympsd.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.arrays.shapes import check_format
@@ -67,7 +67,7 @@ def total_memory(device: int) -> int:
 def luid(device: int) -> tuple[bytes, int]:
     """Fail with NOT_SUPPORTED: devices have locally unique identifiers on Windows only."""
     process.device(device)
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, "cuDeviceGetLuid: LUIDs are Windows' own; use cuDeviceGetUuid")
+    raise not_supported("cuDeviceGetLuid: LUIDs are Windows' own; use cuDeviceGetUuid")
 
 
 def compute_capability(device: int) -> tuple[int, int]:

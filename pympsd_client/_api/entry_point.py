@@ -1,7 +1,21 @@
 """Public functions made from their rows: convert arguments, turn errors into results, give outputs their types.
 
-In a program that runs natively they call the vendor's driver. Each function is Python source, compiled when the
-program first names it: it has its own parameters, and a call runs no more than it needs.
+Theory of operation. `pympsd_client.driver` has some 370 functions that all do the same things around a different
+core, and a launch has to be quick. So each function is Python source, written from its row and compiled when the
+program first names it: it has its own parameters, and a call runs only what its row needs. For cuMemAlloc that is::
+
+    def cuMemAlloc(bytesize): if _process.native is not None: return _process.native.cuMemAlloc(bytesize) if
+    _process.calls_back and _this_thread.in_host_function: return _fail(_not_permitted(), 1) try: if type(bytesize)
+    is not int or not 0 <= bytesize < 18446744073709551616: bytesize = _unsigned(bytesize, 64) if _process.connection
+    is None: _process.require() return _SUCCESS, _wrap['CUdeviceptr'](_core(bytesize)) except _CudaError as error:
+    return _fail(error, 1) except OSError as error: return _fail(_as_cuda_error(error), 1)
+
+The order is fixed: a program that runs natively gets the driver's answer to everything; a host function makes no
+calls; wrong types raise before the state is looked at, as in cuda.bindings; and only then cuInit must have been
+called. Buffers are opened last, around the call of the core, so that no error leaves one open.
+
+The tables state what a type means: `_UNSIGNED` and `_STRUCTS` convert inputs, `_AS_GIVEN` leaves them to the core,
+and `_WRAPPERS` converts outputs. `pympsd_client.routing` uses the same tables for callers in C.
 """
 
 from __future__ import annotations
@@ -244,7 +258,7 @@ def _is_host_pointer(parameter: Parameter) -> bool:
     return parameter.type == "void *"
 
 
-# --- the same for `pympsd_client.routing`, whose functions get C's arguments
+# --- for `pympsd_client.routing`, whose functions get C's arguments
 
 
 def structure_reader(type: str) -> Callable[[Any], Any] | None:

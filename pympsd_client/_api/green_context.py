@@ -12,7 +12,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.sm_rounding import rounding
 from pympsd_client._api.device import multiprocessors
 from pympsd_client._api.settings import context_id
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.resources import SmResource, check_type, groups, put_counts, sm_resource, sm_resources
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects import green_context as green
@@ -32,9 +32,8 @@ _STEP: Final = 2
 
 def _resource(device: Device, count: int) -> SmResource:
     if not device.facts.is_volta_or_newer:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on",
+        raise not_supported(
+            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on"
         )
     row = rounding(device.facts)
     return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))

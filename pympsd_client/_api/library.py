@@ -1,4 +1,12 @@
-"""Libraries, and linking (CUDA driver API, Library Management and Module Management)."""
+"""Libraries, and linking (CUDA driver API, Library Management and Module Management).
+
+A library is an image that is not bound to a context: PTX, a fat binary, or, on a GPU, machine code. It is loaded
+into a context as a module when one of its kernels is used there first, and errors of the image are reported then,
+unless the caller wants an error log. A kernel handle is therefore accepted wherever a function handle is.
+
+A link joins several PTX texts into one image (cuLink*). Names of symbols are bytes, sizes in bytes. INVALID_HANDLE
+for handles of no library, kernel or link, NOT_FOUND for names that the image does not have.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.module import check_cache_preference, parameter_of
 from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code.library import kernel_of, library_of, new_library
 from pympsd_client._objects.code.link import Link, link_of, links
@@ -62,8 +70,7 @@ def _check_library_options(count: int, options: Any) -> None:
     for option in jit_options.enums(options, count):
         name = _OPTIONS.get(option)
         if name == "HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE":
-            reason = "CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE is not supported; leave it out"
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+            raise not_supported("CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE is not supported; leave it out")
         if name != "BINARY_IS_PRESERVED":  # the image is copied in any case
             raise invalid_value(f"there is no library option {option}")
 

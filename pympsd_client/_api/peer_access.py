@@ -10,7 +10,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.process import process
@@ -43,8 +43,7 @@ def enable(peer: int, flags: int) -> None:
     INVALID_CONTEXT for the current context itself, and for none; INVALID_VALUE for flags.
     """
     own, other = _pair(peer)
-    if flags:
-        raise invalid_value(f"cuCtxEnablePeerAccess takes no flags: 0, not {flags:#x}")
+    check_no_flags("cuCtxEnablePeerAccess", flags)
     if not is_possible(own.device, other.device):
         raise CudaError(
             Result.ERROR_PEER_ACCESS_UNSUPPORTED,
@@ -63,7 +62,7 @@ def flush_remote_writes(name: str) -> None:
     """Refuse with CUDA_ERROR_NOT_SUPPORTED: no devices but GPUs write to memory here."""
     current().usable()  # a missing context, or one in error, takes precedence
     reason = "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0"
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {reason}")
+    raise not_supported(f"{name}: {reason}")
 
 
 def _pair(peer: int) -> tuple[Context, Context]:

@@ -1,4 +1,9 @@
-"""Limits, preferences and identifiers of contexts, and the profiler (CUDA driver API, Context Management)."""
+"""Limits, preferences and identifiers of contexts, core dumps and the profiler (CUDA driver API, Context Management).
+
+Two limits reach the executor: PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE, in bytes. All other settings are hints, which
+are checked, kept and returned, but change nothing: preferences of caches and banks, the remaining limits, settings
+of core dumps (no dump is written here), start and stop of the profiler.
+"""
 
 from __future__ import annotations
 

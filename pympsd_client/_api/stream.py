@@ -6,9 +6,8 @@ import ctypes
 import struct
 from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import STREAM_DEFAULTS, VALUE_BYTES, name_of
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._command_stream.interception import intercepted
@@ -56,8 +55,7 @@ def add_callback(stream_handle: int, callback: Any, data: Any, flags: int) -> No
 
     ``flags`` is 0, else INVALID_VALUE.
     """
-    if flags:
-        raise invalid_value(f"cuStreamAddCallback takes no flags: 0, not {flags}")
+    check_no_flags("cuStreamAddCallback", flags)
     host_function.add_callback(stream_handle, callback, data)
 
 
@@ -122,8 +120,7 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
-        reason = "the priority of a stream is set when it is made, by cuStreamCreateWithPriority"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported("the priority of a stream is set when it is made, by cuStreamCreateWithPriority")
     if value is None:
         raise invalid_value("the value of the attribute is NULL")
     if not isinstance(value, InMemory | bindings.CUlaunchAttributeValue):

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory.copies import fill
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._objects.code.launch import launch
 from pympsd_client._objects.code.library import Kernel, Library, libraries, new_library
@@ -113,8 +112,7 @@ def _wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
 def waiting(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tuple[Any, Any]]:
     """Return the kernel that waits for a word, and its parameters; raise CudaError."""
     if flags & _FLUSH:
-        reason = "CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported("CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here")
     if flags not in _CONDITIONS:
         raise invalid_value(f"the flags are a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     _check_address(address, size)
@@ -141,8 +139,7 @@ def _library() -> Library:
 
 def batch(stream: int, count: int, operations: Any, flags: int) -> None:
     """Put several of these operations in a stream, in order; INVALID_VALUE, NOT_SUPPORTED before any of them."""
-    if flags:
-        raise invalid_value(f"cuStreamBatchMemOp takes no flags: 0, not {flags:#x}")
+    check_no_flags("cuStreamBatchMemOp", flags)
     for operation in [read(data) for data in operations_at(count, operations)]:
         act = _wait if operation.waits else _write
         act(stream, operation.address, operation.value, operation.size, operation.flags)
@@ -163,7 +160,8 @@ def read(operation: bytes) -> Operation:
     """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for any but waits and writes."""
     kind, address, value, flags = _OPERATION.unpack(operation)
     if kind not in _KINDS:
-        reason = f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported(
+            f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
+        )
     waits, size = _KINDS[kind]
     return Operation(waits, size, address, value & (1 << 8 * size) - 1, flags)

@@ -54,6 +54,17 @@ def invalid_handle(reason: str) -> CudaError:
     return CudaError(Result.ERROR_INVALID_HANDLE, reason)
 
 
+def not_supported(reason: str) -> CudaError:
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason."""
+    return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+
+
+def check_no_flags(function: str, flags: int) -> None:
+    """Raise INVALID_VALUE unless the flags of a function that takes none are 0."""
+    if flags:
+        raise invalid_value(f"{function} takes no flags: 0, not {flags:#x}")
+
+
 def lost(reason: str) -> CudaError:
     """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has exited, or violates the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)

@@ -16,7 +16,7 @@ from attrs import define
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 
@@ -99,7 +99,7 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
         if name == "NUM_OPTIONS":
             raise invalid_value(f"there is no JIT option {option}")
         if name in _REFUSED and not (name == "LTO" and number(value) == 0):
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, f"JIT option CU_JIT_{name} is not supported; leave it out")
+            raise not_supported(f"JIT option CU_JIT_{name} is not supported; leave it out")
         if name == "INFO_LOG_BUFFER":
             result.info.buffer = value
         elif name == "INFO_LOG_BUFFER_SIZE_BYTES":

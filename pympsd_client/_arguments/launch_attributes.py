@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._arguments.values import address_of
 
 _NUMBERS: Final = members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_")
@@ -45,9 +44,7 @@ def name_of(number: int) -> str:
 
 def not_there(name: str, those: str) -> CudaError:
     """Return the refusal of an attribute, naming ``those`` that are supported."""
-    return CudaError(
-        Result.ERROR_NOT_SUPPORTED, f"pympsd does not have the launch attribute {name} yet; it has {those}"
-    )
+    return not_supported(f"pympsd does not have the launch attribute {name} yet; it has {those}")
 
 
 @frozen

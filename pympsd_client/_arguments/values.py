@@ -102,6 +102,12 @@ def read_numbers(argument: Any, count: int, code: str) -> list[int]:
     return [number(element) for element in argument]
 
 
+def check_not_null(name: str, *addresses: int) -> None:
+    """Raise INVALID_VALUE if an address is 0; ``name`` is what lies there."""
+    if 0 in addresses:
+        raise invalid_value(f"the address of {name} is NULL")
+
+
 @cache
 def _classes(name: str) -> tuple[Any, ...]:
     """Return the classes that cuda.bindings has for a structure or a union."""

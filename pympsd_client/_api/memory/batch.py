@@ -15,7 +15,7 @@ from pympsd_client._api.memory.managed import Range, place_of, require_support, 
 from pympsd_client._api.memory.region_copy import copy as region_copy
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import BatchCopy, Copy3D, batch_copies
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value
 from pympsd_client._arguments.memory_structs import locations
 from pympsd_client._arguments.values import InMemory, check_count, number
 from pympsd_client._objects.arrays.array import arrays
@@ -47,8 +47,7 @@ def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
     begun, for an operation that cannot be.
     """
     _check(count, stream)
-    if flags:
-        raise invalid_value(f"cuMemcpy3DBatchAsync takes no flags: 0, not {flags:#x}")
+    check_no_flags("cuMemcpy3DBatchAsync", flags)
     context = current()
     copies = [_describe(copy) for copy in batch_copies(operations, count)]
     for index, copy in enumerate(copies):
@@ -107,8 +106,7 @@ def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> 
 def _ranges(name: str, addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> list[Range]:
     require_support(name)
     _check(count, stream)
-    if flags:
-        raise invalid_value(f"{name} takes no flags: 0, not {flags}")
+    check_no_flags(name, flags)
     return [within(*pair) for pair in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
 
 

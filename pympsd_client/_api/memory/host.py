@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.context import current
 from pympsd_client._objects.memory.pinned import pinned
@@ -76,7 +75,7 @@ def device_pointer(address: int, flags: int) -> int:
     context = current()
     context.usable()
     if not context.device.facts.attributes.get("CAN_MAP_HOST_MEMORY"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
+        raise not_supported(f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
     if flags != 0:
         raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: 0, not {flags}")
     return pinned.device_address(context, address)

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import shared_handles
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
@@ -50,11 +50,10 @@ def _require_support(name: str) -> Context:
     context = current()
     context.usable()
     if not context.device.facts.attributes.get("IPC_EVENT_SUPPORTED"):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: this device's memory and events are not shared between processes (device attribute "
             "IPC_EVENT_SUPPORTED is 0). Exchange data through host memory that the processes share "
-            "(multiprocessing.shared_memory) and copy it",
+            "(multiprocessing.shared_memory) and copy it"
         )
     return context
 

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import Location, location
 from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, unsigned
 from pympsd_client._objects.context import Context, current
@@ -43,7 +43,7 @@ def require_support(name: str) -> Context:
     context = current()
     context.usable()
     if not context.device.facts.attributes.get("MANAGED_MEMORY"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {_NOT_MANAGED}")
+        raise not_supported(f"{name}: {_NOT_MANAGED}")
     return context
 
 
@@ -156,8 +156,7 @@ def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **keywords: A
     require_support("cuMemPrefetchAsync")
     flags, stream = _rest(others, keywords)
     resolve(stream)
-    if flags:
-        raise invalid_value(f"cuMemPrefetchAsync takes no flags: 0, not {flags}")
+    check_no_flags("cuMemPrefetchAsync", flags)
     area, place = within(number(devPtr), unsigned(count)), _place(location)
     area.prefetch(place)
 

@@ -1,4 +1,19 @@
-"""Stream-ordered allocation, memory pools and their sharing (CUDA driver API, Stream Ordered Memory Allocator)."""
+"""Stream-ordered allocation, memory pools and their sharing (CUDA driver API, Stream Ordered Memory Allocator).
+
+cuMemAllocAsync takes memory from a pool: the current pool of the stream's device, or the one that is named. The
+address is valid for all later work of the stream, and cuMemFreeAsync gives the memory back when the stream reaches
+the free; how a pool reuses and releases it is in `_objects.pools`. In a capturing stream both become nodes of the
+graph.
+
+A pool is of one *kind*: pinned memory of a device or of a NUMA node of the host, or managed memory. Every device,
+the host and its node have a default pool. A location's current pool is its default one until a program sets another.
+
+Sharing: a pool that was created with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR has a secret of 128 bits. Its
+descriptor is an empty memfd whose name has the secret; a process that gets the descriptor imports the pool, and then
+single allocations of it by 64 bytes of data (`shared_handles`). Nothing can be allocated from an imported pool.
+
+Sizes are in bytes. INVALID_VALUE for a handle that is not a pool, and for unknown locations and types.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +27,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import shared_handles
 from pympsd_client._arguments.bindings import cuuint64_t, members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import Access, Location, PoolProperties, accesses
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._arguments.values import AttributeValue, read_value
@@ -120,7 +135,7 @@ def create(properties: PoolProperties | None) -> int:
     if properties.handle_types:
         _check_exported(properties.handle_types, kind, device)
     if properties.usage:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
+        raise not_supported(f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
     if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
         raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
     return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
@@ -132,10 +147,9 @@ def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) ->
     devices = process.require().devices if device is None else (device,)
     can = min(device.facts.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for device in devices)
     if kind.is_managed or handle_types & ~can:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             "cuMemPoolCreate: pools to be exported are not of managed memory, and their handles of the types in the "
-            f"device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE",
+            f"device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE"
         )
 
 
@@ -152,10 +166,9 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device 
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
     needed = "MANAGED_MEMORY" if is_managed else of_host
     if not all(device.facts.attributes.get(needed) for device in process.require().devices):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
-            f"(device attribute {needed} is 0)",
+            f"(device attribute {needed} is 0)"
         )
     if not is_managed:
         if location.type not in (_HOST, _NODE):
@@ -322,7 +335,7 @@ def _peers(pool: Pool, requested: Access) -> Pair | None:
         return None
     if requested.flags not in (0, _READ_AND_WRITE):
         reason = "access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolSetAccess: {reason}")
+        raise not_supported(f"cuMemPoolSetAccess: {reason}")
     return device.ordinal, pool.device.ordinal
 
 

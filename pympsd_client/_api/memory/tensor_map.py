@@ -11,9 +11,8 @@ from typing import Any
 
 from attrs import evolve
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.tensor_map import BYTES, Im2col, TensorMap, check, check_rank, pack, unpack
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.values import address_of, read_numbers
 from pympsd_client._objects.context import current_on_device_with
 
@@ -41,7 +40,7 @@ def _pack(tensor_map: TensorMap) -> bytes:
     except ValueError as error:
         raise invalid_value(str(error)) from None
     if tensor_map.interleave:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, "the emulated device has no interleaved layouts of tensor maps")
+        raise not_supported("the emulated device has no interleaved layouts of tensor maps")
     return pack(tensor_map)
 
 
@@ -128,8 +127,7 @@ def encode_im2col(
 def encode_im2col_wide() -> bytes:
     """Raise NOT_SUPPORTED: it needs a device of compute capability 10.0."""
     _check_device()
-    reason = "cuTensorMapEncodeIm2colWide needs a device of compute capability 10.0"
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    raise not_supported("cuTensorMapEncodeIm2colWide needs a device of compute capability 10.0")
 
 
 def replace_address(argument: Any, address: int) -> None:

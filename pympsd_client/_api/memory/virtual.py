@@ -13,7 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._api.memory.pools import check_node, node_of
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties, Location, accesses
 from pympsd_client._arguments.values import AttributeValue
 from pympsd_client._command_stream import operations
@@ -38,10 +38,9 @@ _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
 
 def _require_support(device: Device, name: str) -> Device:
     if not device.facts.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: virtual memory management is not supported (device attribute "
-            "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0). Use cuMemAlloc",
+            "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0). Use cuMemAlloc"
         )
     return device
 
@@ -68,8 +67,7 @@ def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
     """
     device = _own_device("cuMemAddressReserve")
     _check_granules(size, "size")
-    if flags:
-        raise invalid_value(f"cuMemAddressReserve takes no flags: 0, not {flags}")
+    check_no_flags("cuMemAddressReserve", flags)
     if alignment & (alignment - 1):
         raise invalid_value(f"the alignment is a power of 2, not {alignment}")
     if size > _ROOM or alignment > _ROOM:
@@ -106,27 +104,25 @@ def _check(properties: AllocationProperties | None, name: str) -> Device:
     if location.type == _LOCATIONS["HOST_NUMA_CURRENT"]:
         raise invalid_value("memory is created at a node of the host by its number: CU_MEM_LOCATION_TYPE_HOST_NUMA")
     if properties.type != _TYPES["PINNED"] or location.type not in (_DEVICE, _HOST, _NODE):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: memory to be mapped is CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE, _HOST or "
-            "_HOST_NUMA",
+            "_HOST_NUMA"
         )
     if location.type == _HOST and properties.handle_types:
         raise invalid_value("memory at CU_MEM_LOCATION_TYPE_HOST is not exported; at a node, _HOST_NUMA, it is")
     if properties.handle_types not in (0, _DESCRIPTOR):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: memory is exported as CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR only, not as "
-            f"{properties.handle_types:#x}",
+            f"{properties.handle_types:#x}"
         )
     if properties.compression or properties.usage:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: allocFlags are 0: no compression, no other usage")
+        raise not_supported(f"{name}: allocFlags are 0: no compression, no other usage")
     if location.type == _DEVICE:
         return _require_support(process.device(location.id), name)
     device = _own_device(name)
     check_node(location)
     if not device.facts.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: device {device.number} maps no memory of the host")
+        raise not_supported(f"{name}: device {device.number} maps no memory of the host")
     return device
 
 
@@ -138,8 +134,7 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     device = _check(properties, "cuMemCreate")
     assert properties is not None
     _check_granules(size, "size")
-    if flags:
-        raise invalid_value(f"cuMemCreate takes no flags: 0, not {flags}")
+    check_no_flags("cuMemCreate", flags)
     is_host = properties.location.type != _DEVICE
     if size > (_ROOM if is_host else device.facts.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
@@ -229,9 +224,8 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
             "answers 0); copy with cuMemcpyPeer",
         )
     if flags not in (0, _READ_AND_WRITE):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "cuMemSetAccess: access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported",
+        raise not_supported(
+            "cuMemSetAccess: access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
         )
 
 

@@ -1,4 +1,15 @@
-"""The functions of cuda.bindings.cynvml: the devices that there are, and their properties."""
+"""The functions of cuda.bindings.cynvml: the devices that there are, and their properties.
+
+PyTorch, CuPy and cuda.core ask NVML for names, UUIDs, memory and topology before they call cuInit. They get the
+devices that the client sees: CUDA_VISIBLE_DEVICES and the limits of the server apply, and on an emulated machine the
+values are those of its description. `_FUNCTIONS` has a row for each function: what writes its result, and the format
+of its parameters (`routing.driver`). Three makers cover the plain ones: a number or a text of a device's properties,
+and a constant text. `machine` has the functions about topology and about hardware that an emulated device does not
+have.
+
+Functions that NVML has and pympsd does not return NVML_ERROR_NOT_SUPPORTED, which programs expect of many GPUs.
+Results have their own numbers (`_RESULTS`), so CudaError is translated: a lost connection is NVML_ERROR_GPU_IS_LOST.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from typing import Final
 
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED
 from pympsd_client._arguments.array_structs import ArrayDescription
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays import array
 
 CHANNELS: Final = struct.Struct("=4ii")
@@ -57,8 +58,7 @@ def channels_of(format: int, count: int) -> bytes:
 
 
 def _description(channels: int, width: int, height: int, depth: int, flags: int) -> ArrayDescription:
-    if not channels:
-        raise invalid_value("the address of the cudaChannelFormatDesc is NULL")
+    check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(string_at(channels, CHANNELS.size))
     return ArrayDescription(width, height, depth, format, count, flags)
 

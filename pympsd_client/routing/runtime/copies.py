@@ -14,6 +14,7 @@ from typing import Any, Final
 from pympsd_client._api.memory.arrays import address_at
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.process import process
@@ -29,17 +30,8 @@ _HOST, _DEVICE, _ARRAY = 1, 2, 3
 """CUmemorytype"""
 
 
-def copy(destination: int, source: int, count: int, kind: int) -> None:
-    """Copy; return when the copy is complete."""
-    _copy(destination, source, count, kind, None)
-
-
-def copy_async(destination: int, source: int, count: int, kind: int, stream: int) -> None:
-    """Copy in stream order."""
-    _copy(destination, source, count, kind, stream)
-
-
-def _copy(destination: int, source: int, count: int, kind: int, stream: int | None) -> None:
+def copy(destination: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
+    """Copy bytes: in stream order, else return when the copy is complete."""
     to_device, from_device = _sides(destination, source, kind)
     if not count:
         return
@@ -97,15 +89,17 @@ class _PeerParameters(ctypes.Structure):
     kind = _DEFAULT
 
 
-def copy_2d(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> None:
-    """Copy rows; return when the copy is complete."""
-    _submit(rows(destination, to_pitch, source, pitch, width, height, kind), None)
-
-
-def copy_2d_async(
-    destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int, stream: int
+def copy_2d(
+    destination: int,
+    to_pitch: int,
+    source: int,
+    pitch: int,
+    width: int,
+    height: int,
+    kind: int,
+    stream: int | None = None,
 ) -> None:
-    """Copy rows in stream order."""
+    """Copy rows: in stream order, else return when the copy is complete."""
     _submit(rows(destination, to_pitch, source, pitch, width, height, kind), stream)
 
 
@@ -118,27 +112,20 @@ def rows(destination: int, to_pitch: int, source: int, pitch: int, width: int, h
     return description
 
 
-def copy_3d(place: int) -> None:
-    """Copy slices of rows; return when the copy is complete."""
-    _submit(slices(place), None)
-
-
-def copy_3d_async(place: int, stream: int) -> None:
-    """Copy slices of rows in stream order."""
+def copy_3d(place: int, stream: int | None = None) -> None:
+    """Copy slices of rows: in stream order, else return when the copy is complete."""
     _submit(slices(place), stream)
 
 
 def slices(place: int) -> Any:
     """Return the driver's description of a cudaMemcpy3DParms."""
-    if not place:
-        raise invalid_value("the address of the cudaMemcpy3DParms is NULL")
+    check_not_null("the cudaMemcpy3DParms", place)
     return _slices(_Parameters.from_address(place))
 
 
 def copy_3d_peer(place: int, stream: int = 0) -> None:
     """Copy slices of rows between devices in stream order; INVALID_DEVICE."""
-    if not place:
-        raise invalid_value("the address of the cudaMemcpy3DPeerParms is NULL")
+    check_not_null("the cudaMemcpy3DPeerParms", place)
     parameters: Any = _PeerParameters.from_address(place)
     process.device(parameters.dstDevice)
     process.device(parameters.srcDevice)
@@ -229,14 +216,14 @@ def rows_between_arrays(
 
 def to_array(handle: int, x: int, y: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
     """Copy bytes to an array, from byte ``x`` of row ``y`` on."""
-    _copy(_bytes_at(handle, x, y, count), source, count, kind, stream)
+    copy(_bytes_at(handle, x, y, count), source, count, kind, stream)
 
 
 def from_array(
     destination: int, handle: int, x: int, y: int, count: int, kind: int, stream: int | None = None
 ) -> None:
     """Copy bytes of an array, from byte ``x`` of row ``y`` on."""
-    _copy(destination, _bytes_at(handle, x, y, count), count, kind, stream)
+    copy(destination, _bytes_at(handle, x, y, count), count, kind, stream)
 
 
 def between_arrays(
@@ -244,7 +231,7 @@ def between_arrays(
 ) -> None:
     """Copy bytes of an array to an array."""
     to, start = _bytes_at(destination, to_x, to_y, count), _bytes_at(source, x, y, count)
-    _copy(to, start, count, kind, None)
+    copy(to, start, count, kind, None)
 
 
 def _bytes_at(handle: int, x: int, y: int, count: int) -> int:

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd_client._arguments import graph_structs as structs
-from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.context import current
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime import execution
@@ -23,8 +23,7 @@ _COPY_HEAD_BYTES: Final = 16
 
 def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> int:
     """Return a new node that launches a kernel."""
-    if not parameters:
-        raise invalid_value("the cudaKernelNodeParams is NULL")
+    check_not_null("the cudaKernelNodeParams", parameters)
     description = ctypes.create_string_buffer(ctypes.string_at(parameters, _KERNEL_BYTES) + bytes(_EXTRA_BYTES))
     return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(description)))
 
@@ -58,8 +57,7 @@ def set_fill(executable: int, node: int, parameters: int) -> None:
 
 def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
     """Return a new node of the kind that is described."""
-    if not description:
-        raise invalid_value("the cudaGraphNodeParams is NULL")
+    check_not_null("the cudaGraphNodeParams", description)
     kind, at = ctypes.c_int.from_address(description).value, description + structs.NODE_PARAMETERS_AT
     if kind == _KERNEL:
         parameters = ctypes.string_at(at, _KERNEL_BYTES)

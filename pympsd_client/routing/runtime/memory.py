@@ -9,7 +9,8 @@ from typing import Final
 from pympsd.vocabulary.device_facts import ordinal_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory import pointer
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 
@@ -88,8 +89,7 @@ def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int = 0) -> None:
 
 def pointer_attributes(place: int, address: int) -> None:
     """Write the cudaPointerAttributes of an address; the type of memory that is not CUDA's is unregistered."""
-    if not place:
-        raise invalid_value("the address of the cudaPointerAttributes is NULL")
+    check_not_null("the cudaPointerAttributes", place)
     try:
         kind = _attribute(_MEMORY_TYPE, address)
     except CudaError as error:

@@ -7,7 +7,6 @@ from ctypes import memmove, string_at
 from typing import Final
 
 from pympsd.wire.texture_object import Flag, Sampling
-from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.texture_structs import (
     LINEAR,
     PITCHED,
@@ -17,6 +16,7 @@ from pympsd_client._arguments.texture_structs import (
     resource,
     sampling,
 )
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays import texture
 from pympsd_client.routing.runtime.arrays import channels_of, format_of
 
@@ -33,8 +33,7 @@ _TRILINEAR, _SEAMLESS = 0x20, 0x40
 
 
 def _resource(place: int) -> bytes:
-    if not place:
-        raise invalid_value("the address of the cudaResourceDesc is NULL")
+    check_not_null("the cudaResourceDesc", place)
     kind, at = _RESOURCE.unpack(string_at(place, _RESOURCE.size))
     if kind not in (LINEAR, PITCHED):
         return pack_resource(Resource(kind, at, 0, 0, 0, 0, 0, 0))
@@ -45,8 +44,7 @@ def _resource(place: int) -> bytes:
 
 def create(resource_place: int, place: int, view: int) -> int:
     """Return the handle of a new texture object."""
-    if not place:
-        raise invalid_value("the address of the cudaTextureDesc is NULL")
+    check_not_null("the cudaTextureDesc", place)
     fields = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
     modes, (filter, mode, is_srgb), border, rest = fields[:3], fields[3:6], fields[6:10], fields[10:]
     is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = rest
@@ -63,8 +61,7 @@ def create_surface(place: int) -> int:
 
 
 def _write_resource(place: int, data: bytes) -> None:
-    if not place:
-        raise invalid_value("the address of the cudaResourceDesc is NULL")
+    check_not_null("the cudaResourceDesc", place)
     of = resource(data)
     written = _RESOURCE.pack(of.type, of.place)
     if of.type in (LINEAR, PITCHED):
@@ -86,16 +83,14 @@ def write_resource_of_surface(place: int, handle: int) -> None:
 def write_view(place: int, handle: int) -> None:
     """Write the cudaResourceViewDesc of a texture object."""
     data = texture.view_of_texture(handle)
-    if not place:
-        raise invalid_value("the address of the cudaResourceViewDesc is NULL")
+    check_not_null("the cudaResourceViewDesc", place)
     memmove(place, data, _VIEW_BYTES)
 
 
 def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object."""
     of, anisotropy = sampling(texture.texture_description(handle))
-    if not place:
-        raise invalid_value("the address of the cudaTextureDesc is NULL")
+    check_not_null("the cudaTextureDesc", place)
     has = [bool(of.flags & flag) for flag in (Flag.READ_AS_INTEGER, Flag.SRGB, Flag.NORMALIZED_COORDINATES)]
     data = _TEXTURE.pack(
         *of.address_modes, of.filter, not has[0], has[1], *of.border, has[2], anisotropy, of.level_filter,
