@@ -59,8 +59,8 @@ def set_primary_flags(device: int, flags: int) -> None:
 def create_variant(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = ...) -> int:
     """Make a context and make it current; called as in CUDA 13 ``(params, flags, dev)`` or 12 ``(flags, dev)``.
 
-    With execution affinity in the params it has that number of SMs, rounded up: cuCtxGetExecAffinity returns it.
-    UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
+    With execution affinity in the parameters the context has that number of SMs, rounded up; cuCtxGetExecAffinity
+    returns the number. UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
     MPS_MAX_CLIENTS_REACHED and the server's other refusals.
     """
     if dev is ...:
@@ -125,7 +125,7 @@ def execution_affinity(kind: int) -> int:
 def destroy(handle: int) -> None:
     """Destroy a context and free what it held; pop it from the calling thread's stack if it is on top.
 
-    It stays current to other threads: their calls return CONTEXT_IS_DESTROYED.
+    The context stays current to other threads, whose calls return CONTEXT_IS_DESTROYED.
     """
     context = context_of(handle)
     if context.primary:
@@ -190,7 +190,7 @@ def set_flags_of_current(flags: int) -> None:
 
 
 def attach(flags: int) -> int:
-    """Return the current context, which cuCtxDetach then does not destroy for one time more."""
+    """Return the current context; one more call of cuCtxDetach is then needed to destroy it."""
     check_no_flags("cuCtxAttach", flags)
     context = current()
     context.usable()
@@ -199,7 +199,7 @@ def attach(flags: int) -> int:
 
 
 def detach(handle: int) -> None:
-    """Undo cuCtxAttach of the current context, or destroy it as cuCtxDestroy; INVALID_CONTEXT for another one."""
+    """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy; INVALID_CONTEXT for another one."""
     context = context_of(handle)
     if context is not current():
         raise CudaError(Result.ERROR_INVALID_CONTEXT, "cuCtxDetach is of the context that is current to its thread")

@@ -76,7 +76,7 @@ def compute_capability(device: int) -> tuple[int, int]:
 
 
 def attribute(requested: int, device: int) -> int:
-    """Return an attribute's value: 0 for one this device does not have, INVALID_VALUE for one that does not exist."""
+    """Return an attribute's value: 0 if the device does not have it, INVALID_VALUE if there is no such attribute."""
     entry = process.device(device)
     if requested not in _ATTRIBUTES.values():
         raise invalid_value(f"there is no device attribute {requested}")
@@ -102,7 +102,7 @@ def properties(device: int) -> bytes:
 
 
 def linear_texture_width(format: int, channels: int, device: int) -> int:
-    """Return the most elements of a texture of linear memory; NOT_SUPPORTED, INVALID_VALUE for other formats."""
+    """Return the maximum number of elements of a texture in linear memory; NOT_SUPPORTED or INVALID_VALUE."""
     facts = process.device(device).facts.attributes
     check_format(format, channels)
     return facts.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
@@ -141,7 +141,7 @@ def _bus_id(device: Device) -> str:
 
 
 def device_by_pci_bus_id(text: str) -> int:
-    """Return the device with a PCI bus id (bytes, as cuDeviceGetPCIBusId gives them); INVALID_DEVICE for none."""
+    """Return the device with a PCI bus id, bytes as cuDeviceGetPCIBusId returns them; INVALID_DEVICE."""
     requested = text.upper()
     connection = process.require()
     connection.check()

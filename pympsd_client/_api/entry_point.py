@@ -262,12 +262,12 @@ def _is_host_pointer(parameter: Parameter) -> bool:
 
 
 def structure_reader(type: str) -> Callable[[Any], Any] | None:
-    """Return what converts a structure of cuda.bindings, by the type of its pointer, for a core; None: nothing."""
+    """Return the function that converts a structure for a core, by its pointer type; None: no conversion."""
     return _STRUCTS.get(type)
 
 
 def output_wrapper(type: str) -> Callable[[Any], Any] | None:
-    """Return what converts a core's output to the type of cuda.bindings; None: nothing."""
+    """Return the function that converts a core's output to the type of cuda.bindings; None: no conversion."""
     return _WRAPPERS.get(type)
 
 

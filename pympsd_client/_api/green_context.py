@@ -74,8 +74,9 @@ def of_stream(handle: int, kind: int) -> bytes:
 def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
     """Return up to ``nbGroups`` parts of ``minCount`` SMs or more, their number, and what remains.
 
-    With ``nbGroups`` 0 no part, but the number that there could be. INVALID_RESOURCE_CONFIGURATION for more SMs than
-    there are; INVALID_VALUE for other flags than CUdevSmResourceSplit_flags.
+    With ``nbGroups`` 0 there are no parts, and the number is that of all possible ones.
+    INVALID_RESOURCE_CONFIGURATION for more SMs than there are; INVALID_VALUE for other flags than
+    CUdevSmResourceSplit_flags.
     """
     resource = sm_resource(argument)
     if flags & ~(_IGNORE_COSCHEDULING | _MAX_POTENTIAL_CLUSTER):
@@ -106,8 +107,8 @@ def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[
     """Return a part for each group, and what remains; a group of 0 SMs gets all that remain.
 
     Afterwards the groups' smCount is the number that they got. A group's SMs are a multiple of its coscheduled SMs
-    unless it may be backfilled, else INVALID_RESOURCE_CONFIGURATION, as for more SMs than there are. INVALID_VALUE
-    for flags.
+    unless it may be backfilled, else INVALID_RESOURCE_CONFIGURATION, and likewise for more SMs than there are.
+    INVALID_VALUE for flags.
     """
     resource = sm_resource(argument)
     if flags or not count:
@@ -174,7 +175,7 @@ def create_stream(handle: int, flags: int, priority: int) -> int:
 
 
 def of_stream_handle(handle: int) -> int:
-    """Return the green context of a stream; NULL if it is of none."""
+    """Return the green context of a stream; NULL if it has none."""
     green_context = green.of(streams.properties(handle).context)
     return 0 if green_context is None else green_context.handle
 

@@ -38,7 +38,7 @@ def load(
     library_values: Any,
     library_count: int,
 ) -> int:
-    """Make a library of PTX, which each context loads when it first uses it: then errors of the PTX are returned.
+    """Make a library of PTX. Each context loads it at its first use and reports errors of the PTX then.
 
     With an error log it is loaded in the current context immediately. INVALID_VALUE, NOT_SUPPORTED for an invalid
     option.
@@ -60,7 +60,7 @@ def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[in
     _check_library_options(*library_options)
     read = jit_options.read(*options)
     library = new_library(limited(image, read.max_registers))
-    if read.logs and this_thread.stack:  # as late as in CUDA the log might be gone
+    if read.logs and this_thread.stack:  # if it were loaded as late as in CUDA, the log could be gone
         with read.logging():
             library.module_in(current())
     return library.handle
@@ -76,7 +76,7 @@ def _check_library_options(count: int, options: Any) -> None:
 
 
 def unload(library: int) -> None:
-    """Unload a library from all contexts; its handle and its kernels' are invalid from now on."""
+    """Unload a library from all contexts; its handle and those of its kernels become invalid."""
     library_of(library).unload()
 
 
@@ -183,7 +183,7 @@ def create(count: int, options: Any, values: Any) -> int:
 
 
 def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int, options: Any, values: Any) -> None:
-    """Add PTX of ``size`` bytes; as another type than CU_JIT_INPUT_PTX also a fatbin that holds some.
+    """Add PTX of ``size`` bytes, or, as a type other than CU_JIT_INPUT_PTX, a fatbin with PTX.
 
     INVALID_PTX, INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol that is defined twice;
     NOT_SUPPORTED for other inputs, NO_BINARY_FOR_GPU for fatbins without PTX for the device, JIT_COMPILER_NOT_FOUND

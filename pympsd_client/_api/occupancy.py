@@ -37,7 +37,7 @@ def best_block(
 
 
 def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
-    """Return the dynamic shared bytes that a block can have if a multiprocessor is to hold ``numBlocks`` of them.
+    """Return the dynamic shared bytes that a block can have if a multiprocessor must hold ``numBlocks`` of them.
 
     INVALID_VALUE if it holds fewer blocks of ``blockSize`` threads at all.
     """

@@ -40,7 +40,7 @@ def enable(peer: int, flags: int) -> None:
     """Give kernels of the current context access to the memory of another context.
 
     PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), PEER_ACCESS_ALREADY_ENABLED;
-    INVALID_CONTEXT for the current context itself, and for none; INVALID_VALUE for flags.
+    INVALID_CONTEXT for the current context itself, and if there is none; INVALID_VALUE for flags.
     """
     own, other = _pair(peer)
     check_no_flags("cuCtxEnablePeerAccess", flags)

@@ -40,7 +40,7 @@ def limit(requested: int) -> int:
 
 
 def set_limit(requested: int, value: int) -> None:
-    """Set a limit of the current context: INVALID_VALUE beyond what it can be, NOT_PERMITTED for a constant one.
+    """Set a limit of the current context: INVALID_VALUE above its maximum, NOT_PERMITTED for a constant one.
 
     PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; all other limits are
     only kept.
@@ -79,7 +79,7 @@ def _limit_name(requested: int, facts: DeviceFacts) -> str:
 
 
 def _default(name: str, facts: DeviceFacts) -> int:
-    """Return a limit that no program has set: as recorded with an H200, and its sizes of the documentation."""
+    """Return a limit that no program has set: as recorded with an H200, or as documented."""
     return {
         "STACK_SIZE": 1024,
         "PRINTF_FIFO_SIZE": 1 << 20,
@@ -93,7 +93,7 @@ def _default(name: str, facts: DeviceFacts) -> int:
 
 
 def reset_persisting_cache() -> None:
-    """Do nothing: no cache keeps lines back."""
+    """Do nothing: no cache has persisting lines."""
     current().usable()
 
 

@@ -107,7 +107,7 @@ def device(handle: int) -> int:
 
 
 def attribute(handle: int, number: int) -> bytes:
-    """Return the value of an attribute as a CUstreamAttrValue; INVALID_VALUE for what no stream has."""
+    """Return the value of an attribute as a CUstreamAttrValue; INVALID_VALUE for one that streams do not have."""
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":

@@ -138,7 +138,7 @@ def _library() -> Library:
 
 
 def batch(stream: int, count: int, operations: Any, flags: int) -> None:
-    """Put several of these operations in a stream, in order; INVALID_VALUE, NOT_SUPPORTED before any of them."""
+    """Put several operations into a stream, in order; INVALID_VALUE or NOT_SUPPORTED before the first one starts."""
     check_no_flags("cuStreamBatchMemOp", flags)
     for operation in [read(data) for data in operations_at(count, operations)]:
         act = _wait if operation.waits else _write

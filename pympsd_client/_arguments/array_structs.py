@@ -14,7 +14,7 @@ from pympsd_client._arguments.values import address_of
 
 @frozen
 class ArrayDescription:
-    """A CUDA_ARRAY3D_DESCRIPTOR, in elements: a height or depth of 0 is a dimension that the array does not have."""
+    """A CUDA_ARRAY3D_DESCRIPTOR, in elements: a height or depth of 0 is a missing dimension."""
 
     width: int
     height: int

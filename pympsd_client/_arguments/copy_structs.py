@@ -69,7 +69,7 @@ class _Memcpy2D(ctypes.Structure):
 
 
 class Memcpy3D(ctypes.Structure):
-    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the places of the contexts."""
+    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the fields of the contexts."""
 
     _fields_ = _fields(
         "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcContext srcPitch srcHeight "
@@ -148,7 +148,7 @@ class Operand:
     """The offset in an array, in elements, rows and slices; or memory's row length, layer height and 0."""
 
     def describe(self, element: int) -> CopySide:
-        """Return it as a side of a copy, with the bytes of an element."""
+        """Return the operand as a side of a copy; ``element`` is the size of an element in bytes."""
         first, second, third = self.sizes
         if self.is_array:
             return CopySide(3, 0, 0, 0, 0, first * element, second, third, 0, self.place)
@@ -167,7 +167,7 @@ class BatchCopy:
 
 
 class _Operand(ctypes.Structure):
-    # of a pointer the address, rowLength, layerHeight and a hint; of an array its handle and an offset
+    # for a pointer the address, rowLength, layerHeight and a hint; for an array its handle and an offset
     _fields_ = (("type", ctypes.c_int), ("place", ctypes.c_uint64), ("sizes", ctypes.c_size_t * 3))
 
 
@@ -182,7 +182,7 @@ class _BatchCopy(ctypes.Structure):
 
 
 def batch_copies(argument: Any, count: int) -> list[BatchCopy]:
-    """Return the first ``count`` operations; INVALID_VALUE for fewer, and for operands of no known type."""
+    """Return the first ``count`` operations; INVALID_VALUE for fewer, and for an unknown type of operand."""
     addresses = addresses_of(argument, count, "CUDA_MEMCPY3D_BATCH_OP", ctypes.sizeof(_BatchCopy))
     return [_read(address) for address in addresses]
 

@@ -98,7 +98,7 @@ def last_error() -> str:
 
 
 def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
-    """Return `fail` for the calls of a function, which explains each if all failed calls are explained."""
+    """Return `fail` for the calls of a function; with PYMPSD_EXPLAIN it also explains each."""
     if not is_on():
         return fail
 

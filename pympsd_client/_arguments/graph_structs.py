@@ -100,7 +100,7 @@ def handles(argument: Any, count: int, name: str) -> list[int]:
 
 
 def edge_data(argument: Any, count: int) -> list[tuple[int, int, int]]:
-    """Return ports and kinds of ``count`` edges of an array, all 0 where none is given."""
+    """Return ports and kinds of ``count`` edges of an array, all 0 if the array is NULL."""
     if count == 0 or argument is None or argument == 0:
         return [(0, 0, 0)] * count
     if isinstance(argument, InMemory):
@@ -115,7 +115,7 @@ def edge_data(argument: Any, count: int) -> list[tuple[int, int, int]]:
 
 
 class Elements(list[Any]):
-    """A list that C sees as an array, valid as long as this object: ``address`` is 0 for an empty one."""
+    """A list whose elements are also a C array at ``address`` (0 if empty) while this object lives."""
 
     def __init__(self, values: Sequence[int], size: int = 8) -> None:
         super().__init__(values)
@@ -130,7 +130,7 @@ def edge_number(from_port: int, to_port: int, kind: int) -> int:
     return from_port | to_port << 8 | kind << 16
 
 
-# --- what C functions put in memory, as objects of cuda.bindings
+# --- outputs as objects of cuda.bindings
 
 
 def _each(name: str) -> Callable[[Sequence[int]], list[Any]]:

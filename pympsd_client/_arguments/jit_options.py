@@ -55,7 +55,7 @@ class Options:
     info: _Log
     error: _Log
     max_registers: int = 0
-    """The most registers of a thread; 0: no limit."""
+    """The maximum number of registers of a thread; 0: no limit."""
 
     def write(self, error: str, info: str = "") -> None:
         """Write the error log (empty on success) and the info log."""
@@ -142,7 +142,7 @@ def _write(buffer: Any, size: int, text: str) -> int:
     """Return the number of bytes written, without the NUL."""
     if buffer is None or size <= 0:
         return 0
-    # cuda-bindings takes bytes for a log and the driver writes into them: do the same, never beyond their end.
+    # cuda-bindings takes bytes for a log and the driver writes into them: do the same, but never beyond their end.
     with HostMemory(buffer) as memory:
         room = size if memory.size is None else min(size, memory.size)
         if not (room and memory.address):

@@ -44,7 +44,7 @@ class SmResource:
 
 @frozen
 class Group:
-    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: as many as there are."""
+    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: all that remain."""
 
     count: int
     coscheduled: int
@@ -53,7 +53,7 @@ class Group:
 
 
 def check_type(kind: int) -> None:
-    """Raise INVALID_RESOURCE_TYPE unless a type is that of SMs; INVALID_VALUE for none of CUDA's."""
+    """Raise INVALID_RESOURCE_TYPE unless a type is that of SMs; INVALID_VALUE for a type that CUDA does not have."""
     if kind not in _TYPES.values():
         raise invalid_value(f"there is no type {kind} of resources")
     if kind != _SM:
@@ -88,7 +88,7 @@ def groups(argument: Any, count: int) -> list[Group]:
 
 
 def put_counts(argument: Any, counts: list[int]) -> None:
-    """Write the numbers of SMs that groups have got into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
+    """Write the numbers of the groups' SMs into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
     places = addresses_of(argument, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
     for place, count in zip(places, counts, strict=True):
         ctypes.c_uint32.from_address(place).value = count

@@ -50,7 +50,7 @@ def pack(name: str, handle: SharedHandle) -> bytes:
 def unpack(name: str, argument: Any, refusal: Callable[[str], CudaError]) -> SharedHandle:
     """Return the handle in a structure of CUDA's, given as cuda.bindings has it, as bytes, or by its address.
 
-    Raise what ``refusal`` returns for one that is none; TypeError.
+    Raise what ``refusal`` returns for bytes that are not a handle; TypeError.
     """
     if isinstance(argument, bytes):
         data = argument[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")

@@ -23,7 +23,7 @@ _VIEW: Final = struct.Struct("=I4x3Q4I64x")
 
 @frozen
 class Resource:
-    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the rest is of linear memory."""
+    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the other fields are for linear memory."""
 
     type: int
     place: int
@@ -63,7 +63,7 @@ def pack_resource(values: Resource) -> bytes:
 
 
 def sampling(data: bytes) -> tuple[Sampling, int]:
-    """Return the values of a CUDA_TEXTURE_DESC, and the greatest anisotropy."""
+    """Return the values of a CUDA_TEXTURE_DESC, and the maximum anisotropy."""
     first, second, third, filter, flags, anisotropy, level_filter, *rest = _TEXTURE.unpack(data)
     bias, least, greatest, *border = rest
     red, green, blue, alpha = border

@@ -70,21 +70,21 @@ class AttributeValue:
 
 
 def to_python(value: Any) -> Any:
-    """Return an output of type ``void``, or a list of them, as cuda.bindings does; an address as it is."""
+    """Return an output of type ``void``, or a list of them, as cuda.bindings does; addresses stay ints."""
     if isinstance(value, AttributeValue):
         return value.plain()
     return [element.plain() for element in value] if isinstance(value, list) else value
 
 
 def read_value(argument: Any, code: str) -> int:
-    """Return the number that was given for a ``void *``; in memory it has the C type with this struct code."""
+    """Return the number passed through a ``void *``: an int, or a value in memory with this struct code."""
     if isinstance(argument, InMemory):
         return int(struct.unpack(f"={code}", ctypes.string_at(int(argument), struct.calcsize(f"={code}")))[0])
     return number(argument)
 
 
 def check_count(count: int, name: str) -> None:
-    """Raise INVALID_VALUE for more elements of an array at an address than there can be."""
+    """Raise INVALID_VALUE for an impossible number of elements of an array at an address."""
     if count > MAX_COUNT:
         raise invalid_value(f"{count} elements of {name} are more than the {MAX_COUNT} that are allowed")
 
@@ -103,7 +103,7 @@ def read_numbers(argument: Any, count: int, code: str) -> list[int]:
 
 
 def check_not_null(name: str, *addresses: int) -> None:
-    """Raise INVALID_VALUE if an address is 0; ``name`` is what lies there."""
+    """Raise INVALID_VALUE if an address is 0; ``name`` describes what should be there."""
     if 0 in addresses:
         raise invalid_value(f"the address of {name} is NULL")
 

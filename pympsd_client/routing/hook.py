@@ -64,11 +64,11 @@ def install() -> None:
             "pympsd-run, and let no .pth file or sitecustomize import it"
         )
     sys.meta_path.insert(0, _Finder())
-    atexit.register(_end)  # so early that it is called last, when the program's own functions have been called
+    atexit.register(_end)  # registered first, so called last: after the program's own functions
 
 
 def _end() -> None:
-    """Close the connection, and let no call enter the interpreter any more: destructors still make some."""
+    """Close the connection, then keep calls out of the interpreter: destructors still make some."""
     client = sys.modules.get("pympsd_client._objects.process")
     entry_points = sys.modules.get("pympsd_client.native._entry_points")
     try:
@@ -80,7 +80,7 @@ def _end() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of function pointers as Python would, and has them replaced after their execution."""
+    """A finder that finds the modules of function pointers as Python would, with a `_Loader` around their loader."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in MODULES:
@@ -96,7 +96,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module with its own loader, then replaces its function pointers."""
+    """A loader that loads a module with the module's own loader, then replaces its function pointers."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader: Final = loader
@@ -113,7 +113,7 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # What these import takes time.
+        # Imported here, because it takes time.
         if _leads_the_drivers_server():
             import os
 

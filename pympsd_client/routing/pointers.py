@@ -37,7 +37,7 @@ class Library:
 
     functions: str
     result: str
-    """The type that the functions return; those that return another one stay as they are."""
+    """The type that the functions return; functions that return another type stay as they are."""
     only: frozenset[str] | None = None
     """The functions that are replaced, if not all."""
     unless: frozenset[str] = frozenset()
@@ -126,7 +126,7 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
 
 _TextFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
 _text_functions: Final[list[tuple[Any, bytes]]] = []
-"""For good: C keeps their addresses and the names of their capsules."""
+"""Never removed: C keeps their addresses and the names of their capsules."""
 
 
 def _text_function(name: str, library: Library) -> Any:
@@ -145,7 +145,7 @@ def _text_function(name: str, library: Library) -> Any:
 
 
 def name_the_driver() -> None:
-    """Where there is no driver, have its library's name found: numba looks for it before it calls cuda.bindings."""
+    """Without a driver, load a library with its name: numba looks for it before it calls cuda.bindings."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

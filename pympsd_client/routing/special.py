@@ -56,9 +56,9 @@ def _launch_by_config() -> Resolved:
 
 
 def _public(name: str) -> Callable[..., Any]:
-    """Return the client's public function; its tuple is a result for the C part."""
+    """Return the client's public function; the C part accepts its tuple as a result."""
     function: Callable[..., Any] = getattr(driver, name)
-    if name == "cuLaunchKernel" or is_on():  # it has to be fast, and is complete; or it explains its own failures
+    if name == "cuLaunchKernel" or is_on():  # a launch has to be fast; or failures are explained already
         return function
 
     def call(*arguments: Any) -> Any:
@@ -85,7 +85,7 @@ def _add_callback(stream: int, callback: int, data: int, flags: int) -> None:
     if this_thread.in_host_function:
         raise not_permitted()
     process.require()
-    # cuda.bindings passes a function of its own, and that of the program in the data.
+    # cuda.bindings passes a function of its own, and the program's function in the data.
     if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
         raise invalid_value("the callback is NULL; pass the address of a C function")
     streams.add_callback(stream, callback, data, flags)

@@ -22,7 +22,7 @@ def intern(text: bytes | None) -> int:
 
 
 def read(type: str, argument: Any) -> Any:
-    """Return what a core takes for a structure: ``given`` is its address, or its bytes if C passes it by value."""
+    """Return a structure as a core takes it, from its address, or from its bytes if C passes it by value."""
     if isinstance(argument, bytes):
         structure = getattr(bindings, type)()
         ctypes.memmove(structure.getPtr(), argument, len(argument))
@@ -38,7 +38,7 @@ def read(type: str, argument: Any) -> Any:
 
 
 def read_later(type: str, address: int) -> Any:
-    """Return what a core takes that reads values itself: their address, or an object of this module's."""
+    """Return the argument of a core that reads values itself: their address, or an object of this module."""
     special = _SPECIAL.get(type)
     if special is not None:
         return special(address) if address else None
@@ -51,7 +51,7 @@ def pack(value: Any) -> Any:
 
 
 def write(type: str, value: Any) -> Any:
-    """Return the bytes of a structure that a core returned as such, or as a value of which it is made."""
+    """Return the bytes of a structure that a core returned as bytes, as an object, or as its value."""
     if value is None or isinstance(value, bytes):
         return value
     wrap = output_wrapper(type)

@@ -60,7 +60,7 @@ def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
 def adapt(
     function: Callable[..., Any], takes: Sequence[Parameter], passed: Sequence[Parameter]
 ) -> Callable[..., Any]:
-    """Return a function of other parameters: what is not given is 0, what it does not take is dropped."""
+    """Return a function with other parameters: missing ones are 0, additional ones are dropped."""
     if takes == passed:
         return function
     places = [passed.index(parameter) if parameter in passed else None for parameter in takes]
@@ -76,7 +76,7 @@ def _is_of(row: Signature, types: tuple[str, ...]) -> bool:
 
 
 def _fits(parameter: Parameter, type: str) -> bool:
-    """Return whether a C type is that of a row's parameter; rows name what an output's pointer points to."""
+    """Return whether a C type is that of a row's parameter; a row has the type that an output points to."""
     if parameter.is_output:
         return parameter.type.rstrip(" *") == type.rstrip(" *")
     return c_types.plain(parameter.type) == type

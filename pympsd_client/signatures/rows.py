@@ -21,12 +21,12 @@ class Calling(Enum):
     UNCONVERTED = "unconverted"
     """The core converts its arguments, because it caches those of earlier calls."""
     VARIANTS = "variants"
-    """Versions of cuda-bindings differ in its parameters: what is given is not converted."""
+    """Versions of cuda-bindings differ in its parameters: arguments are not converted."""
 
 
 @frozen
 class Parameter:
-    """One parameter as in C; the type of an output is that of what its pointer points to."""
+    """One parameter as in C; the type of an output is the type that its pointer points to."""
 
     type: str
     name: str
@@ -37,7 +37,7 @@ class Parameter:
 
 @frozen
 class Signature:
-    """One row. ``arguments`` are what the core gets: names of inputs, their fields, or constants."""
+    """One row. ``arguments`` go to the core: names of inputs, their fields, or constants."""
 
     name: str
     parameters: tuple[Parameter, ...]

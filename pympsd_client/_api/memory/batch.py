@@ -84,7 +84,7 @@ def prefetch(
 ) -> None:
     """Note where ranges of managed memory will be used; INVALID_VALUE, INVALID_DEVICE, before any is noted.
 
-    A place is that of the ranges from its number in ``firsts`` on, up to the next place's.
+    A place applies to the ranges from its index in ``firsts`` up to the next place's.
     """
     ranges = _ranges(name, addresses, sizes, count, flags, stream)
     if not 0 < changes <= count:

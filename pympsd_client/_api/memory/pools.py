@@ -200,7 +200,7 @@ def check_node(location: Location) -> None:
 
 
 def destroy(pool: int) -> None:
-    """Destroy a pool; what was allocated from it stays until freed. INVALID_VALUE for a default pool."""
+    """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default pool."""
     pools.destroy(pool)
 
 
@@ -289,7 +289,7 @@ def attribute(pool: int, requested: int) -> AttributeValue:
 
 
 def set_attribute(pool: int, requested: int, value: Any) -> None:
-    """Set an attribute of a pool; INVALID_VALUE for one that is only read, and for a watermark other than 0."""
+    """Set an attribute of a pool; INVALID_VALUE for a read-only one, and for a watermark other than 0."""
     row, entry = _row(requested), pools.find(pool)
     if row.set is None:
         raise invalid_value(f"the pool attribute {requested} cannot be set")
@@ -304,10 +304,10 @@ def _row(requested: int) -> _Attribute:
 
 
 def set_access(pool: int, argument: Any, count: int) -> None:
-    """Change which devices reach the pool's memory: its own does, read and write, and others with peer access.
+    """Change which devices reach the pool's memory: its own device reads and writes, others need peer access.
 
-    Managed and host memory is reached by the devices in whose contexts it is allocated. INVALID_DEVICE for a device
-    without peer access; NOT_SUPPORTED for access only to read; INVALID_VALUE.
+    Managed and host memory is accessible to the devices in whose contexts it is allocated. INVALID_DEVICE for a
+    device without peer access; NOT_SUPPORTED for access only to read; INVALID_VALUE.
     """
     entry, peers = pools.find(pool), dict[Pair, bool]()
     for description in accesses(argument, count):

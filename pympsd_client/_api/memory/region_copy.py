@@ -22,11 +22,10 @@ _MAX_ADDRESSES: Final = 1 << 64
 def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
     """Copy rows, in 3D slices of rows, between host memory, device memory and arrays, in stream order.
 
-    A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The
-    asynchronous form returns early only where neither side is pageable host memory. INVALID_VALUE for a pitch or
-    height that is too small, a pitch above MAX_PITCH, NULL, elements of an array in
-    part, or beyond its end; INVALID_HANDLE for no array. As on a GPU (driver 580), a
-    copy of nothing succeeds without a look at its sides.
+    A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The asynchronous
+    form returns early only if neither side is pageable host memory. INVALID_VALUE for a pitch or height that is too
+    small, a pitch above MAX_PITCH, NULL, elements of an array in part, or beyond its end; INVALID_HANDLE for no
+    array. As on a GPU (driver 580), an empty copy succeeds whatever its sides are.
     """
     context = current()
     context.usable()
@@ -40,13 +39,13 @@ def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
 def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     """Copy between contexts, in stream order, as cuMemcpy3DAsync; it needs no peer access.
 
-    INVALID_CONTEXT for a context that there is not, INVALID_VALUE if it is of another device than its side.
+    INVALID_CONTEXT for a handle of no context, INVALID_VALUE if it is of another device than its side.
     """
     current().usable()
     if description is None:
         raise invalid_value("the description of the copy is NULL")
     described, *handles = description
-    # As cuMemcpy3D, a copy of nothing succeeds without a look at its sides.
+    # Like cuMemcpy3D, an empty copy succeeds whatever its sides are.
     is_empty = not (described.width and described.height and described.depth)
     for side, handle, name in zip((described.destination, described.source), handles, ("dst", "src"), strict=True):
         device = context_of(handle).device
@@ -64,7 +63,7 @@ def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
 
 
 def regions(description: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:
-    """Return destination, source and extent of a described copy, None for a copy of nothing; raise CudaError."""
+    """Return destination, source and extent of a described copy, None for an empty copy; raise CudaError."""
     extent = Extent(description.width, description.height, description.depth)
     if not extent.bytes:
         return None

@@ -131,7 +131,7 @@ def encode_im2col_wide() -> bytes:
 
 
 def replace_address(argument: Any, address: int) -> None:
-    """Give a map another global address; INVALID_VALUE if it is none, or the address is not aligned as it needs."""
+    """Give a map another global address; INVALID_VALUE if it is not a map, or the address is misaligned for it."""
     _check_device()
     if argument is None:
         raise invalid_value("tensorMap is NULL; pass one that cuTensorMapEncodeTiled has made")

@@ -42,7 +42,7 @@ _driver_version = API_VERSION
 
 @contextmanager
 def connect() -> Iterator[Connection]:
-    """Enclose the use of this process's connection, or without one of a new connection."""
+    """Yield this process's connection, or a new one that is closed after the block."""
     if process.connection is not None:
         yield process.connection
         return
@@ -103,7 +103,7 @@ def number(address: int, value: int) -> None:
 
 
 def text(address: int, length: int, value: str) -> None:
-    """Write a text with its end into ``length`` bytes."""
+    """Write a NUL-terminated text into ``length`` bytes."""
     place(address)
     data = value.encode() + b"\0"
     if length < len(data):
@@ -112,7 +112,7 @@ def text(address: int, length: int, value: str) -> None:
 
 
 def write_versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
-    """Write a structure behind the version that it begins with: its size, and its number from bit 24 on."""
+    """Write a structure after its version: its size, with the version number from bit 24."""
     expected = (4 + padding + len(content)) | version << 24
     actual = c_uint32.from_address(place(address)).value
     if actual != expected:
@@ -121,7 +121,7 @@ def write_versioned(address: int, content: bytes, version: int, padding: int = 0
 
 
 def devices() -> tuple[Device, ...]:
-    """Return the devices that were there at the initialization."""
+    """Return the devices that were found by the initialization."""
     return _devices
 
 

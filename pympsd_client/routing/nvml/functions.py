@@ -109,7 +109,7 @@ def _pci_numbers(facts: DeviceFacts) -> tuple[int, ...]:
 
 
 def _memory_info(handle: int, place: int) -> None:
-    """Answer as cuMemGetInfo does: total is the process's limit if there is one."""
+    """Write the memory like cuMemGetInfo: the total is the process's limit if there is one."""
     uuid = nvml.facts(handle).uuid
     nvml.place(place)
     usable = (context for context in tuple(contexts.values()) if context.sticky_error is None)
@@ -120,7 +120,7 @@ def _memory_info(handle: int, place: int) -> None:
 
 
 def _ask_memory(uuid: str) -> bytes:
-    """Return the answer of a context that is opened for it, whose own memory counts as used."""
+    """Return the answer of a context that is opened for this call; its own memory counts as used."""
     with nvml.connect() as connection:
         device = next((candidate for candidate in connection.devices if candidate.facts.uuid == uuid), None)
         if device is None:

@@ -29,7 +29,7 @@ _FIELD_BYTES, _FIELD_RESULT_AT = 40, 28
 
 
 def emulated_device(handle: int) -> Device:
-    """Return an emulated device; NvmlError for a GPU, which alone serves no managed memory here."""
+    """Return an emulated device; NvmlError for a GPU, which is recognized by its lack of managed memory."""
     device = nvml.device(handle)
     if not device.facts.attributes.get("MANAGED_MEMORY"):
         raise NvmlError(nvml.UNSUPPORTED, "it is known of emulated devices only")
@@ -80,13 +80,13 @@ def _write(place: int, size: int, numbers: frozenset[int]) -> None:
 
 
 def near_gpus(cpu: int, count: int, places: int) -> None:
-    """Write the devices near a CPU, at most as many as there are places, and how many they are."""
+    """Write the devices near a CPU, as many as there is space for, and their number."""
     handles = [nvml.handle_of(entry.number) for entry in nvml.devices()]
     _handles(count, places, [entry for entry in handles if cpu in _cpus(_node(entry, 0))])
 
 
 def nearest(handle: int, level: int, count: int, places: int) -> None:
-    """Write the other devices at a level of nearness: those of an emulated machine have its node in common."""
+    """Write the other devices at a level of nearness: all devices of an emulated machine share a node."""
     own = emulated_device(handle).number
     if level not in _LEVELS:
         raise NvmlError(nvml.INVALID, f"there is no level {level}")
@@ -103,7 +103,7 @@ def _handles(count: int, places: int, handles: list[int]) -> None:
 
 
 def field_values(handle: int, count: int, place: int) -> None:
-    """Write into each of ``count`` nvmlFieldValue_t that the device does not have the field."""
+    """Write NOT_SUPPORTED into each of ``count`` nvmlFieldValue_t."""
     nvml.index(handle)
     if count <= 0:
         raise NvmlError(nvml.INVALID, f"{count} fields")
@@ -118,7 +118,7 @@ def nothing(handle: int, place: int) -> None:
 
 
 def minor_number(handle: int, place: int) -> None:
-    """Write a device's number on the machine; there is no file of it in /dev."""
+    """Write a device's index on the machine; it has no file in /dev."""
     nvml.number(place, emulated_device(handle).ordinal)
 
 

@@ -81,13 +81,13 @@ def allocate_mipmapped(channels: int, extent: bytes, levels: int, flags: int) ->
 
 
 def free(handle: int) -> None:
-    """Free an array; 0 is nothing to free."""
+    """Free an array; 0 is ignored."""
     if handle:
         array.destroy(handle)
 
 
 def free_mipmapped(handle: int) -> None:
-    """Free a mipmapped array; 0 is nothing to free."""
+    """Free a mipmapped array; 0 is ignored."""
     if handle:
         array.destroy_mipmapped(handle)
 

@@ -135,7 +135,7 @@ def copy_3d_peer(place: int, stream: int = 0) -> None:
 def _slices(parameters: Any) -> Any:
     to_device, from_device = _sides(parameters.dstPtr[0], parameters.srcPtr[0], parameters.kind)
     width, height, depth = parameters.extent
-    # Where an array takes part the width is in its elements.
+    # In a copy with an array the width is in elements of the array.
     elements = [_element_bytes(handle) for handle in (parameters.dstArray, parameters.srcArray) if handle]
     description: Any = Memcpy3D(WidthInBytes=width * (elements or [1])[0], Height=height, Depth=depth)
     for name, is_device_memory in (("dst", to_device), ("src", from_device)):

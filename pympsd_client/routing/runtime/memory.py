@@ -56,13 +56,13 @@ def allocate_3d(extent: bytes) -> bytes:
 
 
 def free(address: int) -> None:
-    """Free device memory; 0 is nothing to free."""
+    """Free device memory; 0 is ignored."""
     if address:
         api.cuMemFree(address)
 
 
 def free_host(address: int) -> None:
-    """Free page-locked host memory; 0 is nothing to free."""
+    """Free page-locked host memory; 0 is ignored."""
     if address:
         api.cuMemFreeHost(address)
 

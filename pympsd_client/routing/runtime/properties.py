@@ -83,7 +83,7 @@ _FUNCTION_FIELDS: Final = {
 
 
 def write(place: int, device: Device) -> None:
-    """Write a device's cudaDeviceProp, of which fields that no attribute gives are 0; INVALID_VALUE for NULL."""
+    """Write a device's cudaDeviceProp, fields without an attribute are 0; INVALID_VALUE for NULL."""
     check_not_null("the cudaDeviceProp", place)
     runtime = import_module("cuda.bindings.runtime")  # not before cuda.bindings.cyruntime has been executed
     attributes = device.facts.attributes
@@ -99,7 +99,7 @@ def write(place: int, device: Device) -> None:
 
 
 def write_function_attributes(place: int, function: int) -> None:
-    """Write the cudaFuncAttributes of a kernel, of which those that are not known are 0; INVALID_HANDLE."""
+    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; INVALID_HANDLE."""
     check_not_null("the cudaFuncAttributes", place)
     kernel = function_of(function)
     kernel.context.usable()

@@ -14,7 +14,7 @@ if os.environ.get("PYMPSD_ROUTING") == "1":
     from pympsd_client.routing.hook import install
 
     install()
-# The sitecustomize that there would be without this one comes next.
+# Next comes the sitecustomize that this one hides.
 _this = sys.modules.pop("sitecustomize")
 sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
 try:
