@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from pympsd.version import VERSION
+from pympsd.process.version import VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.sm_rounding import rounding
@@ -157,7 +157,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
 
 def _sms(number: int) -> Iterator[str]:
     """Yield what percentages give of a device on which pympsd rounds them."""
-    facts = None if process.native is not None else process.device(number).facts
+    facts = None if process.native is not None else process.device(number).properties
     if facts is not None and facts.is_volta_or_newer:
         yield str(rounding(facts))
 

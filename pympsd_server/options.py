@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pympsd.version import CUDA_VERSION, VERSION
+from pympsd.process.version import CUDA_VERSION, VERSION
 from pympsd.vocabulary.mistyped import Parser
 
 TITLE = "CUDA MPS Server for Linux/Unix."

@@ -37,7 +37,7 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.wire.errors import LimitExceeded
+from pympsd.errors import LimitExceeded
 
 FRAME_SECONDS: Final = 10.0
 """From the first byte of a frame, or a request of several, to its last; a hello has the same time."""

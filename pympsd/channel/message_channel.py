@@ -11,8 +11,8 @@ import trio
 from pympsd.channel.allowance import Allowance
 from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
 from pympsd.channel.send_queue import SendQueue
+from pympsd.errors import LimitExceeded, RemoteError
 from pympsd.wire import frames, messages
-from pympsd.wire.errors import LimitExceeded, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 RECEIVE_BYTES: Final = 65536

@@ -12,7 +12,7 @@ import trio
 
 from pympsd.channel.descriptors import UCRED
 from pympsd.channel.send_queue import SendQueue
-from pympsd.wire.errors import LimitExceeded
+from pympsd.errors import LimitExceeded
 
 
 class PacketChannel(SendQueue):

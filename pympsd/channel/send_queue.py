@@ -17,7 +17,7 @@ import trio
 
 from pympsd.channel.allowance import Allowance
 from pympsd.channel.descriptors import close_all
-from pympsd.wire.errors import LimitExceeded
+from pympsd.errors import LimitExceeded
 
 QUEUE_BYTES: Final = 8 << 20
 """A peer with more than this unsent is cut off."""

@@ -54,7 +54,7 @@ def main(arguments: "Sequence[str]") -> int:
         )
     words = ["config", "apply", options.apply] if options.apply else options.words
     if "--help" in words[1:]:
-        from pympsd.commands.manual import help_of
+        from pympsd.commands.help import help_of
 
         if text := help_of(words):
             return control_client.print_text(text)
@@ -189,7 +189,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _version() -> str:
-    from pympsd.version import CUDA_VERSION, VERSION
+    from pympsd.process.version import CUDA_VERSION, VERSION
 
     return f"{TITLE} Binary version: {CUDA_VERSION}\npympsd {VERSION}, an open reimplementation (Apache-2.0)\n"
 

@@ -6,7 +6,8 @@ Imports almost nothing: scripts and health probes run this in loops (docs/perfor
 import _socket
 import posix
 
-from pympsd.cli import pipe_sockets
+from pympsd.errors import DaemonError
+from pympsd.vocabulary import files
 from pympsd.wire import frames
 
 TYPE_CHECKING = False
@@ -50,7 +51,7 @@ CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
 
-class DaemonGone(Exception):
+class DaemonGone(DaemonError):
     """The daemon closed the connection; the argument, if there is one, is the line that it was working on."""
 
 
@@ -74,9 +75,9 @@ def give_commands(
     daemon = Daemon()
     withheld: list[bytes] = []
     try:
-        path = pipe_sockets.control()
+        path = control_socket()
         reason = daemon.connect(path, timeout)
-        if reason == OTHER_KIND and (reason := daemon.connect(pipe_sockets.own(), timeout)):
+        if reason == OTHER_KIND and (reason := daemon.connect(own_socket(), timeout)):
             from pympsd.cli import driver_daemon
 
             def select(daemon: "_socket.socket", lines: "list[bytes]") -> "tuple[list[bytes], bool]":
@@ -145,8 +146,7 @@ def _select_sendable(lines: "list[bytes]", sendable: int, withheld: "list[bytes]
     """Return those of some lines that may be sent to a daemon of another user; report the others, and add them to
     ``withheld``.
     """
-    from pympsd.vocabulary.escapes import escape_controls
-    from pympsd.vocabulary.queries import is_query
+    from pympsd.vocabulary.untrusted import escape_controls, is_query
 
     allowed = []
     for line in lines:
@@ -245,7 +245,7 @@ def _as_displayed(daemon: "Daemon", fd: int, body: bytes) -> bytes:
     """Return an answer as it is printed: without control characters on a terminal, or of another user's daemon."""
     if not daemon.is_foreign and not posix.isatty(fd):
         return body
-    from pympsd.vocabulary.escapes import escape_controls
+    from pympsd.vocabulary.untrusted import escape_controls
 
     return escape_controls(body)
 
@@ -285,10 +285,10 @@ class Daemon:
         Return its path, and why that failed, or "". If the server is the driver's, that is a socket beside
         ``control``, which NVIDIA's own daemon does not have. Raise TimeoutError as ``connect`` does.
         """
-        path = pipe_sockets.control(folder)
+        path = control_socket(folder)
         reason = self.connect(path, timeout)
         if reason == OTHER_KIND:
-            path = pipe_sockets.own(folder)
+            path = own_socket(folder)
             reason = self.connect(path, timeout)
         return path, reason or ("its daemon has ended" if self.has_ended() else "")
 
@@ -340,7 +340,7 @@ class Daemon:
         """Return the daemon's protocol, which it was asked for; raise ConnectionError if it takes no commands."""
         kind, body = self.receive()
         if kind == frames.OPERATOR_STDERR:
-            from pympsd.vocabulary.escapes import escape_controls
+            from pympsd.vocabulary.untrusted import escape_controls
 
             raise ConnectionError(escape_controls(body).decode("utf-8", "replace").rstrip())
         return body if kind == frames.OPERATOR_PROTOCOL else b""
@@ -499,3 +499,35 @@ def _complain(line: bytes) -> None:
 def _report_no_output(error: _NoOutput) -> int:
     _complain(f"{error}: not all could be printed\n".encode())
     return NO_OUTPUT
+
+
+def control_socket(folder: bytes = b"") -> bytes:
+    """Return the path of the socket that takes commands; ``folder``: the pipe directory, if it is another one."""
+    folder = folder or pipe_directory()
+    path = folder + b"/" + files.CONTROL.encode()
+    privileged = folder + b"/" + files.CONTROL_PRIVILEGED.encode()
+    try:
+        clients_only = posix.stat(path).st_mode & 0o777 == files.CLIENTS_ONLY_MODES[files.CONTROL]
+    except OSError:
+        return path
+    return privileged if clients_only and posix.access(privileged, posix.W_OK) else path
+
+
+def own_socket(folder: bytes = b"") -> bytes:
+    """Return the path of the socket where pympsd's own protocol is spoken beside the driver's server."""
+    return (folder or pipe_directory()) + b"/" + files.OWN_CONTROL.encode()
+
+
+def pipe_directory() -> bytes:
+    """Return the pipe directory that the environment names, or the default."""
+    # The environment as posix has it, in bytes: os would make 1 ms of text of it.
+    return posix.environ.get(b"CUDA_MPS_PIPE_DIRECTORY") or _default_directory().encode()
+
+
+def _default_directory() -> str:
+    """Return where root's daemon of protocol 3 is, if there is one, and the default of protocol 2 otherwise."""
+    try:
+        is_roots = posix.stat(f"{files.SYSTEM_PIPE_DIRECTORY}/{files.CONTROL}").st_uid == 0
+    except OSError:
+        is_roots = False
+    return files.SYSTEM_PIPE_DIRECTORY if is_roots else files.DEFAULT_PIPE_DIRECTORY

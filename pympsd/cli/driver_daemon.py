@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable
 
 from pympsd.channel.descriptors import UCRED
 from pympsd.cli.options import BAD_USAGE
+from pympsd.errors import DaemonError, RemoteError
 from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
-from pympsd.vocabulary.escapes import escape_controls
+from pympsd.vocabulary.untrusted import escape_controls
 from pympsd.wire.driver.handshake import CREDENTIALS, HELLO, Role, encode_role
 from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, encode_line, printed_of
-from pympsd.wire.errors import RemoteError
 
 Selection = Callable[[socket.socket, list[bytes]], tuple[list[bytes], bool]]
 _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
 """Printed by our daemon at a socket for clients only: the protocol has no place for what is wrong."""
 
 
-class _TakesNoCommands(ConnectionError):
+class _TakesNoCommands(DaemonError, ConnectionError):
     """The message is what the daemon says."""
 
 

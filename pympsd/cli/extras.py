@@ -11,8 +11,9 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from pympsd.process.build import EXTRAS
-from pympsd.process.whole_file import write_whole
+from pympsd.errors import StartError
+from pympsd.process.files import write_whole
+from pympsd.process.version import EXTRAS
 
 FOLDER: Final = Path(__file__).parents[1] / EXTRAS
 CHECKOUT: Final = Path(__file__).parents[2]
@@ -40,7 +41,7 @@ _WRITTEN_BIN: Final = "/usr/local/bin/"
 """The folder of pympsd as units and scripts have it."""
 
 
-class CannotInstall(Exception):
+class CannotInstall(StartError):
     """Something could not be installed; the message says what and why."""
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Final
 
-from pympsd.cli import pipe_sockets
+from pympsd.cli import control_client
 from pympsd.cli.control_client import OTHER_KIND, SILENT, TIMEOUT, UNREACHABLE, Daemon, DaemonGone
 from pympsd.vocabulary import files
 from pympsd.wire import frames
@@ -25,13 +25,13 @@ def found_daemon(timeout: float) -> tuple[str, int, bytes]:
     ``timeout`` seconds for an answer.
     """
     daemon = Daemon()
-    path, status, protocol = pipe_sockets.control(), 0, b""
+    path, status, protocol = control_client.control_socket(), 0, b""
     asked = path
     try:
         reason = daemon.connect(path, timeout)
         kind = "pympsd, with servers of its own"
         if reason == OTHER_KIND:
-            asked = pipe_sockets.own()
+            asked = control_client.own_socket()
             is_vendor = daemon.connect(asked, timeout)
             kind, reason = "NVIDIA's own daemon" if is_vendor else "pympsd, which leads the driver's server", ""
         elif not reason and daemon.has_ended():
@@ -65,7 +65,7 @@ def look_for_daemon() -> tuple[str, str]:
     The daemon is not asked: it writes each connection into its log. The kernel lists the sockets at which a process
     listens, with their types, and a daemon of protocol 3 marks its directory.
     """
-    path = os.fsdecode(pipe_sockets.control())
+    path = os.fsdecode(control_client.control_socket())
     types = _listening_sockets()
     kind = types.get(os.path.realpath(path), "")
     protocol = ""
@@ -73,7 +73,7 @@ def look_for_daemon() -> tuple[str, str]:
         said = f"no daemon ({os.strerror(errno.ENOENT)})"
     elif not kind:
         said = "no daemon (nothing in this network namespace listens there)"
-    elif kind == STREAM or os.path.realpath(os.fsdecode(pipe_sockets.own())) in types:
+    elif kind == STREAM or os.path.realpath(os.fsdecode(control_client.own_socket())) in types:
         said = "pympsd, with servers of its own" if kind == STREAM else "pympsd, which leads the driver's server"
         is_marked = os.path.lexists(os.path.join(os.path.dirname(path), files.NAMED_SERVERS))
         protocol = "3" if is_marked else "2"

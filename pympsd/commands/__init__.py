@@ -1,1 +1,6 @@
-"""The operator commands: a registry, one decorator for each command, and argument readers. Pure."""
+"""The operator commands: `grammar` is the machine, `v2` and `v3` the commands, which this registers."""
+
+from pympsd.commands.grammar.registry import load
+
+for _package in ("v2", "v3"):
+    load(f"{__name__}.{_package}", [f"{each}/{_package}" for each in __path__])

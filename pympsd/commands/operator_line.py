@@ -1,4 +1,12 @@
-"""An operator's command line: split into words, looked up, carried out, logged and answered."""
+"""An operator's command line: looked up, carried out, logged and answered.
+
+    bytes --grammar.line.parse--> ParsedLine --decide_line--> Decision --answer_line--> instructions
+
+The dispatcher parses a line when it arrives, asks the servers that the answer depends on, and gives the state machine
+the event `OperatorLine`. `answer_line` turns that into instructions: the log of the command, its reply, and what it
+changes. A daemon of protocol 3 also takes the commands of protocol 2 that have one meaning in both; the other daemon
+takes the modules that both have.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +15,12 @@ from typing import Final
 
 from attrs import evolve
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.registry import JSON_OPTION, REGISTRY, Caller, Decision
-from pympsd.commands.v3 import line as v3
+from pympsd.commands import help
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.recorded import LATER_COMMANDS
+from pympsd.commands.grammar.registry import COMMANDS, Decision, first_words, refuse_translated, verbs_of
+from pympsd.commands.grammar.strict import did_you_mean
+from pympsd.commands.v3.output import data
 from pympsd.configuration.in_force import count_change, defaults_of
 from pympsd.state_machine.events import OperatorLine
 from pympsd.state_machine.instructions import Instruction, Log, reply
@@ -17,18 +28,16 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.mistyped import find_similar
+from pympsd.vocabulary.parsed_line import ParsedLine
 
-LINE_LIMIT: Final = 64 * 1024
-"""A longer line is cut to this number of bytes and is an unknown command."""
+HELP: Final = ("help", "--help")
 
 
 def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     """Log an operator's line, carry it out and answer it; the state machine's ``handle`` takes this function."""
-    shown = event.line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(" \t\r\n")
-    # Monitors ask for JSON again and again.
-    if not _is_query_of_data(split(event.line[:LINE_LIMIT])):
+    if not event.line.is_json_query:
         # A line end inside would begin another line of the log.
-        yield Log("command", {"line": shown.replace("\r", " ").replace("\n", " ")})
+        yield Log("command", {"line": event.line.text.replace("\r", " ").replace("\n", " ")})
     caller = Caller(event.session, event.uid, event.at, event.server, event.namespace, event.process)
     decision = decide_line(daemon, caller, event.line, event.file)
     if decision.answer is not None:
@@ -36,88 +45,71 @@ def answer_line(daemon: Daemon, event: OperatorLine) -> Iterator[Instruction]:
     yield from decision.instructions
 
 
-def asked_servers(daemon: Daemon, line: bytes) -> list[Server]:
+def servers_to_ask(daemon: Daemon, line: ParsedLine) -> list[Server]:
     """Return the servers on whose knowledge the answer to a line depends: the one that it names, or all."""
-    words = split(line[:LINE_LIMIT])
-    if daemon.options.protocol == 3 and (in_v3 := v3.command_of(words)) is not None:
-        return daemon.running_servers() if in_v3.asks_servers else []
-    known = REGISTRY.get(words[0]) if words else None
-    if known is None or not (known.asks_servers or _is_query_of_data(words)):
+    if not line.asks_servers:
         return []
-    plain = [word for word in words[1:] if word != JSON_OPTION]
-    named = known.readers["pid"](plain) if "pid" in known.readers else None
-    return [server for server in daemon.running_servers() if named in (None, server.pid)]
+    return [server for server in daemon.running_servers() if line.server_pid in (None, server.pid)]
 
 
-def asks_cgroups(line: bytes) -> bool:
-    """Whether the answer to a line depends on which cgroups there are."""
-    return split(line[:LINE_LIMIT])[:1] in (["memacct"], ["config"])
+def decide_line(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None = None) -> Decision:
+    """Run the command of a line; ``file``: the text of the file that it names."""
+    words, protocol = line.words, daemon.options.protocol
+    name = words[0] if words else ""
+    if line.is_whole and protocol == 3 and name in ("", *HELP):
+        return data(help.overview())
+    if line.is_whole and verbs_of(name, protocol):
+        return _of_module(daemon, caller, line, file)
+    command = COMMANDS.get(name) if line.is_whole else None
+    if command is not None and protocol in command.protocols:
+        before = defaults_of(daemon)
+        decision = command.run(daemon, caller, words[1:])
+        count_change(daemon, before)
+        return decision
+    return Decision(_refuse_unknown(line, protocol))
 
 
-def asked_process(line: bytes) -> int | None:
-    """Return the PID of the process that a line asks of; None if it asks of none."""
-    words = split(line[:LINE_LIMIT])
-    known = v3.command_of(words)
-    if known is None or not known.asks_process:
-        return None
-    return next((int(word) for word in words[2:] if word.isascii() and word.isdecimal() and len(word) < 11), None)
+def _of_module(daemon: Daemon, caller: Caller, line: ParsedLine, file: bytes | None) -> Decision:
+    module, *rest = line.words
+    verbs = verbs_of(module, daemon.options.protocol)
+    if rest and rest[0] in HELP:
+        return data(help.module_help(module))
+    if not line.command:
+        allowed = f"Verbs: {', '.join(sorted(verbs))}."
+        hint = did_you_mean(rest[0], verbs) if rest else ""
+        problem = f"Unknown verb '{rest[0]}' of module '{module}'." if rest else f"'{module}' needs a verb."
+        return Decision(refusal(diagnostic=f"{problem} {hint}{allowed}"))
+    command = COMMANDS[line.command]
+    if rest[1:] == ["help"] or "--help" in rest:
+        return data(help.command_help(command))
+    return command.run(daemon, caller, rest[1:], file)
 
 
-def _is_query_of_data(words: list[str]) -> bool:
-    """Whether a line is a query with --json."""
-    if JSON_OPTION not in words:
-        return False
-    in_v3 = v3.command_of(words)
-    return in_v3.is_query if in_v3 is not None else words[0] in REGISTRY and REGISTRY[words[0]].takes is not None
+def _refuse_unknown(line: ParsedLine, protocol: int) -> Answer:
+    """Return the refusal of a line that is not a command in a protocol."""
+    name = line.words[0] if line.words else ""
+    names = first_words(protocol)
+    command = COMMANDS.get(line.command)
+    if protocol == 3 and line.is_whole:
+        if command is not None:
+            return command.translate(line.words[1:])
+        later = LATER_COMMANDS.get(" ".join(line.words[:2])) or LATER_COMMANDS.get(name)
+        if later is not None:
+            return refuse_translated(name, later)
+        modules = [word for word in names if verbs_of(word, protocol)]
+        problem = f"Unknown module '{name}'. {did_you_mean(name, names)}Modules: {', '.join(modules)}."
+        return refusal(diagnostic=problem)
+    if command is not None and command.verb:
+        hint = f"{command.name} is a command of protocol 3; start the daemon with -p 3"
+        return refusal(f'Unknown command "{command.name}"', diagnostic=hint)
+    similar = find_similar(name, names)
+    meant = f"did you mean {similar}? " if similar else ""
+    return refusal(f'Unknown command "{name}"', diagnostic=f"{meant}the commands are {', '.join(names)}")
 
 
 def _with_note(answer: Answer, silent: tuple[int, ...]) -> Answer:
-    """Return an answer that says which servers did not answer."""
+    """Return an answer with a note on the servers that did not respond."""
     if not silent:
         return answer
-    servers = ", ".join(map(str, silent))
-    note = f"server {servers} does not answer: of it this says what was known before"
+    note = f"server {', '.join(map(str, silent))} did not respond; showing its last reported state"
     return evolve(answer, diagnostic=f"{answer.diagnostic}; {note}" if answer.diagnostic else note)
-
-
-def decide_line(daemon: Daemon, caller: Caller, line: bytes, file: bytes | None = None) -> Decision:
-    """Run the command of a line; ``file``: the text of the file that it names."""
-    words = split(line[:LINE_LIMIT])
-    is_whole, in_v3 = len(line) <= LINE_LIMIT, v3.command_of(words)
-    name = words[0] if words else ""
-    if is_whole and (daemon.options.protocol == 3 or name in v3.IN_BOTH):
-        return v3.decide(daemon, caller, with_rest(words, line), file)
-    known = REGISTRY.get(name) if is_whole else None
-    if known is not None:
-        before = defaults_of(daemon)
-        decision = known.run(daemon, caller, words[1:])
-        count_change(daemon, before)
-        return decision
-    if in_v3 is not None:
-        both = " ".join(words[:2])
-        hint = f"{both} is a command of protocol 3; start the daemon with -p 3"
-        return Decision(refusal(f'Unknown command "{both}"', diagnostic=hint))
-    names = sorted({*REGISTRY, *v3.IN_BOTH})
-    meant = f"did you mean {similar}? " if (similar := find_similar(name, names)) else ""
-    return Decision(refusal(f'Unknown command "{name}"', diagnostic=f"{meant}the commands are {', '.join(names)}"))
-
-
-def with_rest(words: list[str], line: bytes) -> list[str]:
-    """Return the words of a line; the rest of the line is one word if the command's argument is that (a path)."""
-    known = v3.command_of(words)
-    if known is None or not known.syntax.takes_rest or len(words) < 4:
-        return words
-    text = _text(line).strip(" \t\r\n")
-    for word in words[:2]:
-        text = text.removeprefix(word).lstrip(" \t\r\n")
-    return [*words[:2], text]
-
-
-def _text(line: bytes) -> str:
-    return line.partition(b"\0")[0].decode("utf-8", "surrogateescape")
-
-
-def split(line: bytes) -> list[str]:
-    """Return the words of a line: split on blanks, tabs and line ends, up to a NUL; undecodable bytes survive."""
-    text = _text(line)
-    return [word for word in text.replace("\t", " ").replace("\r", " ").replace("\n", " ").split(" ") if word]

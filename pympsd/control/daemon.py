@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from pympsd.cli import pipe_sockets
+from pympsd.cli import control_client
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
+from pympsd.errors import StartError
 from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
@@ -29,7 +30,7 @@ OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_
 """Beginnings of the variables that a daemon which is started does not inherit."""
 
 
-class CannotStart(Exception):
+class CannotStart(StartError):
     """A daemon did not start; the message is what it says."""
 
 
@@ -43,7 +44,7 @@ class RunningDaemon:
 
     def __init__(self, pipe_directory: str = "", trust_daemon: bool = False) -> None:
         self._trust_daemon = trust_daemon
-        self.pipe_directory: Final = pipe_directory or os.fsdecode(pipe_sockets.pipe_directory())
+        self.pipe_directory: Final = pipe_directory or os.fsdecode(control_client.pipe_directory())
 
     def devices(self) -> tuple[Device, ...]:
         """Return the daemon's devices."""

@@ -8,7 +8,7 @@ import msgspec
 from attrs import frozen
 
 from pympsd.control.connection import CannotAsk
-from pympsd.vocabulary.escapes import ESCAPED
+from pympsd.vocabulary.untrusted import ESCAPED
 
 T = TypeVar("T")
 MAX_COUNT: Final = (1 << 63) - 1

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import frozen
 
 from pympsd.journal.dialects import Dialect, Line
-from pympsd.vocabulary.escapes import ESCAPED
+from pympsd.vocabulary.untrusted import ESCAPED
 
 
 @frozen

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from pympsd.plot.tracks import Track, busy_periods
-from pympsd.process.whole_file import write_whole
+from pympsd.process.files import write_whole
 
 ROW_INCHES = 0.32
 WIDTH_INCHES = 11.0

@@ -1,1 +1,1 @@
-"""What a process of pympsd is and shows: its build, its title, and files that it writes whole."""
+"""What every process of pympsd uses: its version and title, the files it writes, the processes it starts."""

@@ -17,13 +17,15 @@ from attrs import Factory, define, field
 from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.descriptors import explain
 from pympsd.channel.trace_file import TraceFile
-from pympsd.commands.operator_line import answer_line, asked_process, asked_servers, asks_cgroups
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.operator_line import answer_line, servers_to_ask
+from pympsd.errors import LimitExceeded
 from pympsd.journal.setup import Journal
-from pympsd.service.fd_quota import may_queue, may_watch
 from pympsd.service.files.cgroups import existing_cgroups
 from pympsd.service.pacing import COMMAND_SECONDS, Pacing
 from pympsd.service.ports import ConnectedOperator, Sockets
 from pympsd.service.processes.client_memory import ClientMemory
+from pympsd.service.processes.fd_quota import may_queue, may_watch
 from pympsd.service.rate_limit import CONNECT_LINES, UserRateLimits, limited_lines
 from pympsd.service.tracing import Tracing
 from pympsd.state_machine import instructions as do
@@ -41,7 +43,8 @@ from pympsd.state_machine.events import (
 from pympsd.state_machine.shares import exempt_users
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.timers import Timer
-from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
 from pympsd.vocabulary.phases import IllegalMove
@@ -49,8 +52,6 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
 from pympsd.vocabulary.settings import Settings
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.wire.errors import LimitExceeded
-from pympsd.wire.keeper_packets import NOTE_BYTES
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -119,7 +120,7 @@ class Dispatcher:
     """It ends to begin anew with the other backend."""
     pipe_directory: str = ""
     """The full path of the pipe directory."""
-    keeper: Keeper | None = None
+    keeper: KeeperLink | None = None
     """Holds what the next daemon needs if this one is killed."""
     sockets: Sockets | None = None
     save: Callable[[], None] = lambda: None
@@ -250,16 +251,16 @@ class Dispatcher:
             if not await server.refresh():
                 silent.append(server.pid)
 
-        if asked := asked_servers(self.state, line):
+        parsed = parse(line, self.state.options.protocol)
+        if servers := servers_to_ask(self.state, parsed):
             async with trio.open_nursery() as nursery:
-                for server in asked:
+                for server in servers:
                     if server.serial in self.servers:
                         nursery.start_soon(refresh, self.servers[server.serial])
-        pid = asked_process(line)
-        process = None if pid is None else self.origin_of_pid(pid)
+        process = None if parsed.process is None else self.origin_of_pid(parsed.process)
         passing = self.state.process_limits.transient_cgroups
-        cgroups = existing_cgroups(passing) if passing and asks_cgroups(line) else None
-        self.feed(OperatorLine(session, uid, line, tuple(silent), file, time.time(), *place, process, cgroups))
+        cgroups = existing_cgroups(passing) if passing and parsed.asks_cgroups else None
+        self.feed(OperatorLine(session, uid, parsed, tuple(silent), file, time.time(), *place, process, cgroups))
 
     def _lines_over_limit(self, event: Event, instructions: list[do.Instruction]) -> frozenset[str]:
         """Return the log events to omit: those of a user over its rate limit."""

@@ -15,9 +15,9 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.pacing import CONNECTION_SECONDS
-from pympsd.service.sessions.peers import credentials, user_of
+from pympsd.service.processes.peers import credentials, user_of
 from pympsd.state_machine import shares
-from pympsd.takeover.kept_entries import Noted, connection_name, listener_name
+from pympsd.takeover.state.entries import KeptFd, connection_name, listener_name
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.shares import CONNECTIONS
 from pympsd.wire.frames import BODY_LIMIT
@@ -39,9 +39,9 @@ class Listener:
     file: str
     """The socket's name in the pipe directory."""
     listening: trio.socket.SocketType
-    converse: Callable[[trio.socket.SocketType, Peer, Noted[bytes]], Awaitable[None]]
+    converse: Callable[[trio.socket.SocketType, Peer, KeptFd[bytes]], Awaitable[None]]
     """Called with the keeper's entry of a connection, which is held until it returns."""
-    inherited: Sequence[Noted[bytes]] = ()
+    inherited: Sequence[KeptFd[bytes]] = ()
     """Connections that an earlier daemon accepted."""
     greeting: bytes = b""
     """The packet that every connection begins with, if this daemon speaks first; peers then pass credentials."""
@@ -148,9 +148,9 @@ class Listener:
             os.close(fd)
             return
         sock = trio.socket.from_stdlib_socket(socket.socket(fileno=fd))
-        self._nursery.start_soon(self._serve, sock, Noted(name, fd, b"", is_new=True))
+        self._nursery.start_soon(self._serve, sock, KeptFd(name, fd, b"", is_new=True))
 
-    async def _go_on(self, each: Noted[bytes]) -> None:
+    async def _go_on(self, each: KeptFd[bytes]) -> None:
         """Serve a connection that an earlier daemon accepted."""
         await self._serve(trio.socket.from_stdlib_socket(socket.socket(fileno=each.fd)), each)
 
@@ -175,7 +175,7 @@ class Listener:
             os.close(self._reserve)
             self._reserve = -1
 
-    async def _serve(self, sock: trio.socket.SocketType, entry: Noted[bytes]) -> None:
+    async def _serve(self, sock: trio.socket.SocketType, entry: KeptFd[bytes]) -> None:
         uid: int | None = None
         try:
             # Its peer sees no end while the keeper has a copy.
@@ -208,7 +208,7 @@ class Listener:
             self.dispatcher.log.error("credentials_invalid")
             return None
 
-    async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
+    async def _admit(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         weight = DRIVERS_WEIGHT if self.greeting else 1
         # Without room for a frame it would be closed later, and the work for it until then delays others.
         reason = self.dispatcher.buffers.problem(peer.uid, BODY_LIMIT) or shares.take(

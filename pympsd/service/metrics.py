@@ -15,13 +15,13 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.descriptors import explain
+from pympsd.errors import LimitExceeded
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.listeners import OUT_OF_FDS
 from pympsd.service.metrics_text import CONTENT_TYPE, metrics_text
-from pympsd.service.sessions.peers import user_of
+from pympsd.service.processes.peers import user_of
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.wire.errors import LimitExceeded
 
 LOOPBACK: Final = re.compile(r"(?:(127\.\d+\.\d+\.\d+|localhost|\[::1\]):)?(\d{1,5})")
 CONNECTIONS: Final = 16

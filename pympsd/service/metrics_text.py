@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from pympsd.configuration.in_force import compute_hash
+from pympsd.process.version import CUDA_VERSION, VERSION
 from pympsd.state_machine import shares
 from pympsd.state_machine.state.daemon import Count, Daemon
-from pympsd.version import CUDA_VERSION, VERSION
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 COUNTERS: Final = (

@@ -17,12 +17,13 @@ from pympsd.channel.descriptors import explain
 from pympsd.journal.setup import Journal
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.files import namespace_directory
-from pympsd.service.files.log_fifo import read_fifo
 from pympsd.service.listeners import Listener
+from pympsd.service.log_fifo import read_fifo
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.driver.conversation import VendorConversation
 from pympsd.state_machine.events import NamespaceLost
-from pympsd.takeover.kept_entries import Inherited, file_note, listener_name
+from pympsd.takeover.keeper.entries import KeptEntries, file_note
+from pympsd.takeover.state.entries import listener_name
 from pympsd.vocabulary import files
 from pympsd.wire.driver.handshake import HELLO
 
@@ -46,7 +47,7 @@ class NamespaceSockets:
     """Those that there should be."""
 
     dispatcher: Dispatcher
-    left: Inherited
+    left: KeptEntries
     """What an earlier daemon left; it is empty once this one has started."""
     taken_by_another: Callable[[], bool] = lambda: False
     """Returns whether another daemon has taken the pipe directory."""

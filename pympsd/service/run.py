@@ -16,19 +16,20 @@ from attrs import evolve, field, frozen
 from pympsd.devices.discovery import Machine
 from pympsd.devices.state_folder import resolved, state_folder_of
 from pympsd.journal.setup import Journal, control_logger
+from pympsd.process.spawn import map_buffers
+from pympsd.process.version import CUDA_VERSION
+from pympsd.service.children import spawn_server
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.fd_quota import fd_limit, raise_fd_limit
-from pympsd.service.files.log_fifo import read_fifo
+from pympsd.service.driver_server import NAME, is_vendor_server, spawn_vendor_server
 from pympsd.service.files.pipe_directory import PID_MODE, VENDORS_PID_MODE, PipeDirectory
 from pympsd.service.listeners import Listener
-from pympsd.service.malloc_settings import map_buffers
+from pympsd.service.log_fifo import read_fifo
 from pympsd.service.memory_sharing import MemorySharing
 from pympsd.service.metrics import MetricsServer, end
 from pympsd.service.namespace_sockets import NamespaceSockets
 from pympsd.service.notification import READY, STOPPING, notify, notify_reloading, run_watchdog
-from pympsd.service.processes.children import spawn_server
 from pympsd.service.processes.client_memory import ClientMemory
-from pympsd.service.processes.driver_server import NAME, is_vendor_server, spawn_vendor_server
+from pympsd.service.processes.fd_quota import fd_limit, raise_fd_limit
 from pympsd.service.sessions.conversation import Conversation
 from pympsd.service.sessions.driver.conversation import VendorConversation
 from pympsd.service.sessions.origins import origin_of_pid
@@ -40,13 +41,13 @@ from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon, Defaults, ProcessLimits, Usage
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.turns import TurnPolicy, Turns, guarded, order
-from pympsd.takeover.keeper_link import Keeper
-from pympsd.takeover.kept_entries import FIFO, Inherited, file_note, listener_name
-from pympsd.takeover.replacement import HAND_OVER
-from pympsd.takeover.servers import AwaitedServer, all_settled, inherit
+from pympsd.takeover.directory_claim import HAND_OVER
+from pympsd.takeover.keeper.entries import KeptEntries, file_note
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.servers import PendingServer, take_over, wait_for_reports
+from pympsd.takeover.state.entries import FIFO, listener_name
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.takeover.state_file import StateFile, device_keys, log_folders_left, writer_runs
-from pympsd.version import CUDA_VERSION
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import PinnedMemory
@@ -138,9 +139,9 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     directory = setup.directory
     log = control_logger(setup.journal)
     # Two daemons must not accept on the same sockets.
-    found = None if writer_runs(directory.path) else await Keeper.fetch(directory, log)
-    keeper, held = found or (Keeper(directory, log), {})
-    left = Inherited.of(keeper, held)
+    found = None if writer_runs(directory.path) else await KeeperLink.fetch(directory, log)
+    keeper, held = found or (KeeperLink(directory, log), {})
+    left = KeptEntries.of(keeper, held)
     listening = _listening(setup, left)
     fifo = _fifo(directory, left, keeper)
     # Under the vendor's names callers may expect the vendor's modes.
@@ -155,7 +156,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
         kept = trio.Event()
         await nursery.start(_keep, keeper, kept)
         dispatcher.sockets = sockets = NamespaceSockets(dispatcher, left, directory.taken_by_another)
-        awaited = _save_and_inherit(dispatcher, directory, left)
+        pending = _save_and_take_over(dispatcher, directory, left)
         nursery.start_soon(_handle_signals, dispatcher, signals)
         for listener in _listeners(dispatcher, listening, left):
             nursery.start_soon(listener.run)
@@ -166,7 +167,7 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
             nursery.start_soon(MemorySharing(dispatcher).run)
         nursery.start_soon(read_fifo, dispatcher.journal, fifo, partial(is_vendor_server, dispatcher))
         os.chdir("/")
-        await all_settled(awaited)
+        await wait_for_reports(pending)
         if setup.configuration is not None:
             await apply_configuration(dispatcher, *setup.configuration)
         ready()
@@ -190,12 +191,12 @@ async def _work(setup: DaemonSetup, ready: Callable[[], None], signals: AsyncIte
     return dispatcher
 
 
-async def _keep(keeper: Keeper, ended: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
+async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.TaskStatus[None]) -> None:
     await keeper.run(task_status)
     ended.set()
 
 
-def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.SocketType]:
+def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     is_vendor = setup.settings.backend == "vendor"
     # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
@@ -213,7 +214,7 @@ def _listening(setup: DaemonSetup, left: Inherited) -> dict[str, trio.socket.Soc
     return listening
 
 
-def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
+def _fifo(directory: PipeDirectory, left: KeptEntries, keeper: KeeperLink) -> int:
     """Return the log FIFO: the earlier daemon's, which may hold lines, or a new one."""
     fifo = left.take_fifo(directory.name(files.LOG_FIFO))
     if fifo < 0:
@@ -223,7 +224,7 @@ def _fifo(directory: PipeDirectory, left: Inherited, keeper: Keeper) -> int:
 
 
 def _listeners(
-    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: Inherited
+    dispatcher: Dispatcher, listening: dict[str, trio.socket.SocketType], left: KeptEntries
 ) -> Iterator[Listener]:
     for file, conversation in _conversations(dispatcher).items():
         yield Listener(
@@ -250,7 +251,7 @@ def _conversations(dispatcher: Dispatcher) -> dict[str, Conversation | VendorCon
     }
 
 
-def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: Inherited) -> list[AwaitedServer]:
+def _save_and_take_over(dispatcher: Dispatcher, directory: PipeDirectory, left: KeptEntries) -> list[PendingServer]:
     """Restore an earlier daemon's state, and save ours from now on; return the earlier daemon's servers."""
     initial = InitialDefaults.of(dispatcher.state)
     file = StateFile(
@@ -265,16 +266,16 @@ def _save_and_inherit(dispatcher: Dispatcher, directory: PipeDirectory, left: In
     dispatcher.journal.folders.take(log_folders_left(directory.path))
     dispatcher.save = lambda: file.save(snapshot(dispatcher.state, initial))
     dispatcher.connections = Serials(left.next_connection())
-    awaited = inherit(dispatcher, directory.path, left)
+    pending = take_over(dispatcher, directory.path, left)
     if dispatcher.state.options.protocol == 3:
         for server in dispatcher.state.running_servers():
             dispatcher.journal.of_server(server.name, server.uid, server.pid)
     dispatcher.save()
-    return awaited
+    return pending
 
 
 def _dispatcher(
-    setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: Keeper
+    setup: DaemonSetup, limits: dict[int, PinnedMemory], nursery: trio.Nursery, keeper: KeeperLink
 ) -> Dispatcher:
     settings = setup.settings
     state = Daemon(

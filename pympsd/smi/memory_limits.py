@@ -16,10 +16,10 @@ from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Count, convert
 from pympsd.smi.options import Refused
 from pympsd.vocabulary.answers import NO_LIMITS
-from pympsd.vocabulary.escapes import printable
 from pympsd.vocabulary.limits import MOST_MEMORY
 from pympsd.vocabulary.mistyped import Parser
 from pympsd.vocabulary.rules import at_or_above
+from pympsd.vocabulary.untrusted import printable
 
 INVALID, UNAVAILABLE, NO_PERMISSION = 2, 3, 4
 """Exit statuses, as nvidia-smi's manual page lists them."""

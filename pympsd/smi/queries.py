@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from pympsd.process.version import DRIVER_VERSION
 from pympsd.smi.fields import DEVICE_ALIASES, DEVICE_FIELDS, PROCESS_ALIASES, PROCESS_FIELDS
 from pympsd.smi.machine import Device, Machine, Process
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB
-from pympsd.version import DRIVER_VERSION
 
 NOT_AVAILABLE: Final = "[N/A]"
 

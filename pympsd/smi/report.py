@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION
 from pympsd.smi.machine import Device, Machine
 from pympsd.smi.options import BAD_VALUE, Refused
 from pympsd.smi.summary import MIB, in_order
-from pympsd.version import CUDA_VERSION, DRIVER_VERSION
 
 _COLUMN: Final = 55
 

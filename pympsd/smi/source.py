@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from typing import Final
 
-from pympsd.cli import control_client, pipe_sockets
+from pympsd.cli import control_client
 from pympsd.devices.machine import VARIABLE, BadMachine
 from pympsd.devices.state_folder import DIRECTORY, resolved, with_machine_file
 from pympsd.wire import frames
@@ -31,7 +31,7 @@ def machine(warn: Callable[[str], None]) -> str:
     answer = _ask(warn)
     if not answer:
         return text
-    path, backend = os.fsdecode(pipe_sockets.pipe_directory()), answer["backend"]
+    path, backend = os.fsdecode(control_client.pipe_directory()), answer["backend"]
     if backend != "emulated":
         reason = f"the daemon of {path} has this machine's GPUs (backend {backend}), and no emulated ones"
         raise BadMachine(f"{reason}: ask the driver's nvidia-smi, or name another CUDA_MPS_PIPE_DIRECTORY")
@@ -45,7 +45,7 @@ def machine(warn: Callable[[str], None]) -> str:
 def _ask(warn: Callable[[str], None]) -> dict[str, str]:
     """Return the daemon's answer; nothing if there is no daemon, or none that answers."""
     daemon = control_client.Daemon()
-    path = pipe_sockets.control()
+    path = control_client.control_socket()
     try:
         path, reason = daemon.reach(SECONDS)
         if reason:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 from pympsd.smi.machine import Device, Process
-from pympsd.version import CUDA_VERSION, DRIVER_VERSION, VERSION
 
 MIB: Final = 1 << 20
 _WIDTH: Final = 89

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
+from pympsd.process.version import CUDA_VERSION, DRIVER_VERSION
 from pympsd.smi.machine import Device, Machine
 from pympsd.smi.summary import MIB, in_order
-from pympsd.version import CUDA_VERSION, DRIVER_VERSION
 
 _HEAD: Final = '<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">\n'
 _LACKING: Final = "N/A"

@@ -19,10 +19,11 @@ REASON: Final = "this process runs under a debugger, and the other MPS clients h
 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make a client under a debugger wait for the clients that are admitted or queued now, not for later ones."""
-    others = _present(daemon, event.peer.uid if daemon.options.together else None)
-    daemon.queue.debugged[event.client] = Debugged(event.client, event.peer.pid, event.peer.uid, others)
+    peer = event.process.peer
+    others = _present(daemon, peer.uid if daemon.options.together else None)
+    daemon.queue.debugged[event.client] = Debugged(event.client, peer.pid, peer.uid, others)
     if others:
-        yield Log("debugger_waits", {"pid": event.peer.pid, "uid": event.peer.uid, "count": len(others)})
+        yield Log("debugger_waits", {"pid": peer.pid, "uid": peer.uid, "count": len(others)})
 
 
 def release(daemon: Daemon) -> Iterator[Instruction]:
@@ -50,5 +51,5 @@ def _present(daemon: Daemon, uid: int | None = None) -> set[int]:
     servers = [server for server in daemon.servers.values() if uid in (None, server.uid)]
     admitted = {client for server in servers for client in server.clients}
     # An awaited server stands for its clients, which are not known yet.
-    unknown = {-server.serial for server in servers if server.awaited}
+    unknown = {-server.serial for server in servers if server.pending}
     return admitted | unknown | daemon.queue.clients(uid)

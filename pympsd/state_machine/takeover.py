@@ -10,32 +10,30 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine import debuggers, queueing, shutdown
+from pympsd.state_machine import debuggers, queueing, restoration, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
-from pympsd.state_machine.events import PredecessorDied, ReturnedClient, ServerReturned
+from pympsd.state_machine.cgroups import note_context
+from pympsd.state_machine.events import PredecessorDied, ServerTakenOver
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.state_machine.shutdown import time_leaving
-from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import restoration
-from pympsd.state_machine.v3.cgroups import note_context
 from pympsd.takeover.state.other_devices import moved
 from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
-RETURN_TIMEOUT: Final = 10.0
+TAKEOVER_TIMEOUT: Final = 10.0
 """Seconds that a server has to report to the next daemon, and that the places of waiting clients are kept."""
 GENERATION_BITS: Final = 40
 """The serials of a generation begin at its number shifted left by this."""
 
 
-def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
+def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
     """Continue from the state of a daemon that did not end in order."""
     left = event.state
     if event.devices is not None:
@@ -50,17 +48,17 @@ def inherit(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.lifetime.server_ids = Serials(first_serial(daemon.lifetime.generation))
         daemon.terminations.ids = Serials(first_serial(daemon.lifetime.generation))
     for known in left.servers:
-        daemon.servers[known.serial] = _awaited(daemon, known, left)
+        daemon.servers[known.serial] = _pending_server(daemon, known, left)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
-        yield SetTimer(Timer(TimerKind.RETURN, known.serial), RETURN_TIMEOUT)
-    if daemon.options.protocol == 3:
+        yield SetTimer(Timer(TimerKind.RETURN, known.serial), TAKEOVER_TIMEOUT)
+    if daemon.options.policy.has_named_servers:
         yield from restoration.restore(daemon, left)
     if left.quit is not None and left.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
         yield from shutdown.resume_quit(daemon, left.quit.timeout)
     yield from queueing.restore(daemon, left.wishes, left.queue_order, event.connections)
     if daemon.queue.reserved:
-        yield SetTimer(Timer(TimerKind.PLACES), RETURN_TIMEOUT)
+        yield SetTimer(Timer(TimerKind.PLACES), TAKEOVER_TIMEOUT)
     yield from serve_queue(daemon)
 
 
@@ -69,13 +67,13 @@ def first_serial(generation: int) -> int:
     return (generation << GENERATION_BITS) + 1
 
 
-def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
+def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     """Adopt an awaited server that is back, with its clients."""
     server = daemon.servers.get(event.server)
-    if server is None or not server.awaited:
+    if server is None or not server.pending:
         return
-    server.awaited = False
-    server.clients = {client.client: _client(server, client) for client in event.clients}
+    server.pending = False
+    server.clients = {client.serial: client for client in event.clients}
     for client in server.clients.values():
         for context in client.contexts.values():
             note_context(server, client, context.device)
@@ -94,11 +92,11 @@ def returned(daemon: Daemon, event: ServerReturned) -> Iterator[Instruction]:
     yield from shutdown.advance(daemon)
 
 
-def return_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
+def takeover_timed_out(daemon: Daemon, serial: int) -> Iterator[Instruction]:
     """Kill a server that has not returned in time."""
     server = daemon.servers.get(serial)
-    if server is not None and server.awaited:
-        yield Log("server_not_returned", {"server": server.pid, "seconds": RETURN_TIMEOUT})
+    if server is not None and server.pending:
+        yield Log("server_not_returned", {"server": server.pid, "seconds": TAKEOVER_TIMEOUT})
         yield KillServer(serial)
 
 
@@ -110,7 +108,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     if left.rules is not None and daemon.process_limits.rules is None:
         daemon.process_limits.rules = left.rules
     daemon.usage.shares = evolve(daemon.usage.shares, configured=left.shares)
-    daemon.named_servers.default_socket = left.default_socket or daemon.options.protocol == 2
+    daemon.named_servers.default_socket = left.default_socket or not daemon.options.policy.has_named_servers
     daemon.process_limits.accounts_cgroups, daemon.process_limits.audits_memory = (
         left.accounts_cgroups,
         left.audits_memory,
@@ -133,40 +131,18 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
         daemon.defaults.memory_limits = in_memory(left.memory_limits)
 
 
-def _awaited(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
+def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
     percentage, memory = known.thread_percentage, known.memory_limits
-    if daemon.options.protocol == 2:
+    if not daemon.options.policy.has_named_servers:
         percentage, memory = limits_of(known, left)
     limits = ThreadPercentage(percentage), in_memory(memory)
     server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
     server.name = known.name or server.name
-    server.awaited = server.proven = True
+    server.pending = server.verified = True
     return server
 
 
-def _client(server: Server, client: ReturnedClient) -> Client:
-    contexts = {
-        context.serial: Context(context.serial, context.number, context.device) for context in client.contexts
-    }
-    return Client(
-        client.client,
-        client.pid,
-        server.uid,
-        client.command,
-        client.namespace,
-        contexts,
-        process=client.process,
-        mps_namespace=client.mps_namespace,
-        cgroups=client.cgroups,
-        partitions=dict(client.partitions),
-        groups=client.groups,
-        since=client.since,
-        container_pid=client.container_pid,
-        limits=client.limits,
-    )
-
-
-def _phase(event: ServerReturned) -> Phase:
+def _phase(event: ServerTakenOver) -> Phase:
     if event.leaving:
         return Phase.LEAVING
     phases = {ServerStatus.FAULT: Phase.FAULT, ServerStatus.INITIALIZING: Phase.INITIALIZING}

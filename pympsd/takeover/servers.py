@@ -1,8 +1,12 @@
-"""Adoption of the servers of an earlier daemon: believed only if the state file names them, and reached by the links
-that the keeper held.
+"""Take over the servers of the previous daemon: those that the state file names, over the links that the keeper held.
 
-They are not children of this daemon: a pidfd shows their end and kills them, and their exit status is unknown.
-There is nothing to adopt after a daemon that was PID 1 of a container: nothing survives it.
+They are not children of this daemon: a pidfd shows their end and kills them, and their exit status is unknown. There
+is nothing to take over from a daemon that was PID 1 of a container: nothing survives it.
+
+Each is a `PendingServer` until it has reported: `take_over` starts its two tasks, `watch` for the end of its process
+and `serve` for its link. One of pympsd's own servers is asked for a report (`link_messages.ReportRequest`), and the
+report is checked as if an enemy had written it: the server runs as another user. The driver's server cannot report;
+its clients are those whose pidfds the keeper held, and their notes say what the previous daemon knew of them.
 """
 
 from __future__ import annotations
@@ -19,29 +23,31 @@ from attrs import define, evolve, field
 from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import ProcessError, RemoteError
 from pympsd.journal.line_format import sanitised
+from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes.children import LEAVE_SECONDS
-from pympsd.service.processes.known_process import KnownProcess
-from pympsd.service.processes.process_sessions import kill_session
+from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import started_at
 from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.service.sessions.peers import container_pid_of, process_of
-from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
+from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.takeover import first_serial
-from pympsd.takeover.kept_entries import Inherited, link_name, serial_of
+from pympsd.takeover.keeper.entries import KeptEntries
+from pympsd.takeover.processes import KnownProcess, kill_session
+from pympsd.takeover.state.entries import ClientNote, KeptFd, link_name, serial_of
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentServer, PersistentState
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import NO_USER, Peer, Serials
 from pympsd.vocabulary.namespaces import name_problem
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
+from pympsd.vocabulary.rules import Origin
 from pympsd.wire import link_messages as link
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.versions import Versions, agree
+from pympsd.wire.messages import Versions, agree
 
 LAST_MESSAGES_SECONDS: Final = 1.0
 """Time to read the last messages of a server that has ended."""
@@ -52,21 +58,21 @@ READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
 
-class Ended(Exception):
+class Ended(ProcessError):
     """A server ended before it had reported."""
 
 
 @define
-class AwaitedServer:
-    """A server of the earlier daemon; ``obstacle``: why it cannot be adopted, or empty."""
+class PendingServer:
+    """A server of the previous daemon. ``obstacle``: why it cannot be taken over, or empty."""
 
     session: ServerSession | VendorServerSession
     process: KnownProcess
     obstacle: str
     started: int
     """When its process started, in clock ticks since boot."""
-    settled: trio.Event = field(factory=trio.Event, init=False)
-    """It has reported, or will not."""
+    resolved: trio.Event = field(factory=trio.Event, init=False)
+    """Set when it has reported, or will not."""
     _serving: trio.Event | None = field(default=None, init=False)
     """Set at the end of its session."""
 
@@ -78,7 +84,7 @@ class AwaitedServer:
         if self._serving is not None:
             with trio.move_on_after(LAST_MESSAGES_SECONDS):
                 await self._serving.wait()
-        self.settled.set()
+        self.resolved.set()
         dispatcher.servers.pop(self.session.serial, None)
         dispatcher.feed(events.ServerExited(self.session.serial, None))
         if isinstance(self.session, VendorServerSession):
@@ -92,8 +98,8 @@ class AwaitedServer:
         try:
             with dispatcher.dropped_after(link_name(self.session.serial)):
                 if isinstance(self.session, VendorServerSession):
-                    self.settled.set()
-                    await _resume(self.session, PacketChannel(sock, allowance))
+                    self.resolved.set()
+                    await _resume_session(self.session, PacketChannel(sock, allowance))
                 else:
                     await self._serve_own(dispatcher, self.session, MessageChannel(sock, allowance=allowance))
         finally:
@@ -116,13 +122,13 @@ class AwaitedServer:
             channel.close()
 
     async def _with_sender(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
-        """Run ``_is_adopted`` while what it sends is sent: the link may be full of what the earlier daemon sent."""
-        is_adopted, failure = False, None
+        """Run ``_take_over`` and a sender at the same time: the link may be full of what the previous daemon sent."""
+        is_taken_over, failure = False, None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(channel.run_sender)
             try:
-                is_adopted = await self._is_adopted(dispatcher, session, channel)
-                if not is_adopted:
+                is_taken_over = await self._take_over(dispatcher, session, channel)
+                if not is_taken_over:
                     with trio.move_on_after(LAST_SECONDS):
                         await channel.drain()
             except (RemoteError, Ended) as error:
@@ -131,10 +137,10 @@ class AwaitedServer:
         if failure is not None:
             # Raised here: the nursery would wrap it in a group.
             raise failure
-        return is_adopted
+        return is_taken_over
 
-    async def _is_adopted(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
-        """Adopt it with the clients that it reports, or dismiss it; raise RemoteError for an impossible report."""
+    async def _take_over(self, dispatcher: Dispatcher, session: ServerSession, channel: MessageChannel) -> bool:
+        """Take over the server with the clients that it reports, or dismiss it; raise RemoteError if it lies."""
         if not self.obstacle:
             token = int.from_bytes(os.urandom(7), "big")
             channel.send(link.ReportRequest(Versions(), token))
@@ -143,31 +149,35 @@ class AwaitedServer:
                 self.obstacle = f"it speaks versions {hello.versions.oldest} to {hello.versions.newest}"
         if self.obstacle:
             channel.send(link.ServerDismissed(self.obstacle))
-            self.settled.set()
+            self.resolved.set()
             dispatcher.servers.pop(session.serial, None)
-            dispatcher.feed(events.ServerNotAdopted(session.serial, self.obstacle))
+            dispatcher.feed(events.ServerNotTakenOver(session.serial, self.obstacle))
             return False
-        clients = tuple(_checked(dispatcher, session.uid, client) for client in reports)
+        clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
-        if contexts > MOST_CONTEXTS or len({client.client for client in clients}) < len(clients):
+        if contexts > MOST_CONTEXTS or len({client.serial for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is no server status")
-        session.adopt(channel, contexts)
-        dispatcher.feed(events.ServerReturned(session.serial, hello.status, hello.leaving, clients))
-        self.settled.set()
+        session.take_over(channel, contexts)
+        dispatcher.feed(events.ServerTakenOver(session.serial, hello.status, hello.leaving, clients))
+        self.resolved.set()
         return True
 
 
-async def _resume(session: VendorServerSession, channel: PacketChannel) -> None:
+async def _resume_session(session: VendorServerSession, channel: PacketChannel) -> None:
     try:
         await session.resume(channel)
     finally:
         channel.close()
 
 
-def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[AwaitedServer]:
-    """Restore the state of a daemon that did not end in order, if there is one; return its servers."""
+def take_over(dispatcher: Dispatcher, folder: str, left: KeptEntries) -> list[PendingServer]:
+    """Restore the state of a daemon that was killed or replaced, and take over its servers.
+
+    ``folder``: the pipe directory. ``left``: what its keeper held; the links and clients of the servers are taken out
+    of it. Return the servers that are pending, none if there is no state file or it is refused (which is logged).
+    """
     try:
         saved = read(folder)
     except StateRefused as error:
@@ -175,30 +185,30 @@ def inherit(dispatcher: Dispatcher, folder: str, left: Inherited) -> list[Awaite
         return []
     if saved is None:
         return []
-    awaited = [
+    pending = [
         server
         for each in saved.remembered.servers
-        if (server := _awaited(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
+        if (server := _find_server(dispatcher, saved, each, left, _obstacle(dispatcher, saved)))
     ]
     connections = frozenset(serial_of(one.name) for one in left.connections)
     other_devices = _other_devices(dispatcher, saved)
-    dispatcher.feed(events.PredecessorDied(_still_valid(saved, awaited), other_devices, connections))
-    if awaited:
+    dispatcher.feed(events.PredecessorDied(_select_running(saved, pending), other_devices, connections))
+    if pending:
         dispatcher.serials = Serials(first_serial(dispatcher.state.lifetime.generation))
-    for server in awaited:
+    for server in pending:
         dispatcher.servers[server.session.serial] = server.session
         dispatcher.nursery.start_soon(server.watch, dispatcher)
         fd = left.links.pop(server.session.serial, -1)
         if fd >= 0:
             dispatcher.nursery.start_soon(server.serve, dispatcher, fd)
-    return awaited
+    return pending
 
 
-async def all_settled(awaited: Iterable[AwaitedServer]) -> None:
-    """Wait up to READY_SECONDS for the awaited servers."""
+async def wait_for_reports(pending: Iterable[PendingServer]) -> None:
+    """Wait until all pending servers have reported or cannot, for READY_SECONDS at most."""
     with trio.move_on_after(READY_SECONDS):
-        for server in awaited:
-            await server.settled.wait()
+        for server in pending:
+            await server.resolved.wait()
 
 
 def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | None:
@@ -208,16 +218,16 @@ def _other_devices(dispatcher: Dispatcher, saved: SavedState) -> OtherDevices | 
 
 
 def _obstacle(dispatcher: Dispatcher, saved: SavedState) -> str:
-    """Return why this daemon cannot adopt the servers of the earlier one, or nothing."""
+    """Return why this daemon cannot take over the servers of the previous one, or nothing."""
     if saved.backend != dispatcher.settings.backend:
         return f"the backend of this daemon is {dispatcher.settings.backend}, not {saved.backend}"
     is_other = _other_devices(dispatcher, saved) is not None and saved.backend != "vendor"
     return "the devices of this daemon are others" if is_other else ""
 
 
-def _awaited(
-    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, left: Inherited, obstacle: str
-) -> AwaitedServer | None:
+def _find_server(
+    dispatcher: Dispatcher, saved: SavedState, server: PersistentServer, left: KeptEntries, obstacle: str
+) -> PendingServer | None:
     """Return a server that is still the same process; None if it is not, or cannot be watched."""
     if saved.backend == "vendor" and obstacle:
         return None  # it ends when its link is closed
@@ -235,12 +245,12 @@ def _awaited(
         return None
     session: ServerSession | VendorServerSession = ServerSession(server.serial, server.uid, server.pid, process.kill)
     if saved.backend == "vendor":
-        session = _vendor_session(dispatcher, server, process, left)
-    return AwaitedServer(session, process, obstacle, saved.started[server.pid])
+        session = _driver_session(dispatcher, server, process, left)
+    return PendingServer(session, process, obstacle, saved.started[server.pid])
 
 
-def _vendor_session(
-    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: Inherited
+def _driver_session(
+    dispatcher: Dispatcher, server: PersistentServer, process: KnownProcess, left: KeptEntries
 ) -> VendorServerSession:
     """Return the session of a driver's server with what the keeper knows of its clients."""
     session = VendorServerSession(
@@ -249,30 +259,34 @@ def _vendor_session(
     own = {serial: entry for serial, entry in left.clients.items() if entry.note.server == server.serial}
     for serial in own:
         del left.clients[serial]
-    session.handoffs.earlier = left.take_newcomers(server.serial)
+    session.handoffs.earlier = left.take_new_clients(server.serial)
     session.pidfds = {serial: entry.fd for serial, entry in own.items()}
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
-    session.inherited = {
-        serial: events.ReturnedClient(
-            serial,
-            entry.note.pid,
-            entry.note.command,
-            entry.note.namespace,
-            process=0 if entry.note.pid else process_of(entry.fd),
-            mps_namespace=entry.note.mps_namespace,
-            cgroups=_cgroups_of(dispatcher, entry.note.pid),
-            since=entry.note.since,
-            container_pid=container_pid_of(entry.note.pid),
-            limits=entry.note.limits,
-        )
+    session.taken_over = {
+        serial: Client(serial, server.uid, _kept_process(dispatcher, entry), limits=entry.note.limits)
         for serial, entry in own.items()
     }
     return session
 
 
-def _still_valid(saved: SavedState, awaited: Sequence[AwaitedServer]) -> PersistentState:
-    serials = {server.session.serial for server in awaited}
+def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
+    """Return what the keeper's note of a client says of its process."""
+    note = entry.note
+    return ClientProcess(
+        Peer(note.pid, note.uid, NO_USER),
+        note.command,
+        note.namespace,
+        note.mps_namespace,
+        number=0 if note.pid else process_of(entry.fd),
+        container_pid=container_pid_of(note.pid),
+        since=note.since,
+        origin=_origin_of(dispatcher, note.pid),
+    )
+
+
+def _select_running(saved: SavedState, pending: Sequence[PendingServer]) -> PersistentState:
+    serials = {server.session.serial for server in pending}
     servers = tuple(server for server in saved.remembered.servers if server.serial in serials)
     return evolve(saved.remembered, servers=servers)
 
@@ -302,7 +316,7 @@ async def _next(channel: MessageChannel) -> object:
     return received[0]
 
 
-def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.ReturnedClient:
+def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
     if not isinstance(report, link.ReturningClient):
         raise RemoteError(f"{type(report).__name__} where its clients were due")
     # This daemon's serials begin above all earlier ones.
@@ -319,23 +333,20 @@ def _checked(dispatcher: Dispatcher, uid: int, report: object) -> events.Returne
     in_force = report.limits.multiprocessors if report.limits is not None else {}
     if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
-    contexts = tuple(events.ReturnedContext(*context) for context in report.contexts)
-    command = sanitised(report.command.encode())
-    mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""
-    known = report.client, report.pid, command, report.namespace, contexts
-    return events.ReturnedClient(
-        *known,
-        mps_namespace=mps_namespace,
-        partitions=report.partitions,
-        cgroups=_cgroups_of(dispatcher, report.pid),
-        groups=report.groups,
-        since=report.since,
+    process = ClientProcess(
+        Peer(report.pid, report.uid, NO_USER),
+        sanitised(report.command.encode()),
+        report.namespace,
+        report.mps_namespace if not name_problem(report.mps_namespace) else "",
         container_pid=container_pid_of(report.pid),
-        limits=report.limits,
+        since=report.since,
+        origin=_origin_of(dispatcher, report.pid),
     )
+    contexts = {context[0]: Context(*context) for context in report.contexts}
+    groups, limits = report.groups, report.limits
+    return Client(report.client, uid, process, contexts, partitions=report.partitions, groups=groups, limits=limits)
 
 
-def _cgroups_of(dispatcher: Dispatcher, pid: int) -> tuple[str, ...]:
-    """Return the cgroups of a client that returns, as far as protocol 3 asks for them and they can be seen."""
-    origin = dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None
-    return (origin.cgroups if origin is not None else None) or ()
+def _origin_of(dispatcher: Dispatcher, pid: int) -> Origin | None:
+    """Return the origin of a client that is taken over, as far as protocol 3 needs it and it can be seen."""
+    return dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from attrs import define, evolve, field, frozen
 
+from pympsd.errors import FileError
 from pympsd.journal.log_folders import MadeFolder
 from pympsd.service.files import remains
 from pympsd.service.processes.status import has_ended, started_at
@@ -35,7 +36,7 @@ DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
 
 
-class StateRefused(ValueError):
+class StateRefused(FileError, ValueError):
     """The state file cannot be used; the message says why."""
 
 
@@ -62,7 +63,7 @@ class SavedState:
     trace: str = ""
     """The path of the trace that it writes."""
     log_folders: tuple[MadeFolder, ...] = ()
-    """Those that it, or an earlier daemon, has made for the logs of servers."""
+    """Those that it, or the previous daemon, has made for the logs of servers."""
 
 
 def device_keys(devices: Sequence[DeviceFacts]) -> tuple[str, ...]:
@@ -201,7 +202,7 @@ def _pid_namespace() -> int:
 class StateFile:
     """Keeps the file of the running daemon up to date.
 
-    It exists even if there is nothing to save: it shows clients that their daemon has not ended in order.
+    It exists even if there is nothing to save: it shows clients that their daemon has not quit.
     """
 
     folder: str

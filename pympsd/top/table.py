@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from attrs import define, field, frozen
 
 from pympsd.control.records import Device, Machine, Server, Waiting, convert
-from pympsd.vocabulary.escapes import printable
+from pympsd.vocabulary.untrusted import printable
 
 REPORT_SECONDS: Final = 1.5
 """A server that launches reports it once a second; after this long without a change it launches nothing."""

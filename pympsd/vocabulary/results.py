@@ -1,9 +1,9 @@
-"""The CUDA result codes (CUresult numbers) that pympsd itself raises, by name.
+"""The CUDA result codes (CUresult numbers) that pympsd raises, and the statuses of servers and clients.
 
 They are defined here because the daemon does not import cuda-bindings; tests check each against CUresult.
 """
 
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Final
 
 
@@ -87,3 +87,18 @@ STICKY: Final = frozenset(
     }
 )
 """Results that poison their context: every later call in it returns the same (CUDA driver API, CUresult)."""
+
+
+class ServerStatus(StrEnum):
+    """A server's status, as get_server_status prints it (MPS documents, Provisioning Sequence)."""
+
+    INITIALIZING = "INITIALIZING"
+    ACTIVE = "ACTIVE"
+    FAULT = "FAULT"
+
+
+class ClientStatus(StrEnum):
+    """A client context's status, as server.log prints it."""
+
+    ACTIVE = "ACTIVE"
+    INACTIVE = "INACTIVE"

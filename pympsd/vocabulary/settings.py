@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
@@ -11,7 +11,7 @@ from pympsd.vocabulary import files, variables
 from pympsd.vocabulary.limits import BadLimit, ClientPriority, ThreadPercentage
 from pympsd.vocabulary.shares import BY_NAME, read_shares
 from pympsd.vocabulary.shares import VARIABLE as USER_SHARES
-from pympsd.vocabulary.variables import MEMORY_LIMITS, PERCENTAGE, PRIORITY, Reader, read
+from pympsd.vocabulary.variables import MEMORY_LIMITS, PERCENTAGE, PRIORITY, BadSetting, Reader, read
 
 VENDOR_SERVER: Final = "PYMPSD_VENDOR_SERVER"
 SCHEDULING_POLICY: Final = "PYMPSD_SCHEDULING_POLICY"
@@ -150,3 +150,33 @@ def _priority(environment: Mapping[str, str]) -> ClientPriority:
         return ClientPriority.parse(environment.get(PRIORITY) or "0")
     except BadLimit:
         return ClientPriority()
+
+
+METHODS: Final = {
+    SCHEDULING_POLICIES: ("add", "remove", "drop", "next", "charge"),
+    TURN_POLICIES: ("__call__",),
+}
+"""What a policy of each group is asked."""
+
+
+def named_policy(group: str, variable: str, text: str) -> Any:
+    """Return what the entry point that a setting names makes of its argument ("" without one); raise BadSetting."""
+    from importlib.metadata import entry_points  # it takes 10 ms, and few processes have a policy
+
+    name, _, argument = text.partition(":")
+    known = {point.name: point for point in entry_points(group=group)}
+    if name not in known:
+        names = ", ".join(sorted(known))
+        raise BadSetting(f"{variable} is one of {names}, or an entry point of the group {group}; not {name!r}")
+    try:
+        policy = known[name].load()(argument)
+    except ValueError as error:
+        raise BadSetting(f"{variable}={text}: {error}") from None
+    except Exception as error:  # whatever a plug-in may raise, or its modules when they are imported
+        where = f"{known[name].value} cannot be used: {type(error).__name__}: {error}"
+        raise BadSetting(f"{variable}={text}: {where}") from error
+    missing = [method for method in METHODS[group] if not callable(getattr(policy, method, None))]
+    if missing:
+        has = f"it has to return a policy, and {type(policy).__name__} has no {', '.join(missing)}"
+        raise BadSetting(f"{variable}={text}: {known[name].value} cannot be used: {has}")
+    return policy

@@ -8,8 +8,8 @@ from itertools import islice
 
 from attrs import define, field, frozen
 
+from pympsd.errors import RemoteError
 from pympsd.wire import frames
-from pympsd.wire.errors import RemoteError
 
 
 @frozen

@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import define, frozen
 
-from pympsd.wire.errors import RemoteError
+from pympsd.errors import RemoteError
 from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT, padded
 
 _HEAD: Final = struct.Struct("=IIII")

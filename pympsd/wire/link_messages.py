@@ -7,8 +7,7 @@ from attrs import field, frozen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
-from pympsd.wire.messages import message
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions, message
 
 
 @message(32)

@@ -11,11 +11,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 from attrs import frozen
 
+from pympsd.errors import LocalError, RemoteError
+from pympsd.process.version import VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire import frames
-from pympsd.wire.errors import LocalError, RemoteError
 from pympsd.wire.framing import Frame
-from pympsd.wire.versions import Versions
 
 _KINDS: Final[dict[int, type]] = {}
 _KIND_OF: Final[dict[type, int]] = {}
@@ -180,3 +180,25 @@ class RequestRefused:
     """0: there was none, and the session ends."""
     code: int
     reason: str
+
+
+OLDEST: Final = 2
+NEWEST: Final = 2
+"""2: the opcodes of the command stream by chapter, and FILL with rows."""
+FEATURES: Final[tuple[str, ...]] = ("socket-transport",)
+
+
+@frozen
+class Versions:
+    """What each side announces in its hello."""
+
+    oldest: int = OLDEST
+    newest: int = NEWEST
+    features: tuple[str, ...] = FEATURES
+    build: str = VERSION
+
+
+def agree(ours: Versions, theirs: Versions) -> int | None:
+    """Return the newest version that both support, or None if the ranges do not overlap."""
+    newest = min(ours.newest, theirs.newest)
+    return newest if newest >= max(ours.oldest, theirs.oldest) else None

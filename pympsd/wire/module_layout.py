@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from attrs import frozen
 
-from pympsd.wire.errors import RemoteError
+from pympsd.errors import RemoteError
 
 
 @frozen

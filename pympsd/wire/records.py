@@ -14,7 +14,7 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.wire.errors import RemoteError
+from pympsd.errors import RemoteError
 
 HEADER: Final = struct.Struct("=HHIQQ")
 HEADER_BYTES: Final = HEADER.size

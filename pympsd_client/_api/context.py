@@ -116,7 +116,7 @@ def execution_affinity(kind: int) -> int:
     """
     context = current()
     _check_affinity_type(kind)
-    if not (process.require().provisions and context.device.facts.is_volta_or_newer):
+    if not (process.require().provisions and context.device.properties.is_volta_or_newer):
         reason = "there is no execution affinity here: it needs an MPS daemon and a Volta or newer device"
         raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
     return context.usable().multiprocessors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from pympsd.version import API_VERSION
+from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
 from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
@@ -51,17 +51,17 @@ def device(ordinal: int) -> int:
 
 def name(length: int, device: int) -> bytes:
     """Return ``length`` bytes: the device's name, cut to fit, and NULs. INVALID_VALUE for a length below 1."""
-    return _pad(process.device(device).facts.name, length)
+    return _pad(process.device(device).properties.name, length)
 
 
 def uuid(device: int) -> bytes:
     """Return the device's UUID as a CUuuid of 16 bytes."""
-    return bytes.fromhex(process.device(device).facts.uuid.removeprefix("GPU-").replace("-", ""))
+    return bytes.fromhex(process.device(device).properties.uuid.removeprefix("GPU-").replace("-", ""))
 
 
 def total_memory(device: int) -> int:
     """Return the device's memory in bytes."""
-    return process.device(device).facts.memory_bytes
+    return process.device(device).properties.memory_bytes
 
 
 def luid(device: int) -> tuple[bytes, int]:
@@ -72,7 +72,7 @@ def luid(device: int) -> tuple[bytes, int]:
 
 def compute_capability(device: int) -> tuple[int, int]:
     """Return the major and the minor number of the device's compute capability."""
-    return process.device(device).facts.compute_capability
+    return process.device(device).properties.compute_capability
 
 
 def attribute(requested: int, device: int) -> int:
@@ -82,9 +82,9 @@ def attribute(requested: int, device: int) -> int:
         raise invalid_value(f"there is no device attribute {requested}")
     if requested == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
         return multiprocessors(entry)
-    facts = entry.facts.attributes
+    properties = entry.properties.attributes
     names = [name for name, value in _ATTRIBUTES.items() if value == requested]  # an attribute may have aliases
-    return next((facts[name] for name in names if name in facts), 0)
+    return next((properties[name] for name in names if name in properties), 0)
 
 
 _PROPERTIES: Final = (
@@ -97,15 +97,15 @@ _PROPERTIES: Final = (
 
 def properties(device: int) -> bytes:
     """Return the device's CUdevprop."""
-    facts = process.device(device).facts.attributes
-    return struct.pack(f"={len(_PROPERTIES)}i", *(facts.get(name, 0) for name in _PROPERTIES))
+    properties = process.device(device).properties.attributes
+    return struct.pack(f"={len(_PROPERTIES)}i", *(properties.get(name, 0) for name in _PROPERTIES))
 
 
 def linear_texture_width(format: int, channels: int, device: int) -> int:
     """Return the maximum number of elements of a texture in linear memory; NOT_SUPPORTED or INVALID_VALUE."""
-    facts = process.device(device).facts.attributes
+    properties = process.device(device).properties.attributes
     check_format(format, channels)
-    return facts.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
+    return properties.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
 
 
 def multiprocessors(device: Device) -> int:
@@ -115,15 +115,15 @@ def multiprocessors(device: Device) -> int:
         opened = stack[-1].opened
         if opened is not None:
             return int(opened.multiprocessors)
-    return device.facts.attributes.get("MULTIPROCESSOR_COUNT", device.facts.multiprocessors)
+    return device.properties.attributes.get("MULTIPROCESSOR_COUNT", device.properties.multiprocessors)
 
 
 def execution_affinity_support(kind: int, device: int) -> int:
     """Return 1 if contexts can be limited to a number of SMs: under MPS, on Volta and newer. INVALID_VALUE."""
-    facts = process.device(device).facts
+    properties = process.device(device).properties
     if kind != SM_COUNT:
         raise invalid_value(f"the execution affinity type is SM_COUNT ({SM_COUNT}), not {kind}")
-    return int(process.require().provisions and facts.is_volta_or_newer)
+    return int(process.require().provisions and properties.is_volta_or_newer)
 
 
 def pci_bus_id(length: int, device: int) -> bytes:
@@ -135,7 +135,7 @@ def pci_bus_id(length: int, device: int) -> bytes:
 
 
 def _bus_id(device: Device) -> str:
-    domain, rest = device.facts.pci.split(":", 1)
+    domain, rest = device.properties.pci.split(":", 1)
     bus, number, function = rest.replace(":", ".").split(".")
     return f"{int(domain, 16):04X}:{int(bus, 16):02X}:{int(number, 16):02X}.{int(function, 16):X}"
 

@@ -31,11 +31,11 @@ _STEP: Final = 2
 
 
 def _resource(device: Device, count: int) -> SmResource:
-    if not device.facts.is_volta_or_newer:
+    if not device.properties.is_volta_or_newer:
         raise not_supported(
             "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on"
         )
-    row = rounding(device.facts)
+    row = rounding(device.properties)
     return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))
 
 

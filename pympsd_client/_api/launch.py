@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pympsd.vocabulary.results import Result
-from pympsd.wire.launch_flags import MOST, NO_CLUSTER
+from pympsd.wire.ring_layout import MOST, NO_CLUSTER
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.launch_attributes import name_of, not_there
 from pympsd_client._arguments.values import number

@@ -22,7 +22,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code.library import kernel_of, library_of, new_library
 from pympsd_client._objects.code.link import Link, link_of, links
 from pympsd_client._objects.code.module import image_at, image_of
-from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.code.ptx_text import limit_registers
 from pympsd_client._objects.context import current, this_thread
 from pympsd_client._objects.process import process
 
@@ -59,7 +59,7 @@ def load_from_file(
 def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[int, Any]) -> int:
     _check_library_options(*library_options)
     read = jit_options.read(*options)
-    library = new_library(limited(image, read.max_registers))
+    library = new_library(limit_registers(image, read.max_registers))
     if read.logs and this_thread.stack:  # if it were loaded as late as in CUDA, the log could be gone
         with read.logging():
             library.module_in(current())

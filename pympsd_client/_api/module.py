@@ -11,7 +11,7 @@ from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code import module as core
 from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.module import modules
-from pympsd_client._objects.code.ptx_text import limited
+from pympsd_client._objects.code.ptx_text import limit_registers
 from pympsd_client._objects.context import current
 
 _CACHE_PREFERENCES: Final = range(4)
@@ -36,7 +36,7 @@ def load_with_options(image: HostMemory, count: int, options: Any, values: Any) 
     current().usable()
     read = jit_options.read(count, options, values)
     with read.logging():
-        return core.load(limited(core.image_at(image), read.max_registers)).handle
+        return core.load(limit_registers(core.image_at(image), read.max_registers)).handle
 
 
 def load_file(name: str) -> int:

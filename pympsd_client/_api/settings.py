@@ -35,8 +35,8 @@ def limit(requested: int) -> int:
     """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
     context = current()
     context.usable()
-    name = _limit_name(requested, context.device.facts)
-    return context.settings.get(name, _default(name, context.device.facts))
+    name = _limit_name(requested, context.device.properties)
+    return context.settings.get(name, _default(name, context.device.properties))
 
 
 def set_limit(requested: int, value: int) -> None:
@@ -47,38 +47,38 @@ def set_limit(requested: int, value: int) -> None:
     """
     context = current()
     context.usable()
-    facts = context.device.facts
-    name = _limit_name(requested, facts)
+    properties = context.device.properties
+    name = _limit_name(requested, properties)
     if name in ("SHMEM_SIZE", "CIG_ENABLED"):
         raise CudaError(Result.ERROR_NOT_PERMITTED, f"CU_LIMIT_{name} is a constant of the device")
     bounds = {
         "STACK_SIZE": _MAX_STACK_BYTES,
         "MAX_L2_FETCH_GRANULARITY": _MAX_FETCH_BYTES,
-        "PERSISTING_L2_CACHE_SIZE": facts.attributes.get(_PERSISTING, 0),
+        "PERSISTING_L2_CACHE_SIZE": properties.attributes.get(_PERSISTING, 0),
     }
     if value > bounds.get(name, value):
         raise invalid_value(f"CU_LIMIT_{name} is 0 to {bounds[name]}, not {value}")
     if name in _KNOWN_BY_THE_EXECUTOR:
-        value = min(value, facts.memory_bytes // 8)
+        value = min(value, properties.memory_bytes // 8)
         context.call(operations.SET_LIMIT, requested, value)
     context.settings[name] = value
 
 
-def _limit_name(requested: int, facts: DeviceFacts) -> str:
+def _limit_name(requested: int, properties: DeviceFacts) -> str:
     name = _LIMITS.get(requested)
     if name is None or name == "PER_BLOCK_MEMORY_SIZE":
         raise invalid_value(f"there is no limit {requested}")
     lacks = {
-        "DEV_RUNTIME_SYNC_DEPTH": facts.compute_capability >= (9, 0),
+        "DEV_RUNTIME_SYNC_DEPTH": properties.compute_capability >= (9, 0),
         "CIG_SHMEM_FALLBACK_ENABLED": True,
-        "PERSISTING_L2_CACHE_SIZE": not facts.attributes.get(_PERSISTING),
+        "PERSISTING_L2_CACHE_SIZE": not properties.attributes.get(_PERSISTING),
     }
     if lacks.get(name):
-        raise CudaError(Result.ERROR_UNSUPPORTED_LIMIT, f"{facts.name} has no CU_LIMIT_{name}")
+        raise CudaError(Result.ERROR_UNSUPPORTED_LIMIT, f"{properties.name} has no CU_LIMIT_{name}")
     return name
 
 
-def _default(name: str, facts: DeviceFacts) -> int:
+def _default(name: str, properties: DeviceFacts) -> int:
     """Return a limit that no program has set: as recorded with an H200, or as documented."""
     return {
         "STACK_SIZE": 1024,
@@ -87,8 +87,8 @@ def _default(name: str, facts: DeviceFacts) -> int:
         "DEV_RUNTIME_SYNC_DEPTH": 2,
         "DEV_RUNTIME_PENDING_LAUNCH_COUNT": 2048,
         "MAX_L2_FETCH_GRANULARITY": 64,
-        "PERSISTING_L2_CACHE_SIZE": facts.attributes.get(_PERSISTING, 0) * 3 // 10,
-        "SHMEM_SIZE": facts.attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0),
+        "PERSISTING_L2_CACHE_SIZE": properties.attributes.get(_PERSISTING, 0) * 3 // 10,
+        "SHMEM_SIZE": properties.attributes.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", 0),
     }.get(name, 0)
 
 

@@ -1,11 +1,12 @@
-"""Answers of an executor, and the contexts that they may poison.
+"""What an executor sends: answers, faults of contexts, the output of kernels, file descriptors.
 
-What kernels print, on this process's standard output and standard error.
+An answer is (flags, result, body). Three things may come with it. FLAG_POISONED says that a fault has ended the
+context; `report_fault` tells the context. OUTPUT records carry what kernels printed before an answer;
+`DeviceOutput` keeps the text for the thread that waits for that answer. An answer whose operation brings a
+descriptor is received with recvmsg; `ReceivedFds` keeps the descriptor until the caller takes it.
 
-Descriptors that come with answers: received along with the bytes, and kept until the caller takes them.
-
-As in `transport`, Ctrl-C may come between any two steps: where something could be lost the steps are one chain of C
-calls, and the others may be done twice.
+As in `transport`, Ctrl-C may come between any two steps. Where something could be lost the steps are one chain of C
+calls; the other steps may be repeated.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ Answer = tuple[int, int, bytes]
 """Flags, result (a CUresult number), operands and tail."""
 
 
-class Poisonable(Protocol):
-    """A context, as far as the command stream knows it."""
+class Faultable(Protocol):
+    """A context, as the command stream uses it."""
 
-    serial: int
+    id: int
 
-    def poison(self, serial: int, code: int, reason: str) -> None:
-        """Fail every later call with this error, unless the context was closed, or opened anew, since ``serial``."""
+    def fault(self, context_id: int, code: int, reason: str) -> None:
+        """Fail every later call with this error, unless the context was closed or reopened since it had this id."""
 
 
-def poison_if_flagged(context: Poisonable, serial: int, answer: Answer) -> None:
-    """Poison a context when an answer of its executor says so."""
+def report_fault(context: Faultable, context_id: int, answer: Answer) -> None:
+    """Report a fault to a context if an answer of its executor carries one."""
     flags, result, body = answer
     if flags & FLAG_POISONED:
-        context.poison(serial, result, body.decode("utf-8", "replace"))
+        context.fault(context_id, result, body.decode("utf-8", "replace"))
 
 
 class DeviceOutput:
-    """What was printed before the answers of calls that wait, by their sequence numbers.
+    """The text that kernels printed before the answers of waiting calls, by sequence number.
 
     The thread that made the call writes it, not the one that read it: a full pipe holds no other thread.
     """
@@ -63,11 +64,11 @@ class DeviceOutput:
 
 def write_output(descriptor: int, text: bytes) -> None:
     """Write the text of kernels to file descriptor 1 or 2, as CUDA does; lose it if that is closed or broken."""
-    left = memoryview(text)
+    remaining = memoryview(text)
     try:
-        while left:
+        while remaining:
             try:
-                left = left[os.write(descriptor, left) :]
+                remaining = remaining[os.write(descriptor, remaining) :]
             except BlockingIOError:
                 select.select((), (descriptor,), ())
     except (OSError, ValueError):
@@ -77,7 +78,7 @@ def write_output(descriptor: int, text: bytes) -> None:
 BRINGS_FD: Final = frozenset(ANSWER | operation.opcode for operation in OPERATIONS if operation.brings_fd)
 """Opcodes of the answers that come with one descriptor each, if they are successful."""
 NO_ROOM: Final = -1
-"""In place of a descriptor that this process had no room for."""
+"""Stands for a descriptor that was lost because this process may not open more."""
 
 _CHUNK: Final = (65536,)
 _ROOM: Final = (socket.CMSG_SPACE(FD_BYTES),)
@@ -98,7 +99,7 @@ class ReceivedFds:
         """By the sequence number of the answer that the descriptor belongs to."""
         self._bodies: Final[dict[int, bytes]] = {}
         """The bodies of those answers."""
-        self._wanted: Final[set[int]] = set()
+        self._protected: Final[set[int]] = set()
 
     def receive(self, connection: socket.socket, into: bytearray, flags: int) -> None:
         """Receive bytes, and a descriptor if there is one; OSError as recvmsg raises it."""
@@ -107,7 +108,7 @@ class ReceivedFds:
         while self._unread:
             message = self._unread[0]
             if (message[1] or message[2] & socket.MSG_CTRUNC) and not any(
-                one is message for one in self._with_fd[-1:]
+                known is message for known in self._with_fd[-1:]
             ):
                 self._with_fd.append(message)
             any(map(into.extend, map(_DATA, map(self._unread.pop, (0,)))))
@@ -119,13 +120,13 @@ class ReceivedFds:
             any(map(self._claimed.__setitem__, (sequence,), map(self._with_fd.pop, (0,))))
 
     @contextmanager
-    def wanted(self, sequence: int) -> Iterator[None]:
+    def protect(self, sequence: int) -> Iterator[None]:
         """Protect the answer's descriptor from `decline` while the caller waits for it."""
-        self._wanted.add(sequence)
+        self._protected.add(sequence)
         try:
             yield
         finally:
-            self._wanted.discard(sequence)
+            self._protected.discard(sequence)
 
     def take(self, sequence: int) -> int | None:
         """Return the answer's descriptor, which the caller owns; NO_ROOM; None when none came."""
@@ -138,7 +139,7 @@ class ReceivedFds:
 
     def decline(self) -> list[bytes]:
         """Close the descriptors of answers without a caller (Ctrl-C); return the bodies of those answers."""
-        unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._wanted]
+        unwanted = [sequence for sequence in tuple(self._claimed) if sequence not in self._protected]
         bodies = [self._bodies[sequence] for sequence in unwanted]
         for sequence in unwanted:
             fd = self.take(sequence)

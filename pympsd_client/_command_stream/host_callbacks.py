@@ -1,9 +1,24 @@
-"""Threads that run a program's host functions: in order within a stream, without one stream waiting for another's.
+"""Host functions: posted to a stream, announced by the executor, run in this process, reported as done.
 
-Host functions in flight on one command stream: posted, announced by the executor, run, reported as done.
+A host function has four steps. `HostCallbacks.launch` posts HOST_FUNCTION. The executor answers it when its stream
+has come to that point; the stream then waits. A callback thread runs the function. HOST_FUNCTION_DONE lets the
+stream go on.
 
-The executor answers HOST_FUNCTION when its stream has come to it, so answers must be read while functions are
-pending: a listener thread waits for them. It sleeps, and then ends, when there are none.
+    program       post HOST_FUNCTION ...
+    executor      ... earlier work ... answer | waits ................. | later work
+    listener      waits for answers .......... | submit
+    callback thread                              run the function, post HOST_FUNCTION_DONE
+
+- **The listener.** Answers must be read even if no thread of the program waits for one. While functions are pending
+  a listener thread waits as any other thread does (see `transport`). It sleeps when there are none, and ends after
+  IDLE_S.
+- **Order.** Functions of one stream run one after another; streams do not wait for each other (`CallbackThreads`).
+  An executable graph gives each of its functions an order of its own, because a function in one branch may wait for
+  one in another.
+- **Backpressure.** An executor that holds too much unfinished work stops reading and would not see that a function
+  is done. So while functions are unfinished, every ROOM_CHECK_INTERVAL-th record is preceded by a request for room.
+  HOST_FUNCTION_DONE and the work of a running function are exempt: they are what makes room.
+- Callback threads are daemon threads: they never keep a process from exiting.
 """
 
 from __future__ import annotations
@@ -24,7 +39,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FLAG_QUIET, HEADER
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._command_stream import operations
-from pympsd_client._command_stream.answers import Poisonable, poison_if_flagged
+from pympsd_client._command_stream.answers import Faultable, report_fault
 
 if TYPE_CHECKING:
     from pympsd_client._command_stream.answers import Answer
@@ -52,7 +67,7 @@ class CallbackThreads:
         self._idle = 0
 
     def submit(self, stream: Hashable, job: Job) -> None:
-        """Run a job after the others of its stream. The job raises nothing."""
+        """Run a job after the earlier jobs of its stream. The job raises nothing."""
         with self._changed:
             jobs = self._jobs.get(stream)
             if jobs is not None:
@@ -72,12 +87,12 @@ class CallbackThreads:
         while self._serve_next(IDLE_S):
             pass
 
-    def _serve_next(self, patience: float) -> bool:
-        """Run the jobs of a stream; return False when there was none within ``patience`` seconds."""
+    def _serve_next(self, seconds: float) -> bool:
+        """Run the jobs of a stream; return False when there was none within ``seconds`` seconds."""
         jobs = self._jobs
         with self._changed:
             self._idle += 1
-            self._changed.wait_for(lambda: self._ready, patience)
+            self._changed.wait_for(lambda: self._ready, seconds)
             self._idle -= 1
             if not self._ready:
                 return False
@@ -101,7 +116,7 @@ callback_threads: Final = CallbackThreads()
 
 
 ROOM_CHECK_INTERVAL: Final = 1024
-"""The number of records that may be posted while functions are pending before the executor is asked for room.
+"""The number of records after which, while functions are pending, the client asks the executor for room.
 
 It stops reading when too much is unfinished, and would not see that a function is done.
 """
@@ -119,8 +134,8 @@ _running: Final = _Running()
 class PendingCallback:
     """A function queued in a stream. ``run`` gets a CUresult number and raises nothing."""
 
-    context: Poisonable
-    serial: int
+    context: Faultable
+    context_id: int
     stream: int
     """Functions of one stream run one after another; those of an executable graph have numbers of their own."""
     run: Callable[[int], None]
@@ -140,12 +155,17 @@ class HostCallbacks:
         """Posted and not announced, by the sequence numbers of their records, which are their tokens too."""
         self._unfinished = 0
         self._listening = False
-        # Objects that are collected while room is asked for may make calls.
-        self._asking: Final = RLock()
+        # Objects that are collected during the request may make calls.
+        self._requesting: Final = RLock()
         self._posted = count().__next__
 
     def launch(self, callback: PendingCallback, record: Callable[[int], bytes] | None = None) -> None:
-        """Post a function; raise CudaError. ``record`` packs a record for it from its token, if not HOST_FUNCTION."""
+        """Post a function; raise CudaError if the record cannot be sent.
+
+        ``record`` packs the record from the function's token. Without it the record is HOST_FUNCTION; an executable
+        graph passes a function that packs GRAPH_HOST_FUNCTION. After Ctrl-C the function stays pending, because its
+        record may be on its way.
+        """
         sequence = self._enter(callback)
         self._transport.expect(sequence, self._gate)
         try:
@@ -153,7 +173,7 @@ class HostCallbacks:
         except CudaError:  # after Ctrl-C it stays pending: its record may be on its way
             self._transport.discard(sequence)
             if self._pending.pop(sequence, None) is not None:
-                self._finished()
+                self._finish()
             raise
 
     def _enter(self, callback: PendingCallback) -> int:
@@ -183,8 +203,8 @@ class HostCallbacks:
             except CudaError as error:
                 self._end(error)
                 return
-            for sequence in self._transport.answered():
-                self._announced(sequence)
+            for sequence in self._transport.list_answered():
+                self._handle_announcement(sequence)
 
     def _any_pending(self) -> bool:
         with self._changed:
@@ -192,15 +212,15 @@ class HostCallbacks:
             return self._listening
 
     def _any_announced(self) -> bool:
-        return any(map(self._pending.__contains__, self._transport.answered()))
+        return any(map(self._pending.__contains__, self._transport.list_answered()))
 
-    def _announced(self, sequence: int) -> None:
+    def _handle_announcement(self, sequence: int) -> None:
         callback = self._pending.pop(sequence, None)
         if callback is None:  # Ctrl-C while a listener began may have left two
             return
         answer = self._transport.answer(sequence)
         self._transport.discard(sequence)
-        poison_if_flagged(callback.context, callback.serial, answer)
+        report_fault(callback.context, callback.context_id, answer)
         self._submit(sequence, callback, answer)
 
     def _end(self, error: CudaError) -> None:
@@ -231,12 +251,12 @@ class HostCallbacks:
         if self._transport.closed:
             return
         if result == Result.SUCCESS:
-            done = operations.HOST_FUNCTION_DONE.record(callback.serial, self._transport.sequence(), token)
+            done = operations.HOST_FUNCTION_DONE.record(callback.context_id, self._transport.sequence(), token)
             with suppress(CudaError):  # the executor is gone, and the stream with it
                 self._transport.post(done, urgent=True)
-        self._finished()
+        self._finish()
 
-    def _finished(self) -> None:
+    def _finish(self) -> None:
         with self._changed:
             self._unfinished -= 1
             if not self._unfinished:
@@ -245,12 +265,12 @@ class HostCallbacks:
     # --- backpressure
 
     def _wait_for_room(self, record: bytes) -> None:
-        """Before a record is posted: wait for room in the executor, once in ROOM_CHECK_INTERVAL records."""
+        """Wait until the executor takes more records; done before every ROOM_CHECK_INTERVAL-th record is posted."""
         if _running.in_function or self._posted() < ROOM_CHECK_INTERVAL:
-            return  # a function's own work is what makes room
-        with self._asking:
+            return  # the work of a running function lets the others finish
+        with self._requesting:
             if self._posted() < ROOM_CHECK_INTERVAL:
-                return  # another thread has asked meanwhile
+                return  # another thread has just asked
             context = HEADER.unpack_from(record)[3]
             sequence = self._transport.sequence()
             self._transport.expect(sequence)
@@ -264,4 +284,4 @@ class HostCallbacks:
 
 
 def _host_function(callback: PendingCallback, token: int) -> bytes:
-    return operations.HOST_FUNCTION.record(callback.serial, token, callback.stream, token, flags=FLAG_QUIET)
+    return operations.HOST_FUNCTION.record(callback.context_id, token, callback.stream, token, flags=FLAG_QUIET)

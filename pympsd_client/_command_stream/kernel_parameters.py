@@ -57,7 +57,7 @@ def raw_packer(layout: FunctionLayout) -> Packer:
     return struct.Struct(f"{LAUNCH_FORMAT}{layout.parameter_bytes}s{padding}x").pack
 
 
-def typed_packer(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | None:
+def packer_for_types(layout: FunctionLayout, types: tuple[Any, ...]) -> Packer | None:
     """Return a packer for values of these ctypes types, or None if each launch must inspect them.
 
     A type of None is a handle or pointer object, 8 bytes wide.
@@ -142,8 +142,8 @@ def _value_bytes(value: Any, ctype: Any, size: int) -> bytes:
         raise TypeError(f"Unsupported type: {ctype!r}")
     if ctype is ctypes.c_double and isinstance(value, ctypes.c_float):
         value = value.value
-    held = value if isinstance(value, ctype) else ctype(value)
-    return bytes(held).ljust(_SLOT_BYTES, b"\0")
+    buffer = value if isinstance(value, ctype) else ctype(value)
+    return bytes(buffer).ljust(_SLOT_BYTES, b"\0")
 
 
 def _object_bytes(value: Any, size: int) -> bytes:

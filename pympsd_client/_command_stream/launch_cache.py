@@ -1,9 +1,32 @@
-"""Repeated launches without the interpreter: whether this process has them, and the cache they use (native/src).
+"""Repeated launches without the interpreter: whether this process has them, and the cache of plans (native/src).
 
-The second time a launch is made, a plan for it is added: its record as it was sent, and where in it the parameters'
-values lie. Whatever may make plans wrong calls `invalidate`: a context closed, poisoned or forked away, a stream
-destroyed, a module unloaded, a kernel's limits changed, a command stream that has ended, the first host function
-(after which a launch has more to check).
+**The problem.** A launch through Python costs several microseconds, most of them for checks whose results do not
+change from one launch to the next.
+
+**The idea.** The second time a launch is made, Python adds a *plan* for it: the record exactly as it was sent, and
+the offsets in it at which the values of the parameters lie. A later cuLaunchKernel with the same kernel, stream,
+shape and types of parameters is made in C: it copies the record into the ring with new values and a new sequence
+number. Any call that no plan fits takes the slow path in Python (`pympsd_client._objects.code.launch`), so each
+rule has one implementation.
+
+    cuLaunchKernel -> plan found, still valid -> ring            (C only)
+                   -> no plan -> launch() checks, sends, adds a plan -> ring
+
+**Invariants**
+
+- Whatever may make *one* plan wrong drops *all* of them: call `invalidate`. The events are: a context is closed,
+  meets a fault or belongs to the parent process; a stream is destroyed; a module is unloaded; an attribute of a
+  kernel changes; a command stream ends; the first host function is launched (afterwards a launch has more to
+  check); a capture begins.
+- A plan is added together with the number of invalidations (``epoch``) that Python read *before* its checks. The
+  extension refuses the plan if there was an invalidation since.
+- The interpreter's lock protects the cache: between the check that a plan is valid and the last byte in the ring no
+  Python code runs.
+
+**What must never happen:** a launch in C that the slow path would refuse. If in doubt, invalidate; it is rare and
+cheap.
+
+The extension is optional. Without it, or with ``PYMPSD_LAUNCHES=python``, every launch goes through Python.
 """
 
 from __future__ import annotations
@@ -21,7 +44,7 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher, Writer
 
 
-def _chosen() -> Any:
+def _choose() -> Any:
     """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
     try:
         choice = read(os.environ, LAUNCHES, "auto")
@@ -43,7 +66,7 @@ def _chosen() -> Any:
 _error: CudaError | None = None
 _library: Any = None
 try:
-    _library = _chosen()
+    _library = _choose()
 except CudaError as error:  # cuInit reports it: a setting must not fail an import
     _error = error
 _launcher: Launcher | None = None
@@ -80,7 +103,7 @@ def launcher() -> Launcher | None:
 
 
 def fits_plan(parameters: tuple[Any, ...] | int, count: int, record: bytes) -> bool:
-    """Return whether a plan has room for a launch with these parameters, ``count`` of them."""
+    """Return whether a launch with these ``count`` parameters fits into a plan."""
     if _library is None or len(record) > _library.MAX_BYTES or count > _library.MAX_VALUES:
         return False
     return isinstance(parameters, int) or (len(parameters) == 2 and type(parameters[1]) is tuple)

@@ -1,4 +1,12 @@
-"""The operations of the command stream, their layouts compiled once from the one table in `pympsd.wire.records`."""
+"""The operations of the command stream: their layouts, compiled once from the one table in `pympsd.wire.records`.
+
+Each operation of the table is an attribute of this module, made when it is first used:
+
+    record = operations.ALLOCATE.record(context_id, sequence, 4096)
+    (address,) = operations.ALLOCATE.answer.unpack_from(body)
+
+A name that the table does not have is an AttributeError, as a misspelt attribute of any module.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +28,12 @@ class Operation:
         self._pack = row.layout.pack
 
     def record(self, context: int, sequence: int, *operands: int, flags: int = 0) -> bytes:
-        """Return a record; operands as the table names them."""
+        """Return a packed record.
+
+        ``context``: the executor's id of the context, 0 for an operation of the process. ``sequence``: a number of
+        the transport's, 0 if nothing is answered. The operands are those of the table, in its order; ``flags`` are
+        FLAG_*. struct.error for an operand that does not fit its field.
+        """
         return self._pack(self.opcode, flags, self.size, context, sequence, *operands)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 PARALLEL_BYTES: Final = 32 << 20
 """Smaller copies are over before other threads would help."""
-THREADS_LIMIT: Final = 4
+MAX_THREADS: Final = 4
 _ALIGNMENT: Final = 4096
 
 CopySlice = Callable[[int, int, Event], None]
@@ -25,7 +25,7 @@ def thread_count(count: int) -> int:
     """Return the number of threads for ``count`` bytes: at most half the cores this process may use."""
     if count < PARALLEL_BYTES:
         return 1
-    return max(1, min(THREADS_LIMIT, len(os.sched_getaffinity(0)) // 2))
+    return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
 
 
 class _Slice:
@@ -58,7 +58,13 @@ class _Slice:
 
 
 def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
-    """Call ``copy`` for all slices, one in this thread; return when all are done. Raise the first error of any."""
+    """Call ``copy`` for all slices, one of them in this thread; return when all are done.
+
+    ``count``: bytes in all. ``threads``: the number of slices. ``copy(start, size, stop)`` copies a slice and ends
+    early once ``stop`` is set, which happens after the first error. Raise the first error of any slice; Ctrl-C in
+    this thread counts as one. The threads have ended with the slices when this returns or raises, because they use
+    the caller's memory.
+    """
     length = -(-count // threads // _ALIGNMENT) * _ALIGNMENT
     pieces = [(start, min(length, count - start)) for start in range(0, count, length)]
     stop = Event()
@@ -74,12 +80,12 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
     slices = [_Slice(partial(run, *piece)) for piece in pieces[1:]]
     try:
         try:
-            for each in slices:
+            for part in slices:
                 with suppress(RuntimeError):  # the system has no thread for it
-                    Thread(target=each.help, name="copy", daemon=True).start()
+                    Thread(target=part.help, name="copy", daemon=True).start()
             copy(*pieces[0], stop)
-            for each, piece in zip(slices, pieces[1:], strict=True):
-                if not stop.is_set() and each.take("caller"):
+            for part, piece in zip(slices, pieces[1:], strict=True):
+                if not stop.is_set() and part.take("caller"):
                     copy(*piece, stop)
         except BaseException as error:
             errors.insert(0, error)
@@ -92,13 +98,13 @@ def copy_in_parallel(count: int, threads: int, copy: CopySlice) -> None:
 
 
 def _wait(slices: list[_Slice], errors: list[BaseException], stop: Event) -> None:
-    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed meanwhile."""
+    """Wait for all, whatever interrupts: they use the caller's memory, which must not be freed earlier."""
     while True:
         try:
             if errors:
                 stop.set()
-            for each in slices:
-                each.wait()
+            for part in slices:
+                part.wait()
         except BaseException as error:
             errors.insert(0, error)
         else:

@@ -52,7 +52,7 @@ class Ring:
         self._words[IN_USE // _WORD] = 1
 
     def put(self, record: bytes) -> bool:
-        """Put a record in; return False when there is no room now. Raise CudaError for one that never fits."""
+        """Put a record in; return False if it does not fit now. Raise CudaError for one that never fits."""
         length = len(record)
         if length > RECORD_BYTES:
             raise invalid_value(f"a record of {length} bytes; {RECORD_BYTES} are allowed: use fewer parameters")
@@ -70,7 +70,7 @@ class Ring:
             first = RING_BYTES - start
             self._data[start:] = record[:first]
             self._data[: length - first] = record[first:]
-        words[_TAIL] = tail + length  # one store, which publishes the whole record
+        words[_TAIL] = tail + length  # a single store, which publishes the record
         return True
 
     @property

@@ -1,6 +1,8 @@
-"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots of it that records use.
+"""The memory shared with an executor: a mapping that keeps no descriptor, and the slots that records use.
 
-Slots of the staging memory for records: taken, waited for, freed when they are copied out.
+The bytes of a copy lie in a *slot* while its record is on the way. A slot is free again when the answer has come. A
+slot of a copy to the host is *kept* beyond the answer, until the caller has copied the bytes out. The dictionary of
+the slots in use is the only state, so that freeing one is a single atomic step.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from attrs import evolve, frozen
 from pympsd.channel.mapping import map_file, unmap
 
 if TYPE_CHECKING:
-    from pympsd_client._command_stream.answers import Poisonable
+    from pympsd_client._command_stream.answers import Faultable
 
 GRAIN: Final = 65536
 """Slots begin and end at multiples of this many bytes, so that there are few of them."""
@@ -28,8 +30,8 @@ class Slot:
 
     offset: int
     size: int
-    context: Poisonable
-    serial: int
+    context: Faultable
+    context_id: int
     """The context's when the record was made: a primary context may have closed and opened again since."""
     kept: bool
     """Whether it stays in use after the answer, until the bytes are copied out."""
@@ -49,15 +51,15 @@ class StagingMemory:
         finally:
             os.close(fd)
         self.size: Final = size
-        self.slot_limit: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
+        self.max_slot_bytes: Final = max(size // 4 // GRAIN * GRAIN, min(size, GRAIN))
         """The most bytes of one slot: four of them keep both sides busy."""
         self._slots: dict[int, Slot] = {}
         self._taking = Lock()
         # Not at exit: a daemon thread may still be copying then, and the kernel unmaps anyway.
         weakref.finalize(self, unmap, self.address, mapped).atexit = False
 
-    def take(self, sequence: int, count: int, context: Poisonable, kept: bool) -> int | None:
-        """Take a slot of ``count`` bytes for a record and return its offset; None when there is no room."""
+    def take(self, sequence: int, count: int, context: Faultable, kept: bool) -> int | None:
+        """Take a slot of ``count`` bytes for a record and return its offset; None if none is free."""
         size = min(-(-count // GRAIN) * GRAIN, self.size)
         with self._taking:
             offset = 0
@@ -68,13 +70,13 @@ class StagingMemory:
                 offset = slot.offset + slot.size
             if self.size - offset < size:
                 return None
-            self._slots[sequence] = Slot(offset, size, context, context.serial, kept)
+            self._slots[sequence] = Slot(offset, size, context, context.id, kept)
             return offset
 
-    def limit_for(self, threads: int) -> int:
+    def max_slot_bytes_for(self, threads: int) -> int:
         """Return the most bytes of a slot when several threads copy: two slots of each keep all of them busy."""
         if threads == 1:
-            return self.slot_limit
+            return self.max_slot_bytes
         return max(self.size // (2 * threads) // GRAIN * GRAIN, min(self.size, GRAIN))
 
     def slot_of(self, sequence: int) -> Slot | None:

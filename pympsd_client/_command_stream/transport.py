@@ -1,11 +1,34 @@
 """The command stream of one executor: records out, answers in, for all threads, without a thread of its own.
 
-A thread that waits for an answer becomes the leader: it reads, and passes the others their answers. When it has its
-own it wakes another waiter, which becomes the leader in turn. Sending never waits without reading, so that two full
-buffers cannot block each other.
+**The problem.** Every thread of the program sends records to the same executor, and any of them may wait for an
+answer. A reader thread would cost each call two switches between threads, and the interpreter's lock each time.
 
-Ctrl-C may come between any two steps of Python. Where a received or sent byte could be lost then, the steps are one
-chain of C calls (``any(map(...))``), between which no signal handler runs; and an answer may be handled twice.
+**The idea: leader and followers.** Each expected answer has a *gate*, a closed lock. A thread that waits tries to
+become the leader. The leader reads the socket and opens the gates of the answers that it receives, those of other
+threads included. When the leader has its own answer it opens the gate of one follower, which becomes the leader in
+turn. Only the leader reads, so answers stay in order; followers sleep on their own gates.
+
+    thread 1    expect(7)  post(7)  lead: recv ......... 9, 7 -> opens gate 9; done, wakes a follower
+    thread 2    expect(8)  post(8)  sleeps on gate 8 .................. woken, leads: recv ... 8
+    thread 3    expect(9)  post(9)  sleeps on gate 9 ..... open, returns
+
+**Records** go into the ring (`ring`) if the executor has one, otherwise through the socket. After a record is put
+into the ring, the sender reads whether the executor sleeps and if so sends one byte, the bell. The release of
+``_sending`` is the fence between the two steps: the executor announces that it sleeps before it looks at the ring a
+last time, so either it sees the record or the sender sees it asleep.
+
+**Invariants**
+
+- `expect` comes before `post`, so that no answer is lost; `discard` follows in every case.
+- A sender never waits without reading: while the ring or the socket is full it reads answers, unless another thread
+  is the leader. Otherwise two full buffers would block each other.
+- Once ``_error`` is set it never changes, and every later call raises it. `_end` wakes all followers.
+- ``sequence`` numbers are used once. Negative ones stand for waits that no record answers (`take_slot`).
+
+**What must never happen.** Ctrl-C may come between any two steps of Python. Where a received or sent byte could be
+lost in that moment, the steps are one chain of C calls (``any(map(...))``), between which no signal handler runs. A
+wake-up that is missed nevertheless (a second Ctrl-C during the clean-up after the first) costs at most _RECHECK_S,
+because waits are bounded. Handling an answer twice is harmless.
 """
 
 from __future__ import annotations
@@ -24,9 +47,9 @@ from pympsd_client._command_stream.answers import (
     BRINGS_FD,
     Answer,
     DeviceOutput,
-    Poisonable,
+    Faultable,
     ReceivedFds,
-    poison_if_flagged,
+    report_fault,
 )
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -73,7 +96,7 @@ class Transport:
         self.host_callbacks: object = None
         """The stream's `HostCallbacks`, once the program had a host function."""
         self.backpressure: Callable[[bytes], None] | None = None
-        """While host functions are pending: called before each record is posted, to wait for room."""
+        """While host functions are pending: called before each record, to wait until the executor takes more."""
         self.received_fds: ReceivedFds | None = None
         """Descriptors that come with answers, once any may come (receiving them costs each answer a microsecond)."""
         self._socket: Final = connection
@@ -96,10 +119,13 @@ class Transport:
     # --- sending
 
     def post(self, record: bytes, urgent: bool = False) -> None:
-        """Send a record and return; wait only while the executor takes nothing. Raise CudaError when it is gone.
+        """Send a record and return; wait only while the executor takes nothing.
 
-        ``urgent``: other work waits for this record, so it is exempt from backpressure. A record of a stream that
-        is captured is not sent (`interception`).
+        The answer, if there is one, comes later: see `expect`. A record of a stream that is captured is not sent
+        (`interception`). ``urgent``: other work waits for this record, so it is exempt from backpressure and from
+        capture.
+
+        Raise CudaError if the executor is gone, or a capture refuses the record.
         """
         if (by := intercepted.by) is not None and not urgent and by.takes_record(record):
             return
@@ -164,11 +190,11 @@ class Transport:
         if self._error is not None:
             raise self._error.again()
 
-    def _read_until(self, wanted: int, limit_ms: int) -> None:
+    def _read_until(self, events_mask: int, limit_ms: int) -> None:
         leads = self._leading.acquire(blocking=False)
         try:
             poll = select.poll()
-            poll.register(self._socket, wanted | (select.POLLIN if leads else 0))
+            poll.register(self._socket, events_mask | (select.POLLIN if leads else 0))
             for _, events in poll.poll(limit_ms):
                 if leads and events & select.POLLIN:
                     self._receive(socket.MSG_DONTWAIT)
@@ -180,7 +206,11 @@ class Transport:
     # --- answers
 
     def call(self, sequence: int, record: bytes) -> Answer:
-        """Send a record and return its answer, without holding up other threads' calls."""
+        """Send a record and return its answer, without holding up other threads' calls.
+
+        ``sequence`` is the number in the record. Raise CudaError if the executor is gone; an error *in* the answer is
+        the caller's to raise.
+        """
         self.expect(sequence)
         try:
             self.post(record)
@@ -189,8 +219,10 @@ class Transport:
             self.discard(sequence)
 
     def expect(self, sequence: int, gate: Lock | None = None) -> None:
-        """Keep the answer with this sequence number when it comes; call this before its record is sent. ``gate``: a
-        closed lock of the caller's, which opens when the answer has come.
+        """Keep the answer with this sequence number when it comes; call this before its record is sent.
+
+        ``gate``: a closed lock of the caller's that opens when the answer has come. Without one the transport makes a
+        lock of its own. Every call is followed by `discard`, or the answer is kept forever.
         """
         if gate is None:
             gate = Lock()
@@ -198,11 +230,14 @@ class Transport:
         self._gates[sequence] = gate
 
     def answer(self, sequence: int) -> Answer:
-        """Wait for an expected answer and return it."""
+        """Wait for an expected answer and return it; it stays available until `discard`.
+
+        Raise CudaError if the stream ends first.
+        """
         self.wait(self._gates[sequence], lambda: sequence in self._answers)
         return self._answers[sequence]
 
-    def answered(self) -> tuple[int, ...]:
+    def list_answered(self) -> tuple[int, ...]:
         """Return the sequence numbers of the expected answers that have come and are not discarded."""
         return tuple(self._answers)
 
@@ -212,20 +247,23 @@ class Transport:
         return self._answers.get(sequence)
 
     def discard(self, sequence: int) -> None:
-        """Expect the answer with this sequence number no more, whether it came or not; write what was printed."""
+        """Stop expecting an answer, whether it came or not, and write the output that came before it.
+
+        Harmless if nothing is expected. An answer that comes later is dropped.
+        """
         self._gates.pop(sequence, None)
         self._answers.pop(sequence, None)
         self._output.write(sequence)
 
     def free_slot(self, sequence: int) -> None:
-        """Free a record's slot of the staging memory and wake the threads that wait for room."""
+        """Free a record's slot of the staging memory and wake the threads that wait for one."""
         if self.staging.free(sequence) is not None:
             for waiting, gate in tuple(self._gates.items()):
                 if waiting < 0:
                     _open(gate)
 
-    def take_slot(self, sequence: int, count: int, context: Poisonable, kept: bool = False) -> int:
-        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait for room.
+    def take_slot(self, sequence: int, count: int, context: Faultable, kept: bool = False) -> int:
+        """Return the offset of a slot of ``count`` bytes of the staging memory for a record; wait until one is free.
 
         A thread that has kept slots must not wait: it calls ``staging.take`` instead.
         """
@@ -279,7 +317,7 @@ class Transport:
 
     def _lead(self, ready: Callable[[], bool], recheck_ms: int | None) -> None:
         while not ready() and self._error is None:
-            if not self._settle_received():
+            if not self._handle_received():
                 if recheck_ms is not None and not self._readable(recheck_ms):
                     continue
                 if self._ring is not None:
@@ -304,17 +342,17 @@ class Transport:
             self._end(f"the executor is gone ({error.strerror})")
             return
         if len(self._received) == before:
-            self._end("the executor has ended, server.log may say why")
-        self._settle_received()
+            self._end("the executor has ended; the reason may be in server.log")
+        self._handle_received()
 
-    def _settle_received(self) -> bool:
+    def _handle_received(self) -> bool:
         """Handle complete answers; return whether there was one."""
         received = self._received
         handled = False
         while len(received) >= HEADER_BYTES:
             opcode, flags, length, result, sequence = HEADER.unpack_from(received)
             if not (opcode & ANSWER and HEADER_BYTES <= length <= RECORD_LIMIT):
-                self._end("the executor sent what is no answer")
+                self._end("the executor sent something that is not an answer")
                 return handled
             if len(received) < length:
                 break
@@ -324,17 +362,17 @@ class Transport:
             if opcode == OUTPUT | ANSWER:
                 self._output.keep(sequence, result, body, sequence in self._gates)
             else:
-                self._settle(sequence, (flags, result, body))
+                self._deliver(sequence, (flags, result, body))
             del received[:length]
             handled = True
         return handled
 
-    def _settle(self, sequence: int, answer: Answer) -> None:
+    def _deliver(self, sequence: int, answer: Answer) -> None:
         if (gate := self._gates.get(sequence)) is not None:
             self._answers[sequence] = answer
             _open(gate)
         if (slot := self.staging.slot_of(sequence)) is not None:
-            poison_if_flagged(slot.context, slot.serial, answer)
+            report_fault(slot.context, slot.context_id, answer)
             if not slot.kept:
                 self.free_slot(sequence)
 
@@ -360,7 +398,10 @@ class Transport:
         return self._error
 
     def fail(self, error: CudaError) -> None:
-        """End the stream: fail every later call, and those that wait now, with this error."""
+        """End the stream: every later call, and those that wait now, fail with this error.
+
+        The first error stays if the stream has ended already.
+        """
         self._error = self._error or error
         self._end("")
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The common interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
+"""The interface of all connections: devices, opened contexts, and the `Connection` that opens them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Device:
 
     number: int
     ordinal: int
-    facts: DeviceFacts
+    properties: DeviceFacts
 
 
 @frozen
 class Opened:
     """The properties of an opened context: sizes in bytes; priorities least and greatest."""
 
-    serial: int
+    context_id: int
     generation: int
     transport: Transport
     multiprocessors: int
@@ -37,7 +37,10 @@ class Opened:
 
 
 class Connection(Protocol):
-    """The connection to the devices: a session with an MPS server, or private executors."""
+    """The connection to the devices: a session with an MPS server, or private executors.
+
+    ``driver_version`` is the CUDA version that cuDriverGetVersion returns, 1000 x major + 10 x minor.
+    """
 
     devices: tuple[Device, ...]
     driver_version: int
@@ -51,7 +54,7 @@ class Connection(Protocol):
     ) -> Opened:
         """Open a context, on at most ``affinity`` SMs, rounded up, or on ``partition`` SMs; raise CudaError."""
 
-    def close_context(self, device: Device, serial: int) -> None:
+    def close_context(self, device: Device, context_id: int) -> None:
         """Close it and free what it held; raise CudaError."""
 
     def check(self) -> None:

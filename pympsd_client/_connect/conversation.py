@@ -10,16 +10,16 @@ from collections import deque
 from typing import Any, Final
 
 from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
+from pympsd.errors import DaemonError, RemoteError
 from pympsd.wire import messages
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
-FDS_LIMIT: Final = 2
+MAX_FDS: Final = 2
 """ContextOpened and Attached carry two: the command stream and the staging memory."""
 _CHUNK: Final = 65536
 
 
-class Ended(Exception):
+class Ended(DaemonError):
     """The other side closed the conversation, or violated the protocol."""
 
 
@@ -28,7 +28,7 @@ class Conversation:
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket: Final = connection
-        self._reader = FrameReader(fds_allowed=FDS_LIMIT)
+        self._reader = FrameReader(fds_allowed=MAX_FDS)
         self._frames: deque[Frame] = deque()
 
     def send(self, message: object) -> None:
@@ -41,7 +41,7 @@ class Conversation:
     def receive(self, timeout: float | None = None) -> tuple[Any, tuple[int, ...]]:
         """Return the next message and its descriptors (the caller owns them); wait ``timeout`` seconds at most.
 
-        Raise Ended, TimeoutError, and OSError if this process has no room for the descriptors.
+        Raise Ended, TimeoutError, and OSError if this process may not open the descriptors.
         """
         while not self._frames:
             self.wait(timeout)
@@ -98,7 +98,7 @@ class Conversation:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, tuple[int, ...], bool]:
-    """Receive bytes and descriptors, close-on-exec because executors may be started meanwhile."""
-    room = socket.CMSG_SPACE(FDS_LIMIT * FD_BYTES)
+    """Receive bytes and descriptors, close-on-exec because another thread may start an executor."""
+    room = socket.CMSG_SPACE(MAX_FDS * FD_BYTES)
     data, controls, flags, _ = connection.recvmsg(_CHUNK, room, socket.MSG_CMSG_CLOEXEC)
     return data, *whole(received(controls), flags)

@@ -1,11 +1,9 @@
-"""The choice how a program reaches a device: a daemon, natively, or a private executor. Pure functions.
-
-The directories below a daemon's pipe directory: one for each server, and in it one for each namespace.
+"""The choice how a program reaches a device: a daemon, natively, or a private executor.
 
 A program whose pipe directory does not exist runs without MPS, as documented for protocol 2. With a daemon of
-protocol 3 the same path may be that of a namespace which is misspelt or has been deleted, and a program that runs
-without MPS would have no limits. So it is refused below the directory of such a daemon, whether or not the daemon
-runs. Such a directory has a file for this purpose (`files.NAMED_SERVERS`), or directories with sockets.
+protocol 3 the same path may belong to a namespace that is misspelt or has been deleted, and a program that runs
+without MPS would have no limits. So the program is refused below the directory of such a daemon, whether or not the
+daemon runs. Such a directory contains the file `files.NAMED_SERVERS` for this purpose, or directories with sockets.
 """
 
 from __future__ import annotations
@@ -144,7 +142,7 @@ def _has_named_servers(directory: str) -> bool:
 
 def _no_server(name: str, there: str) -> str:
     # A server that could not be made has no socket either, and is still listed by the daemon.
-    return f"no server '{name}', or one that has failed (server list says); there are: {there}"
+    return f"no server '{name}', or it has failed (see server list); there are: {there}"
 
 
 def _has_lock(directory: str) -> bool:

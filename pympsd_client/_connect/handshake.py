@@ -1,4 +1,26 @@
-"""The handshake with a daemon and the server that it grants: hello, grant, welcome."""
+"""The handshake with a daemon and the server that it grants: hello, grant, welcome.
+
+    this process                    daemon                          server
+    connect ----------------------> accept
+    check the owner's uid <-------- SO_PEERCRED, or a proof
+    ClientHello ------------------> queued until it is this user's turn
+                <------------------ SessionGranted with a socket --- the socket's other end
+    SessionWelcome <------------------------------------------------ devices, driver version
+
+The daemon may answer otherwise: GoWithoutMps (run without MPS) or Refused (an error of cuInit).
+
+**Invariants**
+
+- Nothing is sent before the daemon's owner is known. A daemon of an untrusted user would see and run this program's
+  work. Only root's and the process's own uid are trusted, or, in a user namespace that cannot show the uid, a
+  proof.
+- cuInit waits without limit: another user's turn may last for hours. After SILENT_WAIT_S a single warning names
+  what cuInit waits for.
+- A server may end between the grant and its welcome. That is `NotWelcomed`; the caller asks the daemon again,
+  MAX_GRANTS times at most.
+- A program that names a namespace's directory must not run without that namespace's limits. So `connect_to_daemon`
+  marks the reason as ``limited`` if the directory is, or may be, one of a server or namespace (`discovery`).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +36,11 @@ from attrs import evolve
 from pympsd.channel import daemon_owner
 from pympsd.channel.daemon_owner import TRUST_VARIABLE
 from pympsd.channel.descriptors import close_all
-from pympsd.process.build import build_id
+from pympsd.process.version import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import REQUIRE_MPS
-from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, GoWithoutMps, Refused, SessionGranted, SessionWelcome, Versions
 from pympsd_client._arguments.errors import CudaError
 from pympsd_client._connect.conversation import Conversation, Ended
 from pympsd_client._connect.discovery import (
@@ -34,16 +55,16 @@ from pympsd_client._connect.discovery import (
 from pympsd_client._connect.session import Session
 
 SILENT_WAIT_S: Final = 10.0
-"""Seconds until a single warning says what cuInit waits for."""
-_WHY_THE_DAEMON: Final = "others have their turn (control.log says who waits for whom), or it is stopped"
+"""Seconds until a single warning names what cuInit waits for."""
+_WHY_THE_DAEMON: Final = "others have their turn (see control.log for who waits for whom), or it is stopped"
 _NOT_THERE: Final = (errno.ENOENT, errno.ENOTDIR)
-"""What a path says without a socket, or through a file."""
-GRANTS_LIMIT: Final = 6
-"""The number of servers that may end before their welcome; the daemon gives up after four and says why."""
+"""Errors of a path that has no socket, or leads through a file."""
+MAX_GRANTS: Final = 6
+"""The number of servers that may end before their welcome; the daemon gives up after four, with the reason."""
 GRANT_PAUSE_S: Final = 0.1
 """Seconds before the next of them: the daemon has to see the end of the last."""
 _FRAMES: Final = 7
-"""_awaited, request_session, _reach_devices, initialize, cuInit (two), the program."""
+"""_receive_or_warn, request_session, _connect, initialize, cuInit (two), the program."""
 HIDDEN: Final = (errno.EACCES, errno.EPERM)
 """Errors of a socket that may be a namespace's for all this process can see."""
 
@@ -86,9 +107,9 @@ def request_session(connection: socket.socket, environment: Mapping[str, str]) -
             # The daemon would answer the same after a wait.
             return NoDaemon("this process runs under a debugger, for which there is no MPS server")
         daemon.send(hello)
-        answer, fds = _awaited(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
+        answer, fds = _receive_or_warn(daemon, f"{what}: {_WHY_THE_DAEMON}", _FRAMES)
     except Ended as error:
-        reason = f"the MPS control daemon at {control_socket(environment)}: {error}; control.log may say why"
+        reason = f"the MPS control daemon at {control_socket(environment)}: {error}; the reason may be in control.log"
         raise _no_connection(reason) from None
     finally:
         daemon.close()
@@ -108,7 +129,7 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
     """Wait for the welcome of a server; close the conversation and raise CudaError if it does not come."""
     try:
         what = f"the welcome of its MPS server (PID {pid}), which is stopped or busy"
-        message, fds = _awaited(server, what, _FRAMES + 1)
+        message, fds = _receive_or_warn(server, what, _FRAMES + 1)
         close_all(fds)
         if isinstance(message, Refused):
             server.close()
@@ -117,12 +138,12 @@ def _welcome(server: Conversation, pid: int) -> SessionWelcome:
             return message
         reason = f"it sent {type(message).__name__} where its welcome was due"
     except Ended as error:
-        reason = f"{error}; server.log may say why"
+        reason = f"{error}; the reason may be in server.log"
     server.close()
     raise NotWelcomed(Result.ERROR_MPS_CONNECTION_FAILED, f"the MPS server: {reason}")
 
 
-def _awaited(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
+def _receive_or_warn(conversation: Conversation, what: str, frames: int) -> tuple[Any, tuple[int, ...]]:
     """Receive what cuInit waits for; warn if it takes long.
 
     ``frames``: the number of frames from here up to cuInit's caller, at which the warning points.
@@ -149,7 +170,7 @@ def _check_owner(daemon: Conversation, environment: Mapping[str, str], what: str
     if verdict is None and environment.get(TRUST_VARIABLE) != "trust":
         verdict = _has_proof(daemon, what)
         who = "a user without a number in this user namespace (/proc/self/uid_map)"
-        remedy = f", or set {TRUST_VARIABLE}=trust if you know that the daemon is root's or yours"
+        remedy = f", or set {TRUST_VARIABLE}=trust if you are sure that the daemon is root's or yours"
     if verdict is False:
         raise _no_connection(
             f"the MPS control daemon runs as {who}; only root's and your own (uid {os.getuid()}) is trusted: check "
@@ -179,11 +200,11 @@ def _hello(environment: Mapping[str, str]) -> ClientHello:
         command=command,
         pid_namespace=os.stat("/proc/self/ns/pid").st_ino,
         environment=hello_environment(environment),
-        traced=_traced(),
+        traced=_is_being_traced(),
     )
 
 
-def _traced() -> bool:
+def _is_being_traced() -> bool:
     with open("/proc/self/status", "rb") as file:
         return is_traced(file.read())
 

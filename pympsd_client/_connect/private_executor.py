@@ -19,10 +19,9 @@ from typing import Any, Final
 
 import msgspec
 
-import pympsd.version
+import pympsd.process.version
 from pympsd.channel.descriptors import close_all
-from pympsd.process.build import build_id
-from pympsd.version import API_VERSION
+from pympsd.process.version import API_VERSION, build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import (
@@ -63,7 +62,7 @@ def native_driver() -> bool:
 
 def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices that an environment describes (see `pympsd.devices`); raise CudaError."""
-    script = Path(pympsd.version.__file__).parent / "devices" / "__main__.py"
+    script = Path(pympsd.process.version.__file__).parent / "devices" / "__main__.py"
     try:
         child = subprocess.run(
             [sys.executable, "-I", str(script)],
@@ -71,11 +70,11 @@ def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
         )  # fmt: skip
         answer = msgspec.json.decode(child.stdout, type=dict[str, msgspec.Raw])
         if "devices" in answer:
-            facts = msgspec.json.decode(answer["devices"], type=tuple[DeviceFacts, ...])
+            properties = msgspec.json.decode(answer["devices"], type=tuple[DeviceFacts, ...])
             if answer.get("backend") == b'"cuda"':
                 reason = "a private device is an emulated one, and this machine has GPUs; set PYMPSD_BACKEND=emulated"
                 raise CudaError(Result.ERROR_NO_DEVICE, reason)
-            return tuple(Device(number, number, one) for number, one in enumerate(facts))
+            return tuple(Device(number, number, properties) for number, properties in enumerate(properties))
         reason = msgspec.json.decode(answer["error"], type=str)
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError, KeyError) as error:
         reason = f"the devices of this machine could not be listed: {error}"
@@ -97,8 +96,8 @@ class PrivateExecutors:
         self.devices: tuple[Device, ...] = list_devices(environment)
         self._environment: Final = dict(environment)
         self._running: Final[dict[int, Executor]] = {}
-        self._asking: Final = Lock()
-        self._serial: Final = count(1).__next__
+        self._requesting: Final = Lock()
+        self._next_id: Final = count(1).__next__
 
     def open_context(
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
@@ -107,16 +106,16 @@ class PrivateExecutors:
         if affinity is not None:
             reason = "execution affinity needs an MPS daemon, and this process runs on a private device; pass None"
             raise CudaError(Result.ERROR_UNSUPPORTED_EXEC_AFFINITY, reason)
-        with self._asking:
+        with self._requesting:
             executor = self._running.get(device.ordinal)
             if executor is None:
                 executor = self._running[device.ordinal] = Executor(device, self._environment)
-            return executor.attach(self._serial(), partition or device.facts.multiprocessors)
+            return executor.attach(self._next_id(), partition or device.properties.multiprocessors)
 
-    def close_context(self, device: Device, serial: int) -> None:
+    def close_context(self, device: Device, context_id: int) -> None:
         """Destroy a context; raise CudaError."""
-        with self._asking:
-            self._running[device.ordinal].detach(serial)
+        with self._requesting:
+            self._running[device.ordinal].detach(context_id)
 
     def check(self) -> None:
         """Do nothing: the command stream itself detects an executor's end."""
@@ -155,7 +154,7 @@ class Executor:
             self._link.send(
                 ExecutorSetup(
                     build=build_id(), ordinal=self._device.ordinal, generation=GENERATION,
-                    backend="emulated", device=self._device.facts,
+                    backend="emulated", device=self._device.properties,
                 )
             )  # fmt: skip
             answer, fds = self._link.receive()
@@ -169,18 +168,18 @@ class Executor:
                 raise CudaError(answer.code, answer.reason)
             raise lost(f"the private executor sent {type(answer).__name__} where ExecutorReady was due")
 
-    def attach(self, serial: int, multiprocessors: int) -> Opened:
+    def attach(self, context_id: int, multiprocessors: int) -> Opened:
         """Make a context; raise CudaError."""
         request = self._request()
         message = Attach(
-            request=request, client=_CLIENT, context=serial, new_stream=self._transport is None,
+            request=request, client=_CLIENT, context=context_id, new_stream=self._transport is None,
             multiprocessors=multiprocessors, memory_bytes=0, priority=0,
         )  # fmt: skip
         answer = self._ask(message, request)
         if not isinstance(answer, Attached) or self._transport is None:
             raise lost(f"the private executor sent {type(answer).__name__} where Attached was due")
         return Opened(
-            serial=serial,
+            context_id=context_id,
             generation=GENERATION,
             transport=self._transport,
             multiprocessors=multiprocessors,
@@ -188,10 +187,10 @@ class Executor:
             stream_priorities=answer.stream_priorities,
         )
 
-    def detach(self, serial: int) -> None:
+    def detach(self, context_id: int) -> None:
         """Destroy a context; raise CudaError."""
         request = self._request()
-        answer = self._ask(Detach(request=request, context=serial), request)
+        answer = self._ask(Detach(request=request, context=context_id), request)
         if not isinstance(answer, ExecutorDone):
             raise lost(f"the private executor sent {type(answer).__name__} where ExecutorDone was due")
 

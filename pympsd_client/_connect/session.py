@@ -1,9 +1,15 @@
-"""CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS.
+"""A session with an MPS server: contexts opened and closed, one command stream for each device.
 
-(MPS documents, 2.3.2.) C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
+A request names a number and is answered by a message with the same number. Requests go one at a time. An answer to
+a request that Ctrl-C interrupted may come before the one that is due: its command stream is kept (`Session._adopt`)
+and its context closed again (`Session._decline`).
+
+A server that ends may send the reason as a last message without a number. That reason is every later call's error.
+An executor that ends while its server stays means a fatal fault of its device.
+
+CUDA_FORCE_API_VERSION: a program that asks for an API from before CUDA 4.0 gets no context under MPS (MPS
+documents, 2.3.2). C programs pass it to their compiler; here it is an environment variable, 1000 x major + 10 x
 minor: 3020. As in C, a leading number counts and the rest is ignored; a value without one is ignored.
-
-A session with an MPS server: contexts opened and closed, one command stream for each device.
 """
 
 from __future__ import annotations
@@ -38,15 +44,15 @@ OLDEST: Final = 4000
 _NUMBER: Final = re.compile(r"\s*\+?([0-9]+)")
 
 
-def forced_version(text: str | None) -> int | None:
+def read_forced_version(text: str | None) -> int | None:
     """Return the version that the variable's value asks for; None if it names none."""
-    found = _NUMBER.match(text or "")
-    return int(found[1]) if found is not None else None
+    match = _NUMBER.match(text or "")
+    return int(match[1]) if match is not None else None
 
 
 def check_api_version(environment: Mapping[str, str]) -> None:
     """Raise NOT_SUPPORTED if the environment asks for an API from before CUDA 4.0."""
-    version = forced_version(environment.get(VARIABLE))
+    version = read_forced_version(environment.get(VARIABLE))
     if version is not None and version < OLDEST:
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
@@ -58,7 +64,7 @@ def check_api_version(environment: Mapping[str, str]) -> None:
 SERVER_END_S: Final = 0.5
 """Seconds within which an ending server closes its sessions and its executors' links, in any order."""
 _STREAM_FDS: Final = 4
-"""A command stream takes two descriptors; another thread may open some meanwhile."""
+"""A command stream takes two descriptors; another thread may open two at the same time."""
 
 
 class Session:
@@ -73,29 +79,35 @@ class Session:
         """
         self.per_context = per_context
         self._conversation: Final = conversation
-        self._asking: Final = RLock()
+        self._requesting: Final = RLock()
         self._number: Final = count(1).__next__
-        self._asked: Final[dict[int, Device]] = {}
+        self._requested: Final[dict[int, Device]] = {}
         self._transports: Final[dict[int, Transport]] = {}
         self._lost: CudaError | None = None
         self.driver_version: int = welcome.driver_version
         self.devices: tuple[Device, ...] = tuple(
-            Device(number, ordinal, facts)
-            for number, (ordinal, facts) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
+            Device(number, ordinal, properties)
+            for number, (ordinal, properties) in enumerate(zip(welcome.ordinals, welcome.devices, strict=True))
         )
 
     def open_context(
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
-        """Ask the server for a context on a device; raise CudaError with its refusal."""
+        """Ask the server for a context on a device, and return its properties.
+
+        ``affinity``: at most so many SMs, rounded up; ``partition``: exactly so many, for a green context. With
+        partitioning of each context the percentage that the environment has now is sent too. The first context of a
+        device brings its command stream. Raise CudaError: the server's refusal, or MPS_RPC_FAILURE if the server has
+        gone.
+        """
         check_api_version(os.environ)
         if device.ordinal not in self._transports:
-            # Without room in this process the descriptors would be lost in transit.
+            # If this process may not open more descriptors, they would be lost in transit.
             require_room(_STREAM_FDS)
         percentage = _percentage_now() if self.per_context else None
-        with self._asking:
+        with self._requesting:
             number = self._number()
-            self._asked[number] = device
+            self._requested[number] = device
             answer = self._ask(OpenContext(number, device.number, flags, percentage, affinity, partition), number)
             if not isinstance(answer, ContextOpened):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextOpened was due")
@@ -103,10 +115,10 @@ class Session:
             if transport is None:
                 raise self._gone("it opened a context and gave no command stream")
             if transport.error is not None:
-                # The executor has ended meanwhile, but not the server.
+                # The executor has ended since, but the server has not.
                 raise transport.error.again()
         return Opened(
-            serial=answer.context,
+            context_id=answer.context,
             generation=answer.generation,
             transport=transport,
             multiprocessors=answer.multiprocessors,
@@ -114,11 +126,11 @@ class Session:
             stream_priorities=answer.stream_priorities,
         )
 
-    def close_context(self, device: Device, serial: int) -> None:
+    def close_context(self, device: Device, context_id: int) -> None:
         """Ask the server to close a context; return when its resources are free."""
-        with self._asking:
+        with self._requesting:
             number = self._number()
-            answer = self._ask(CloseContext(request=number, context=serial), number)
+            answer = self._ask(CloseContext(request=number, context=context_id), number)
             if not isinstance(answer, ContextClosed):
                 raise self._gone(f"it sent {type(answer).__name__} where ContextClosed was due")
 
@@ -144,7 +156,7 @@ class Session:
 
     def _adopt(self, answer: object, fds: tuple[int, ...]) -> None:
         """Keep the command stream that came with an answer, even one to a request that Ctrl-C ended."""
-        device = self._asked.pop(getattr(answer, "request", 0), None)
+        device = self._requested.pop(getattr(answer, "request", 0), None)
         if not fds:
             return
         if not isinstance(answer, ContextOpened) or device is None or len(fds) != 2:
@@ -166,8 +178,8 @@ class Session:
 
     def _gone(self, reason: str) -> CudaError:
         if self._lost is None:
-            said = self._last_message()
-            self._lost = said or lost(f"the MPS server: {reason}; end this process and start it again")
+            message = self._last_message()
+            self._lost = message or lost(f"the MPS server: {reason}; end this process and start it again")
             if self._conversation.over:
                 # Its contexts are gone with it, though executors may live on for a moment.
                 for transport in tuple(self._transports.values()):
@@ -175,8 +187,8 @@ class Session:
         return self._lost.again()
 
     def _last_message(self) -> CudaError | None:
-        """Return what the server has said before it ended, if it did; a thread that asks reads it itself."""
-        if self._asking.acquire(blocking=False):
+        """Return the error that the server sent before it ended, or None; a requesting thread reads it itself."""
+        if self._requesting.acquire(blocking=False):
             try:
                 while True:
                     answer, fds = self._conversation.receive(timeout=0)
@@ -186,7 +198,7 @@ class Session:
             except (Ended, OSError):  # TimeoutError among them
                 pass
             finally:
-                self._asking.release()
+                self._requesting.release()
         return None
 
     def check(self) -> None:

@@ -1,18 +1,40 @@
-"""One capture sequence: the graph that it adds to, its streams, and whether they are joined.
+"""Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
 
-The captures of this process: begun, ended, and asked about.
+**The problem.** Every function of the API may be called in a capturing stream, or may break a capture in another.
+Checks in each of them would be forgotten in some.
 
-Stream capture: work of capturing streams becomes nodes of a graph instead of being sent.
+**The idea.** All work passes through one place, `transport.post`. While any stream captures, an interceptor sees
+each record there (`interception`) and decides by the table of operations:
 
-While any stream captures, every record passes through this before it is sent (`interception`): one of a capturing
-stream is taken, one that would break a capture is refused, and the capture with it, all others are left. Sources:
-CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
+    record of a capturing stream         -> taken: a node is added, nothing is sent
+    record that would break a capture    -> refused with a CUDA error; the capture is invalid from now on
+    any other record                     -> left: it is sent
+
+Work whose bytes no record has (copies with pageable memory, pool allocations, host functions) is offered to the
+interceptor by its function (`takes_copy`, `takes_allocation`, ...).
+
+**How order becomes edges.** ``Capture.next`` holds, for each stream, the nodes that its next node depends on. A new
+node depends on them and replaces them. Recording an event stores them with the event; a stream that waits for the
+event adds them to its own, and joins the capture if it did not capture before:
+
+    stream 1    A ---- record e ---- B ------------- wait f ---- D      D depends on B and C
+    stream 2             wait e ---- C ---- record f                    B and C depend on A
+
+**Invariants**
+
+- The streams of a capture are exactly the keys of its ``next``; ``_of`` finds the capture of a stream.
+- At the end each captured node must lead to the origin's latest work, else UNJOINED.
+- An invalid capture (``reason`` is set) takes nothing more; it must still be ended where it began.
+- A capture begins with `launch_cache.invalidate`, because launches in C would bypass it.
+- In the modes GLOBAL and THREAD_LOCAL calls that may depend on captured work (_UNSAFE) are refused to the threads
+  that the mode names.
+
+Sources: CUDA driver API, Stream Management; CUDA Programming Guide, Stream Capture.
 """
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -79,7 +101,7 @@ class Capture:
         self.added[node] = None
         return node
 
-    def unjoined(self) -> bool:
+    def has_unjoined_work(self) -> bool:
         """Whether a captured node does not lead to the origin's latest work."""
         waiting = list(self.next[self.origin])
         joined = set(waiting)
@@ -88,12 +110,36 @@ class Capture:
                 if node not in joined:
                     joined.add(node)
                     waiting.append(node)
-        left = {node for node in self.added if node.handle in self.graph.nodes} - joined
-        return any(not (left & set(node.dependents)) for node in left)
+        has_unjoined_work = {node for node in self.added if node.handle in self.graph.nodes} - joined
+        return any(not (has_unjoined_work & set(node.dependents)) for node in has_unjoined_work)
 
 
-class Captures(ABC):
-    """The captures of this process (an Interceptor). Safe for threads."""
+_UNSAFE: Final = frozenset(
+    {
+        *("ALLOCATE", "FREE", "ALLOCATE_PINNED", "SYNCHRONIZE_STREAM", "QUERY_STREAM"),
+        *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
+    }
+)
+"""Operations that may need work which is being captured to have been done."""
+_OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
+
+
+class Modes(threading.local):
+    current = GLOBAL
+    """The mode of each thread."""
+
+
+def waits_for_legacy(place: StreamKey) -> bool:
+    stream = streams.get(place[1])
+    return stream is not None and not stream.flags & NON_BLOCKING
+
+
+def invalidation_error(capture: Capture) -> CudaError:
+    return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
+
+
+class Captures:
+    """The captures of this process, which take the work of capturing streams (an Interceptor). Safe for threads."""
 
     def __init__(self) -> None:
         self._lock: Final = threading.RLock()
@@ -106,7 +152,12 @@ class Captures(ABC):
     # --- begin and end
 
     def begin(self, place: StreamKey, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
-        """Begin a capture in a stream, into a graph if one is given; raise CudaError."""
+        """Begin a capture in a stream, into a new graph or a given one.
+
+        ``mode`` is a CUstreamCaptureMode; ``after``: the nodes of the graph that the first captured node depends on.
+        Raise STREAM_CAPTURE_UNSUPPORTED for the legacy stream, ILLEGAL_STATE if the stream or the graph is in a
+        capture already, INVALID_VALUE for an unknown mode.
+        """
         if place[1] == STREAM_LEGACY:
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_UNSUPPORTED,
@@ -119,42 +170,47 @@ class Captures(ABC):
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream captures already; end that capture first")
             if graph is not None and graph.is_captured_into:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "another capture into the graph has not ended")
-            made = Capture(graph or graphs.new(), place, mode, threading.get_ident(), graph is not None)
-            made.graph.is_captured_into = True
-            made.next[place] = after
-            self._of[place] = made
-            self._intercept()
+            capture = Capture(graph or graphs.new(), place, mode, threading.get_ident(), graph is not None)
+            capture.graph.is_captured_into = True
+            capture.next[place] = after
+            self._of[place] = capture
+            intercepted.by = self
             invalidate()  # launches in C would bypass the capture
 
     def end(self, place: StreamKey) -> Graph:
-        """End the capture that began in a stream and return its graph; raise CudaError, after which it has ended."""
+        """End the capture that began in a stream, and return its graph.
+
+        Raise ILLEGAL_STATE if the stream does not capture; STREAM_CAPTURE_UNMATCHED in a stream that joined, and
+        STREAM_CAPTURE_WRONG_THREAD in another thread, after both of which the capture continues;
+        STREAM_CAPTURE_UNJOINED and STREAM_CAPTURE_INVALIDATED, after which it has ended without a graph.
+        """
         with self._lock:
-            found = self._of.get(place)
-            if found is None:
+            capture = self._of.get(place)
+            if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
-            if found.origin != place:
-                found.reason = found.reason or "it was ended in a stream in which it did not begin"
+            if capture.origin != place:
+                capture.reason = capture.reason or "it was ended in a stream in which it did not begin"
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_UNMATCHED,
                     "the capture did not begin in this stream; end it where it began",
                 )
-            if found.mode != RELAXED and found.thread != threading.get_ident():
+            if capture.mode != RELAXED and capture.thread != threading.get_ident():
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_WRONG_THREAD,
                     "the capture began in another thread; end it there, or begin it with the mode RELAXED",
                 )
-            is_unjoined = not found.reason and found.unjoined()
-            if not found.reason and not is_unjoined:
-                self._drop(found)
-                return found.graph
-            self._abandon(found)
+            is_unjoined = not capture.reason and capture.has_unjoined_work()
+            if not capture.reason and not is_unjoined:
+                self._drop(capture)
+                return capture.graph
+            self._abandon(capture)
         if is_unjoined:
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_UNJOINED,
                 "work of another stream was captured and not joined to the stream of the capture again: record an "
                 "event after it, and wait for that",
             )
-        raise invalidated(found)
+        raise invalidation_error(capture)
 
     def _drop(self, capture: Capture) -> None:
         capture.graph.is_captured_into = False
@@ -169,17 +225,13 @@ class Captures(ABC):
     def end_in(self, context: Context) -> None:
         """End the captures in a context that closes."""
         with self._lock:
-            for capture in {each for place, each in self._of.items() if place[0] is context}:
+            for capture in {capture for place, capture in self._of.items() if place[0] is context}:
                 self._abandon(capture)
 
     def _abandon(self, capture: Capture) -> None:
         self._drop(capture)
         if not capture.is_into_existing:
             works.destroy(capture.graph)
-
-    @abstractmethod
-    def _intercept(self) -> None:
-        """See records from now on."""
 
     def streams_in(self, context: Context) -> list[StreamKey]:
         """Return the capturing streams of a context."""
@@ -190,7 +242,7 @@ class Captures(ABC):
     def of(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream; IMPLICIT for the legacy stream while one that it waits for captures."""
         with self._lock:
-            if place[1] == STREAM_LEGACY and any(waits_for_legacy(each) for each in self.streams_in(place[0])):
+            if place[1] == STREAM_LEGACY and any(waits_for_legacy(other) for other in self.streams_in(place[0])):
                 raise CudaError(
                     Result.ERROR_STREAM_CAPTURE_IMPLICIT,
                     "a stream that the legacy default stream waits for is capturing",
@@ -199,10 +251,10 @@ class Captures(ABC):
 
     def active(self, place: StreamKey) -> Capture | None:
         """Return the capture of a stream, None if it does not capture; INVALIDATED if it was."""
-        found = self._of.get(place)
-        if found is not None and found.reason:
-            raise invalidated(found)
-        return found
+        capture = self._of.get(place)
+        if capture is not None and capture.reason:
+            raise invalidation_error(capture)
+        return capture
 
     def exchange_mode(self, mode: int) -> int:
         """Set the calling thread's mode and return the one before; INVALID_VALUE."""
@@ -211,57 +263,28 @@ class Captures(ABC):
         before, self._modes.current = self._modes.current, mode
         return before
 
-    def change_dependencies(self, place: StreamKey, given: dict[Node, Edge], replaces: bool) -> None:
+    def change_dependencies(self, place: StreamKey, dependencies: dict[Node, Edge], replaces: bool) -> None:
         """Add to, or replace, what the next node of a stream depends on; ILLEGAL_STATE if it does not capture."""
         with self._lock:
-            found = self.active(place)
-            if found is None:
+            capture = self.active(place)
+            if capture is None:
                 raise CudaError(Result.ERROR_ILLEGAL_STATE, "the stream does not capture")
-            if any(node.graph is not found.graph for node in given):
+            if any(node.graph is not capture.graph for node in dependencies):
                 raise invalid_value("a node is not of the graph that is captured into")
             if replaces:
-                for node in found.next[place].keys() - given.keys():
-                    found.added.pop(node, None)
-            found.next[place] = given if replaces else {**found.next[place], **given}
+                for node in capture.next[place].keys() - dependencies.keys():
+                    capture.added.pop(node, None)
+            capture.next[place] = dependencies if replaces else {**capture.next[place], **dependencies}
 
     def add(self, place: StreamKey, make: Callable[[], Any]) -> bool:
         """Add a node to a stream; return False if it does not capture."""
         with self._lock:
-            found = self.active(place)
-            if found is not None:
-                found.add(place, make())
-            return found is not None
+            capture = self.active(place)
+            if capture is not None:
+                capture.add(place, make())
+            return capture is not None
 
-
-class Modes(threading.local):
-    current = GLOBAL
-    """The mode of each thread."""
-
-
-def waits_for_legacy(place: StreamKey) -> bool:
-    stream = streams.get(place[1])
-    return stream is not None and not stream.flags & NON_BLOCKING
-
-
-def invalidated(capture: Capture) -> CudaError:
-    return CudaError(Result.ERROR_STREAM_CAPTURE_INVALIDATED, f"the capture is invalid: {capture.reason}")
-
-
-_UNSAFE: Final = frozenset(
-    {
-        *("ALLOCATE", "FREE", "ALLOCATE_PINNED", "SYNCHRONIZE_STREAM", "QUERY_STREAM"),
-        *("SYNCHRONIZE_EVENT", "QUERY_EVENT", "ELAPSED_TIME"),
-    }
-)
-"""Operations that may need work which is being captured to have been done."""
-_OF_CONTEXT: Final = "SYNCHRONIZE_CONTEXT"
-
-
-class CapturingInterceptor(Captures):
-    """Takes work of capturing streams (an Interceptor), and refuses what breaks a capture."""
-
-    def _intercept(self) -> None:
-        intercepted.by = self
+    # --- the interceptor
 
     def takes_copy(self, context: Context, stream: int, make: Callable[[], Any]) -> bool:
         """Take a copy with pageable host memory."""
@@ -270,34 +293,34 @@ class CapturingInterceptor(Captures):
     def takes_external_event(self, context: Context, stream: int, event: int, is_wait: bool) -> bool:
         """Take the recording of, or wait for, an external event."""
         kind = WaitWork if is_wait else RecordWork
-        return self.add((context, stream), lambda: kind(parameters.known_event(event)))
+        return self.add((context, stream), lambda: kind(parameters.require_event(event)))
 
     def takes_allocation(self, context: Context, stream: int, size: int, kind: PoolKind) -> int:
         """Take an allocation of stream-ordered memory: it is the graph's."""
         with self._lock:
-            found = self.active((context, stream))
-            if found is None or size == 0:
+            capture = self.active((context, stream))
+            if capture is None or size == 0:
                 return 0
             if not kind.is_shared and kind.location.id != context.device.number:
                 raise CudaError(
                     Result.ERROR_NOT_SUPPORTED,
                     f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}",
                 )
-            with self.lifted():
+            with self.lift():
                 work = parameters.allocation_work(size, context, kind)
-            found.add((context, stream), work)
+            capture.add((context, stream), work)
             return work.allocation.handle
 
     def takes_free(self, context: Context, stream: int, address: int) -> bool:
         """Take the freeing of memory of a graph; INVALID_VALUE for any other in a capturing stream."""
         with self._lock:
-            found = self.active((context, stream))
-            if found is not None:
-                found.add((context, stream), parameters.free_work(found.graph, address))
-            return found is not None
+            capture = self.active((context, stream))
+            if capture is not None:
+                capture.add((context, stream), parameters.free_work(capture.graph, address))
+            return capture is not None
 
     @contextmanager
-    def lifted(self) -> Iterator[None]:
+    def lift(self) -> Iterator[None]:
         """Let this thread make its own calls, whatever is captured."""
         before, self._modes.current = self._modes.current, RELAXED
         try:
@@ -309,50 +332,53 @@ class CapturingInterceptor(Captures):
         """Take a host function; UNSUPPORTED for a callback."""
         if work is None:
             with self._lock:
-                found = self.active((context, stream))
-                if found is not None:
-                    raise _refused(found, "cuStreamAddCallback")
+                capture = self.active((context, stream))
+                if capture is not None:
+                    raise _refusal(capture, "cuStreamAddCallback")
             return False
         return self.add((context, stream), lambda: HostWork(*work, context))
 
     def takes_record(self, record: bytes) -> bool:
-        """Take a record of a capturing stream; raise CudaError for one that conflicts with a capture."""
-        opcode, flags, _, serial, _ = HEADER.unpack_from(record)
+        """Take a record of a capturing stream (True), or leave it to be sent (False).
+
+        Raise CudaError for a record that conflicts with a capture; that capture is invalid then.
+        """
+        opcode, flags, _, context_id, _ = HEADER.unpack_from(record)
         operation = BY_OPCODE[opcode]
         operands = operation.layout.unpack_from(record)[5:]
         stream, event = (_handle(operation, operands, kind) for kind in (Kind.STREAM, Kind.EVENT))
         with self._lock:
-            context = next((each for each, _ in self._of if each.serial == serial), None)
+            context = next((key for key, _ in self._of if key.id == context_id), None)
             if context is None:
                 return self._leave(operation, flags)
             if operation.name == _OF_CONTEXT:
-                raise self._broken(self.streams_in(context), "waiting for a context in which a stream captures")
+                raise self._break(self.streams_in(context), "waiting for a context in which a stream captures")
             place = None if stream is None else (context, stream)
             is_ending = operation.name == "DESTROY_STREAM"
-            found = None if place is None else self._of.get(place) if is_ending else self.active(place)
+            capture = None if place is None else self._of.get(place) if is_ending else self.active(place)
             if event is not None:
-                return self._event(operation, flags, place, event, found)
+                return self._event(operation, flags, place, event, capture)
             if place is None:
                 return self._leave(operation, flags)
             if is_ending:
-                if found is not None and place == found.origin:
-                    self._abandon(found)
-                elif found is not None:
-                    del self._of[place], found.next[place]
+                if capture is not None and place == capture.origin:
+                    self._abandon(capture)
+                elif capture is not None:
+                    del self._of[place], capture.next[place]
                 return False
-            if found is None:
+            if capture is None:
                 self.of_legacy(place, operation)
                 return self._leave(operation, flags)
             if operation.completion is not Completion.QUEUED or operation.answered:
-                raise _refused(found, operation.name)
-            found.add(place, work_of_record(operation.name, record, context))
+                raise _refusal(capture, operation.name)
+            capture.add(place, work_of_record(operation.name, record, context))
             return True
 
     def of_legacy(self, place: StreamKey, operation: Operation) -> None:
         """Refuse work in the legacy stream that would wait for a capturing stream; that capture is invalid then."""
         if place[1] != STREAM_LEGACY:
             return
-        waiting = [self._of[each] for each in self.streams_in(place[0]) if waits_for_legacy(each)]
+        waiting = [self._of[key] for key in self.streams_in(place[0]) if waits_for_legacy(key)]
         if waiting:
             for capture in waiting:
                 capture.reason = capture.reason or f"{operation.name} was called in the legacy default stream"
@@ -362,34 +388,34 @@ class CapturingInterceptor(Captures):
                 "one that was created with CU_STREAM_NON_BLOCKING",
             )
 
-    def _event(self, operation: Operation, flags: int, place: StreamKey | None, event: int, found: Any) -> bool:
+    def _event(self, operation: Operation, flags: int, place: StreamKey | None, event: int, capture: Any) -> bool:
         if operation.name == "RECORD_EVENT" and place is not None:
-            if found is None:
+            if capture is None:
                 self._events.pop(event, None)
                 return False
-            self._events[event] = found, dict(found.next[place])
+            self._events[event] = capture, dict(capture.next[place])
             return True
         if operation.name == "WAIT_EVENT" and place is not None:
-            return self._wait(place, event, found)
+            return self._wait(place, event, capture)
         if operation.name == "DESTROY_EVENT":
             self._events.pop(event, None)
             return False
         if event in self._events:
-            capture, _ = self._events[event]
-            capture.reason = capture.reason or f"{operation.name} was called for a captured event"
+            recorded_by, _ = self._events[event]
+            recorded_by.reason = recorded_by.reason or f"{operation.name} was called for a captured event"
             raise CudaError(
                 Result.ERROR_CAPTURED_EVENT,
-                "the event was last recorded in a stream that captures: it is no work yet",
+                "the event was last recorded in a stream that captures: it does not stand for work yet",
             )
         return self._leave(operation, flags)
 
-    def _wait(self, place: StreamKey, event: int, found: Capture | None) -> bool:
+    def _wait(self, place: StreamKey, event: int, waiting_capture: Capture | None) -> bool:
         captured = self._events.get(event)
         if captured is None:
-            known = events.get(event)
-            if found is None or known is None or not known.recorded:
-                return found is not None  # an event that was never recorded delays nothing
-            found.reason = "a stream of it waited for an event that was recorded before, outside of it"
+            event_object = events.get(event)
+            if waiting_capture is None or event_object is None or not event_object.recorded:
+                return waiting_capture is not None  # an event that was never recorded delays nothing
+            waiting_capture.reason = "a stream of it waited for an event that was recorded before, outside of it"
             raise CudaError(
                 Result.ERROR_STREAM_CAPTURE_ISOLATION,
                 "a capturing stream cannot wait for work that is not captured; record the event in the capture, or "
@@ -397,10 +423,10 @@ class CapturingInterceptor(Captures):
             )
         capture, after = captured
         if capture.reason:
-            raise invalidated(capture)
-        if found is not None and found is not capture:
-            for each in (found, capture):
-                each.reason = "it was to be merged with another capture"
+            raise invalidation_error(capture)
+        if waiting_capture is not None and waiting_capture is not capture:
+            for broken in (waiting_capture, capture):
+                broken.reason = "it was to be merged with another capture"
             raise CudaError(Result.ERROR_STREAM_CAPTURE_MERGE, "the stream and the event are of different captures")
         if place[1] == STREAM_LEGACY:
             capture.reason = "the legacy default stream was to join it"
@@ -418,9 +444,9 @@ class CapturingInterceptor(Captures):
             return False
         me, mode = threading.get_ident(), self._modes.current
         prohibiting = [
-            each
-            for each in set(self._of.values())
-            if (each.mode != RELAXED if each.thread == me else each.mode == mode == GLOBAL)
+            capture
+            for capture in set(self._of.values())
+            if (capture.mode != RELAXED if capture.thread == me else capture.mode == mode == GLOBAL)
         ]
         if not prohibiting:
             return False
@@ -433,7 +459,7 @@ class CapturingInterceptor(Captures):
             "before or after, or set the thread's mode to RELAXED (cuThreadExchangeStreamCaptureMode)",
         )
 
-    def _broken(self, places: list[StreamKey], what: str) -> CudaError:
+    def _break(self, places: list[StreamKey], what: str) -> CudaError:
         for place in places:
             self._of[place].reason = self._of[place].reason or what
         return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what}; end the capture first")
@@ -446,10 +472,10 @@ def _handle(operation: Operation, operands: tuple[int, ...], kind: Kind) -> int 
     return None
 
 
-def _refused(capture: Capture, what: str) -> CudaError:
+def _refusal(capture: Capture, what: str) -> CudaError:
     capture.reason = capture.reason or f"{what} was called in one of its streams"
     return CudaError(Result.ERROR_STREAM_CAPTURE_UNSUPPORTED, f"{what} is not possible in a stream that captures")
 
 
-captures: Final = CapturingInterceptor()
+captures: Final = Captures()
 when_closed.append(captures.end_in)

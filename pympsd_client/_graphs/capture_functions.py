@@ -25,10 +25,10 @@ def begin(stream: int, mode: int) -> None:
 
 def begin_to_graph(stream: int, graph: int, after: Any, data: Any, count: int, mode: int) -> None:
     """Begin to capture a stream into a graph; its first node depends on the given ones."""
-    found, nodes = graphs.find(graph), dependency_map(after, data, count)
-    if any(node.graph is not found for node in nodes):
+    target, nodes = graphs.find(graph), dependency_map(after, data, count)
+    if any(node.graph is not target for node in nodes):
         raise invalid_value("a node is of another graph")
-    _begin(stream, mode, found, nodes)
+    _begin(stream, mode, target, nodes)
 
 
 def _begin(stream: int, mode: int, graph: Graph | None, after: dict[Node, Edge]) -> None:
@@ -47,25 +47,25 @@ def end(stream: int) -> int:
 
 def is_capturing(stream: int) -> int:
     """Return a stream's CUstreamCaptureStatus; IMPLICIT for the legacy stream while one it waits for captures."""
-    found = captures.of(resolve(stream))
-    return NONE if found is None else found.status
+    capture = captures.of(resolve(stream))
+    return NONE if capture is None else capture.status
 
 
 def info(stream: int) -> tuple[Any, ...]:
     """Return a stream's capture: status, id, graph, the nodes that the next one depends on, edges, their number."""
     place = resolve(stream)
-    found = captures.of(place)
-    if found is None or found.status != ACTIVE:
-        return NONE if found is None else found.status, 0, 0, _NOTHING, _NOTHING, 0
-    after = found.next[place]
+    capture = captures.of(place)
+    if capture is None or capture.status != ACTIVE:
+        return NONE if capture is None else capture.status, 0, 0, _NOTHING, _NOTHING, 0
+    after = capture.next[place]
     nodes = Elements([node.handle for node in after])
     edges = Elements([structs.edge_number(edge.from_port, edge.to_port, edge.kind) for edge in after.values()])
-    found.arrays[place] = nodes, edges  # C gets pointers to them
-    return found.status, found.id, found.graph.handle, nodes, edges, len(nodes)
+    capture.arrays[place] = nodes, edges  # C gets pointers to them
+    return capture.status, capture.id, capture.graph.handle, nodes, edges, len(nodes)
 
 
 def info_without_edges(stream: int) -> tuple[Any, ...]:
-    """Return the same without the edges; LOSSY_QUERY where they say something."""
+    """Return the same without the edges; LOSSY_QUERY if an edge has data."""
     status, number, graph, nodes, edges, count = info(stream)
     if any(edges):
         raise CudaError(Result.ERROR_LOSSY_QUERY, "the edges have data; ask with the version that returns it")

@@ -39,10 +39,10 @@ def _lines(graph: Graph, with_handles: bool, indent: str) -> Iterator[str]:
     deeper = indent + "  "
     yield f'{deeper}label="graph_{graph.id}" graph[style="dashed"];'
     for node in graph.nodes.values():
-        lines = [str(node.local_id), _what(node.work)]
+        lines = [str(node.local_id), _describe(node.work)]
         if with_handles:
             lines.append(f"handle: {node.handle:#x}")
-        label = "\\n".join(_escaped(line) for line in lines)
+        label = "\\n".join(_escape(line) for line in lines)
         yield f'{deeper}"{_name(node)}" [shape="octagon" label="{label}"];'
         for inner in inner_graphs(node.work):
             yield from _lines(inner, with_handles, deeper)
@@ -55,7 +55,7 @@ def _name(node: Node) -> str:
     return f"graph_{node.graph.id}_node_{node.local_id}"
 
 
-def _what(work: Any) -> str:
+def _describe(work: Any) -> str:
     name = str(work.type.name)
     if isinstance(work, KernelWork):
         grid, block = work.shape[:3], work.shape[3:6]
@@ -65,5 +65,5 @@ def _what(work: Any) -> str:
     return f"{name} {work.event:#x}" if isinstance(work, RecordWork | WaitWork) else name
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,28 @@
-"""Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record."""
+"""Executable graphs: a copy of a graph's nodes, with their records in the executor, launched by one record.
+
+Instantiation copies the graph, turns its nodes into items (`items`) and uploads these. From then on a launch is a
+single LAUNCH_GRAPH record, whatever the number of nodes. The executor runs the items, each after those it depends
+on.
+
+**What the device cannot do** is done by this process when it is due: host functions, and copies with pageable
+memory. Such an item is a HOST_FUNCTION; the launch posts one GRAPH_HOST_FUNCTION for each before it posts
+LAUNCH_GRAPH.
+
+**Updates** change the nodes of the copy. They drop the executor's items (`_drop`), and the next launch or upload
+makes new ones: several changes between two launches cost one upload.
+
+    instantiate -> items in the executor <-> dropped by a change, uploaded again by a launch -> destroyed
+
+**Invariants**
+
+- ``_graph_handle`` is _NOT_INSTANTIATED exactly while the executor has no items that match the nodes.
+- ``_records`` (the launch record of each stream) is empty then.
+- Launches that are queued continue after a change or a destroy; what the graph retains (user objects, memory) is
+  given back after the last of them.
+- Memory of allocation nodes that the graph does not free is left to the program by a launch (`_use_memory`). A
+  second launch is refused until it is freed, unless the graph was instantiated with AUTO_FREE.
+- ``_launching`` is reentrant, because what an update drops may be the last reference to this graph.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +41,7 @@ from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import work as works
 from pympsd_client._graphs.capture import captures
-from pympsd_client._graphs.graph import Graph, Node, mint
+from pympsd_client._graphs.graph import Graph, Node, allocate_handle
 from pympsd_client._graphs.items import Failed, HostCopy, Items
 from pympsd_client._objects import host_function
 from pympsd_client._objects import stream as streams
@@ -32,16 +56,20 @@ from pympsd_client._objects.stream import resolve
 _next_id: Final = count(1).__next__
 _STREAMS_CACHED: Final = 64
 _known_stream: Final = streams.streams.get
-_NOT_MADE: Final = 0
+_NOT_INSTANTIATED: Final = 0
 AUTO_FREE: Final = 1
 """An instantiation flag: a launch frees what earlier ones left."""
 
 
 class Executable:
-    """An executable graph of one context; ``graph`` is its own copy of the nodes, changed by updates."""
+    """An executable graph of one context. Safe for threads.
+
+    ``graph`` is its own copy of the nodes, which updates change. Methods that take a node take one of the copy (see
+    `node`).
+    """
 
     def __init__(self, graph: Graph, context: Context, flags: int) -> None:
-        self.handle: Final = mint()
+        self.handle: Final = allocate_handle()
         self.id: Final = _next_id()
         self.context: Final = context
         self.flags: Final = flags
@@ -49,13 +77,15 @@ class Executable:
         self._copies: Final = works.all_copies(self.graph)
         self._disabled: Final[set[Node]] = set()
         inner = [node.work for node in works.all_nodes(self.graph).values()]
-        frees = {one.address for one in inner if isinstance(one, works.FreeWork)}
-        allocated = {one.allocation.handle: one.allocation for one in inner if isinstance(one, works.AllocateWork)}
-        self._leaves: Final = [one for address, one in allocated.items() if address not in frees]
+        frees = {work.address for work in inner if isinstance(work, works.FreeWork)}
+        allocated = {
+            work.allocation.handle: work.allocation for work in inner if isinstance(work, works.AllocateWork)
+        }
+        self._leaves: Final = [work for address, work in allocated.items() if address not in frees]
         """The memory that a launch leaves to the program."""
         self._frees: Final = frees - allocated.keys()
         """The addresses that it frees for other graphs."""
-        self._made = _NOT_MADE
+        self._graph_handle = _NOT_INSTANTIATED
         """The handle of its records in the executor; _NOT_MADE after a change."""
         self._records: Final[dict[int, bytes]] = {}
         """The record of a launch by stream."""
@@ -65,10 +95,10 @@ class Executable:
         self._last_stream: int | None = None
         self._launching: Final = RLock()  # what an update drops may destroy it
         try:
-            self._make()
+            self._instantiate()
         except Failed as failed:
             works.destroy(self.graph)
-            originals = (graphs.nodes.get(handle) for handle, own in self._copies.items() if own is failed.node)
+            originals = (graphs.nodes.get(handle) for handle, copy in self._copies.items() if copy is failed.node)
             raise Failed(next(originals), failed.error) from None
         except BaseException:
             works.destroy(self.graph)
@@ -76,13 +106,13 @@ class Executable:
 
     def node(self, node: Node) -> Node:
         """Return its copy of a node of the graph that it was made from; raise INVALID_VALUE."""
-        found = self._copies.get(node.handle)
-        if found is None:
+        copy = self._copies.get(node.handle)
+        if copy is None:
             raise invalid_value(f"node {node.handle:#x} is not of the graph that the executable one was made from")
-        return found
+        return copy
 
     def change(self, node: Node, work: Any) -> None:
-        """Have its copy of a node do other work from the next launch on."""
+        """Replace the work of its copy of a node, from the next launch on."""
         with self._launching:
             node.work = work
             self._drop()
@@ -90,11 +120,11 @@ class Executable:
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
         """Take over the work of other nodes, except for the graphs in nodes, whose nodes are among the pairs."""
         with self._launching:
-            for own, other in pairs:
-                if not works.inner_graphs(own.work):
-                    own.work = other.work
-                elif isinstance(own.work, works.ConditionalWork):
-                    own.work.condition = other.work.condition
+            for node, source in pairs:
+                if not works.inner_graphs(node.work):
+                    node.work = source.work
+                elif isinstance(node.work, works.ConditionalWork):
+                    node.work.condition = source.work.condition
             self._drop()
 
     def is_enabled(self, node: Node) -> bool:
@@ -102,7 +132,7 @@ class Executable:
         return node not in self._disabled
 
     def enable(self, node: Node, enabled: bool) -> None:
-        """Have a node do its work, or nothing, from the next launch on."""
+        """Let a node do its work, or nothing, from the next launch on."""
         with self._launching:
             (self._disabled.discard if enabled else self._disabled.add)(node)
             self._drop()
@@ -110,59 +140,64 @@ class Executable:
     def prepare(self) -> None:
         """Bring it up to date in the executor; raise CudaError."""
         with self._launching:
-            if self._made == _NOT_MADE:
-                self._remake()
+            if self._graph_handle == _NOT_INSTANTIATED:
+                self._reinstantiate()
 
-    def _remake(self) -> None:
+    def _reinstantiate(self) -> None:
         self.context.usable()
         try:
-            self._make()
+            self._instantiate()
         except Failed as failed:
             raise failed.error from None
 
-    def _make(self) -> None:
-        made = Items(self.context, frozenset(self._disabled))
-        made.add_all(self.graph)
-        handle = self.context.mint()
-        upload(self.context, operations.GRAPH_PART, handle, encode(made.items))
+    def _instantiate(self) -> None:
+        items = Items(self.context, frozenset(self._disabled))
+        items.add_all(self.graph)
+        handle = self.context.allocate_handle()
+        upload(self.context, operations.GRAPH_PART, handle, encode(items.items))
         self.context.call(operations.INSTANTIATE_GRAPH, handle)
-        self._made = handle
-        self._recorded = made.recorded
+        self._graph_handle = handle
+        self._recorded = items.recorded
         # Last: what the work before was the last to hold may destroy the graph.
-        self._host_work = [self._copier(one) if isinstance(one, HostCopy) else one for one in made.host_work]
+        self._host_work = [self._copier(work) if isinstance(work, HostCopy) else work for work in items.host_work]
 
     def _drop(self) -> None:
-        handle, self._made = self._made, _NOT_MADE
+        handle, self._graph_handle = self._graph_handle, _NOT_INSTANTIATED
         self._records.clear()
-        if handle != _NOT_MADE:
+        if handle != _NOT_INSTANTIATED:
             self.context.post(operations.DESTROY_GRAPH, handle)
 
     def launch(self, stream: int) -> None:
-        """Launch it in stream order and return at once; raise CudaError."""
-        found = _known_stream(stream)
-        context, its_stream = resolve(stream) if found is None else (found.context, stream)
+        """Launch the graph in stream order and return immediately.
+
+        It runs after its own earlier launches, whatever their streams. Raise INVALID_VALUE for a stream of another
+        context, and if memory of an earlier launch has not been freed; the context's sticky error; OUT_OF_MEMORY if a
+        changed graph cannot be uploaded. In a capturing stream the graph becomes a child graph node instead.
+        """
+        known_stream = _known_stream(stream)
+        context, stream_id = resolve(stream) if known_stream is None else (known_stream.context, stream)
         if context is not self.context:
             raise invalid_value("the stream is of another context than the nodes of the graph")
-        if intercepted.by is not None and captures.add((context, its_stream), self._as_child):
+        if intercepted.by is not None and captures.add((context, stream_id), self._as_child):
             return
         with self._launching:
-            if self._made == _NOT_MADE:
-                self._remake()
+            if self._graph_handle == _NOT_INSTANTIATED:
+                self._reinstantiate()
             if self._leaves or self._frees:
                 self._use_memory()
             if self._host_work:
                 for number, run in enumerate(self._host_work):
-                    self._post_host_function(its_stream, number, run)
+                    self._post_host_function(stream_id, number, run)
             opened = context.usable()
-            if self._made == _NOT_MADE:
+            if self._graph_handle == _NOT_INSTANTIATED:
                 raise invalid_value("the executable graph was destroyed by a finalizer while it was launched")
-            record = self._records.get(its_stream)
+            record = self._records.get(stream_id)
             if record is None:
                 # Nothing is answered, so that launches need no numbers of their own.
-                record = operations.LAUNCH_GRAPH.record(opened.serial, 0, its_stream, self._made)
+                record = operations.LAUNCH_GRAPH.record(opened.context_id, 0, stream_id, self._graph_handle)
                 if len(self._records) >= _STREAMS_CACHED:
                     self._records.clear()
-                self._records[its_stream] = record
+                self._records[stream_id] = record
             opened.transport.post(record)
             self._last_stream = stream
         for handle in self._recorded:
@@ -191,25 +226,25 @@ class Executable:
 
     def _post_host_function(self, stream: int, number: int, run: Callable[[int], None]) -> None:
         opened = self.context.usable()
-        made, serial = self._made, opened.serial
+        graph_handle, context_id = self._graph_handle, opened.context_id
 
         def record(sequence: int) -> bytes:
-            operands = (stream, made, sequence, number)
-            return operations.GRAPH_HOST_FUNCTION.record(serial, sequence, *operands, flags=FLAG_QUIET)
+            operands = (stream, graph_handle, sequence, number)
+            return operations.GRAPH_HOST_FUNCTION.record(context_id, sequence, *operands, flags=FLAG_QUIET)
 
         # One that waits for another branch's must not be behind it: each node has an order of its own.
         order = self.handle << 16 | number
         host_function.callbacks_of(opened.transport).launch(
-            PendingCallback(self.context, serial, order, host_function.marked(run), False), record
+            PendingCallback(self.context, context_id, order, host_function.mark(run), False), record
         )
 
-    def _copier(self, given: HostCopy) -> Callable[[int], None]:
+    def _copier(self, host_copy: HostCopy) -> Callable[[int], None]:
         if not self._copy_stream:
             self._copy_stream = streams.create(self.context, streams.NON_BLOCKING, 0).handle
-        return partial(_copy, self.context, self._copy_stream, given)
+        return partial(_copy, self.context, self._copy_stream, host_copy)
 
     def destroy(self) -> None:
-        """Destroy it; launches that are queued go on, and what it retains is given back after them."""
+        """Destroy it; queued launches continue, and the objects it retains are released after them."""
         executables.remove(self.handle)
         is_usable = self.context.active and self.context.sticky_error is None
         if is_usable:
@@ -226,23 +261,23 @@ class Executable:
             give_back()
 
 
-def _copy(context: Context, stream: int, given: HostCopy, status: int) -> None:
+def _copy(context: Context, stream: int, host_copy: HostCopy, status: int) -> None:
     """Make a copy whose turn it is; its failure is the context's."""
     stack, this_thread.stack = this_thread.stack, [context]
-    serial = context.serial
+    context_id = context.id
     try:
-        region_copy.copy(given.destination, given.source, given.extent, stream, True)
+        region_copy.copy(host_copy.destination, host_copy.source, host_copy.extent, stream, True)
     except CudaError as error:
-        context.poison(serial, error.code, error.reason)
+        context.fault(context_id, error.code, error.reason)
     finally:
         this_thread.stack = stack
 
 
 def _give_back(context: Context) -> None:
     """Give back what the executable graphs of a context that closes retain."""
-    for each in executables.all():
-        if each.context is context:
-            works.destroy(each.graph)
+    for executable in executables.all():
+        if executable.context is context:
+            works.destroy(executable.graph)
 
 
 when_closed.append(_give_back)  # before the table, which drops them then
@@ -251,7 +286,7 @@ executables: Final[HandleTable[Executable]] = HandleTable("executable graph", "d
 
 def find(handle: int) -> Executable:
     """Return the executable graph of a handle; raise INVALID_VALUE."""
-    found = executables.get(handle)
-    if found is None:
-        raise invalid_value(f"{handle:#x} is no executable graph of this process (destroyed, or its context was)")
-    return found
+    executable = executables.get(handle)
+    if executable is None:
+        raise invalid_value(f"{handle:#x} is not an executable graph of this process (destroyed, or its context was)")
+    return executable

@@ -1,4 +1,9 @@
-"""Functions on executable graphs: instantiation, launch, update (CUDA driver API, Graph Management)."""
+"""Functions on executable graphs: instantiation, launch, update (CUDA driver API, Graph Management).
+
+Each takes the handles of the API and raises CudaError. A change of one node builds the new work as for a graph's
+node, then checks that an executable graph takes that change (`update.check_work`), and only then replaces the
+copy's work.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,6 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import graph_structs as structs
-from pympsd_client._arguments.copy_structs import Copy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import node_functions, parameters
@@ -15,15 +19,8 @@ from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.items import Failed, NotOneContext, context_of_graph
 from pympsd_client._graphs.update import Refusal, Verdict, check_work, pairs
 from pympsd_client._graphs.work import (
-    BatchWork,
     ChildWork,
-    CopyWork,
-    FillWork,
-    HostWork,
-    KernelWork,
     NodeType,
-    RecordWork,
-    WaitWork,
 )
 from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import current
@@ -82,24 +79,24 @@ def instantiate(graph: int, flags: int) -> int:
         raise failed.error from None
 
 
-def instantiate_with_parameters(graph: int, given: Any) -> int:
+def instantiate_with_parameters(graph: int, parameters: Any) -> int:
     """Return an executable graph; the structure gets the result in detail, and the node that was refused."""
-    address = structs.address_of(given, "CUDA_GRAPH_INSTANTIATE_PARAMS")
+    address = structs.address_of(parameters, "CUDA_GRAPH_INSTANTIATE_PARAMS")
     raw = structs.InstantiateParameters.from_address(address)
-    found = graphs.find(graph)
+    source = graphs.find(graph)
     raw.hErrNode_out = 0
     try:
-        made = _instantiate(found, raw.flags)
+        executable = _instantiate(source, raw.flags)
     except _NotInstantiated as failed:
         raw.result_out = failed.result
         raw.hErrNode_out = failed.node.handle if failed.node is not None else 0
         raise failed.error from None
     raw.result_out = _MADE
-    return made.handle
+    return executable.handle
 
 
 def launch(executable: int, stream: int) -> None:
-    """Launch an executable graph in stream order, after its earlier launches, and return at once."""
+    """Launch an executable graph in stream order, after its earlier launches, and return immediately."""
     find(executable).launch(stream)
 
 
@@ -130,9 +127,9 @@ def update(executable: int, graph: int) -> bytes:
 
     The CUgraphExecUpdateResultInfo says what differs.
     """
-    made, source = find(executable), graphs.find(graph)
+    target, source = find(executable), graphs.find(graph)
     try:
-        made.change_all(list(pairs(made.graph, source)))
+        target.change_all(list(pairs(target.graph, source)))
     except Refusal as refusal:
         info = _info(refusal.verdict, refusal.node, refusal.from_node)
         reason = f"the executable graph cannot be updated with this graph: {refusal.verdict.name}"
@@ -141,7 +138,7 @@ def update(executable: int, graph: int) -> bytes:
 
 
 def _info(verdict: Verdict, node: Node | None, from_node: Node | None) -> bytes:
-    handles = (0 if one is None else one.handle for one in (node, from_node))
+    handles = (0 if item is None else item.handle for item in (node, from_node))
     return bytes(structs.UpdateResult(verdict, *handles))
 
 
@@ -149,90 +146,65 @@ def _info(verdict: Verdict, node: Node | None, from_node: Node | None) -> bytes:
 
 
 def _change(executable: int, handle: int, kind: type[Any], make: Any) -> None:
-    made, node = find(executable), graphs.find_node(handle)
-    own = made.node(node)
-    if not isinstance(own.work, kind):
-        raise invalid_value(f"node {handle:#x} is a {own.work.type.name} node")
-    work = make(own.work)
-    changed = Node(0, made.graph, work, 0)
+    target, node = find(executable), graphs.find_node(handle)
+    copy = target.node(node)
+    if not isinstance(copy.work, kind):
+        raise invalid_value(f"node {handle:#x} is a {copy.work.type.name} node")
+    work = make(copy.work)
+    changed = Node(0, target.graph, work, 0)
     try:
-        check_work(own, changed)
+        check_work(copy, changed)
     except Refusal as refusal:
         raise invalid_value(f"an executable graph cannot be changed in this way: {refusal.verdict.name}") from None
-    made.change(own, work)
+    target.change(copy, work)
 
 
-def set_kernel(executable: int, node: int, given: Any) -> None:
-    """Change a kernel node of an executable graph; its context stays, else INVALID_VALUE."""
-    _change(executable, node, KernelWork, lambda before: node_functions.kernel_work(given, before))
+def set_parameters(kind: str, executable: int, node: int, params: Any, context: int = 0) -> None:
+    """Change what a node of an executable graph does from the next launch on; the graph's own node stays as it is.
 
-
-def set_copy(executable: int, node: int, copy: Copy3D | None, context: int) -> None:
-    """Change a copy node of an executable graph; memory types and context stay, else INVALID_VALUE."""
-    if copy is None:
-        raise invalid_value("the description of the copy is NULL")
-    _change(executable, node, CopyWork, lambda before: parameters.checked_copy(copy, context))
-
-
-def set_fill(executable: int, node: int, given: Any, context: int) -> None:
-    """Change a fill node of an executable graph; of rows only address and value change, else INVALID_VALUE."""
-    address = structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS")
-    _change(executable, node, FillWork, lambda before: parameters.fill_at(address, context))
-
-
-def set_batch(executable: int, node: int, given: Any) -> None:
-    """Change memory operations of an executable graph; their types and context stay, else INVALID_VALUE."""
-    address = structs.address_of(given, "CUDA_BATCH_MEM_OP_NODE_PARAMS")
-    _change(executable, node, BatchWork, lambda before: parameters.batch_at(address))
-
-
-def set_host(executable: int, node: int, given: Any) -> None:
-    """Change a host node of an executable graph."""
-    address = structs.address_of(given, "CUDA_HOST_NODE_PARAMS")
-    _change(executable, node, HostWork, lambda before: parameters.host_at(address))
-
-
-def set_recorded_event(executable: int, node: int, event: int) -> None:
-    """Change the event that a node of an executable graph records."""
-    _change(executable, node, RecordWork, lambda before: RecordWork(parameters.known_event(event)))
-
-
-def set_awaited_event(executable: int, node: int, event: int) -> None:
-    """Change the event that a node of an executable graph waits for."""
-    _change(executable, node, WaitWork, lambda before: WaitWork(parameters.known_event(event)))
+    INVALID_VALUE for a node of another type, and for a change that is not possible: the context of a kernel or of
+    memory operations, the types of memory of a copy, the extent of a fill of rows, the types of memory operations.
+    """
+    node_kind = parameters.NODE_KINDS[kind]
+    _change(
+        executable,
+        node,
+        node_kind.work,
+        lambda before: parameters.keep_attributes(node_kind.read(params, context), before),
+    )
 
 
 def set_child(executable: int, node: int, child: int) -> None:
     """Take over the parameters of a graph of the same structure in a child graph node; INVALID_VALUE otherwise."""
-    made, own = find(executable), find(executable).node(graphs.find_node(node))
-    if not isinstance(own.work, ChildWork):
-        raise invalid_value(f"node {node:#x} is no child graph node")
+    target, copy = find(executable), find(executable).node(graphs.find_node(node))
+    if not isinstance(copy.work, ChildWork):
+        raise invalid_value(f"node {node:#x} is not a child graph node")
     try:
-        made.change_all(list(pairs(own.work.graph, graphs.find(child))))
+        target.change_all(list(pairs(copy.work.graph, graphs.find(child))))
     except Refusal as refusal:
         raise invalid_value(f"the child graph is not of the same structure: {refusal.verdict.name}") from None
 
 
-def set_any(executable: int, node: int, given: Any) -> None:
+def set_any(executable: int, node: int, params: Any) -> None:
     """Change a node of an executable graph, with parameters of its type."""
-    own = find(executable).node(graphs.find_node(node))
-    _change(executable, node, type(own.work), lambda before: node_functions.changed_work(own, given))
+    copy = find(executable).node(graphs.find_node(node))
+    _change(executable, node, type(copy.work), lambda before: node_functions.change_work(copy, params))
 
 
 def is_enabled(executable: int, node: int) -> int:
     """Return whether a kernel, fill or copy node of an executable graph does its work."""
-    made = find(executable)
-    return int(made.is_enabled(_can_be_disabled(made, node)))
+    target = find(executable)
+    return int(target.is_enabled(_can_be_disabled(target, node)))
 
 
 def set_enabled(executable: int, node: int, enabled: int) -> None:
-    """Have a kernel, fill or copy node of an executable graph do its work, or nothing."""
-    made = find(executable)
-    made.enable(_can_be_disabled(made, node), bool(enabled))
+    """Let a kernel, fill or copy node of an executable graph do its work, or nothing."""
+    target = find(executable)
+    target.enable(_can_be_disabled(target, node), bool(enabled))
 
 
-def _can_be_disabled(made: Executable, node: int) -> Node:
-    own = made.node(graphs.find_node(node))
-    if own.work.type not in _DISABLED:
-        raise invalid_value(f"a {own.work.type.name} node cannot be disabled; kernel, fill and copy nodes can")
-    return own
+def _can_be_disabled(target: Executable, node: int) -> Node:
+    copy = target.node(graphs.find_node(node))
+    if copy.work.type not in _DISABLED:
+        raise invalid_value(f"a {copy.work.type.name} node cannot be disabled; kernel, fill and copy nodes can")
+    return copy

@@ -1,4 +1,4 @@
-"""The structure of graphs: nodes, edges between them, order, clones. Nothing here knows what a node does."""
+"""The structure of graphs: nodes, edges, order, clones. Nothing in this module depends on what a node does."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from attrs import define, field, frozen
 from pympsd_client._arguments.errors import invalid_value
 
 _FIRST_HANDLE: Final = 1 << 48
-"""Handles of graphs are no handles of a command stream, and look like pointers in C."""
-mint: Final = count(_FIRST_HANDLE, 16).__next__
+"""Handles of graphs differ from those of a command stream, and look like pointers in C."""
+allocate_handle: Final = count(_FIRST_HANDLE, 16).__next__
 """Return a handle that no other graph, node or executable graph of this process has or had."""
 _next_id: Final = count(1).__next__
 
@@ -57,13 +57,13 @@ class Graph:
 
     def add(self, work: Any, dependencies: Mapping[Node, Edge]) -> Node:
         """Add a node that depends on others; raise INVALID_VALUE if one is of another graph."""
-        for each in dependencies:
-            self._check_own(each)
-        node = Node(mint(), self, work, next(self._local_ids))
+        for dependency in dependencies:
+            self._check_own(dependency)
+        node = Node(allocate_handle(), self, work, next(self._local_ids))
         self.nodes[node.handle] = node
         nodes[node.handle] = node
-        for each, edge in dependencies.items():
-            _connect(each, node, edge)
+        for dependency, edge in dependencies.items():
+            _connect(dependency, node, edge)
         return node
 
     def connect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
@@ -94,10 +94,10 @@ class Graph:
 
     def remove(self, node: Node) -> None:
         """Remove a node and its edges."""
-        for each in node.dependencies:
-            del each.dependents[node]
-        for each in node.dependents:
-            del each.dependencies[node]
+        for neighbour in node.dependencies:
+            del neighbour.dependents[node]
+        for neighbour in node.dependents:
+            del neighbour.dependencies[node]
         node.dependencies.clear()
         node.dependents.clear()
         self.nodes.pop(node.handle, None)
@@ -116,7 +116,7 @@ class Graph:
     def in_order(self) -> list[Node]:
         """Return the nodes, each after all it depends on, else in the order they were added; raise on a cycle."""
         missing = {node: len(node.dependencies) for node in self.nodes.values()}
-        ready = [node for node, left in missing.items() if not left]
+        ready = [node for node, missing_count in missing.items() if not missing_count]
         for node in ready:  # grows as it is walked
             for end in node.dependents:
                 missing[end] -= 1
@@ -144,25 +144,25 @@ nodes: Final[dict[int, Node]] = {}
 
 def new(of: Node | None = None) -> Graph:
     """Return a new empty graph."""
-    graph = Graph(mint(), _next_id(), of)
+    graph = Graph(allocate_handle(), _next_id(), of)
     graphs[graph.handle] = graph
     return graph
 
 
 def find(handle: int) -> Graph:
     """Return the graph of a handle; raise INVALID_VALUE."""
-    found = graphs.get(handle)
-    if found is None:
-        raise invalid_value(f"{handle:#x} is no graph of this process (destroyed, or never created)")
-    return found
+    graph = graphs.get(handle)
+    if graph is None:
+        raise invalid_value(f"{handle:#x} is not a graph of this process (destroyed, or never created)")
+    return graph
 
 
 def find_node(handle: int) -> Node:
     """Return the node of a handle; raise INVALID_VALUE."""
-    found = nodes.get(handle)
-    if found is None:
-        raise invalid_value(f"{handle:#x} is no node of a graph of this process (destroyed, perhaps)")
-    return found
+    node = nodes.get(handle)
+    if node is None:
+        raise invalid_value(f"{handle:#x} is not a node of a graph of this process (destroyed, perhaps)")
+    return node
 
 
 def find_nodes(handles: Iterable[int]) -> list[Node]:
@@ -179,19 +179,19 @@ def invalidate(graph: Graph) -> None:
 
 def clone(original: Graph, clone_work: Callable[[Node, Node], Any], of: Node | None = None) -> Graph:
     """Return a copy with its own nodes; ``clone_work`` gets the node and its copy and returns the copy's work."""
-    made = new(of)
+    graph = new(of)
     for node in original.nodes.values():
-        copy = made.add(None, {})
-        made.copies[node.handle] = copy
+        copy = graph.add(None, {})
+        graph.copies[node.handle] = copy
         copy.work = clone_work(node, copy)
     for start, end, edge in original.edges():
-        _connect(made.copies[start.handle], made.copies[end.handle], edge)
-    return made
+        _connect(graph.copies[start.handle], graph.copies[end.handle], edge)
+    return graph
 
 
 def find_in_clone(node: Node, graph: Graph) -> Node:
     """Return the copy of a node in a clone; raise INVALID_VALUE if there is none (any more)."""
-    found = graph.copies.get(node.handle)
-    if found is None or found.handle not in graph.nodes:
+    copy = graph.copies.get(node.handle)
+    if copy is None or copy.handle not in graph.nodes:
         raise invalid_value(f"node {node.handle:#x} has no copy in graph {graph.handle:#x}")
-    return found
+    return copy

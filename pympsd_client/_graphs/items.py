@@ -1,6 +1,8 @@
-"""From a graph's nodes to the items of an executable graph: records in order, and what runs in this process.
+"""Between nodes and records, in both directions: items of executable graphs, and the work of captured records.
 
-What a record does, as the work of a node.
+An item is a record, the indices of the items that it comes after, and for a conditional node its bodies. Empty
+items join branches, so that no product of edges arises. Child graphs are flattened: their first items come after
+what the node depends on. Records name the legacy stream, which stands for the stream of the launch.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
-from pympsd.wire.launch_flags import cluster_of, packed
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
+from pympsd.wire.ring_layout import cluster_of, packed
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
 from pympsd_client._arguments.errors import CudaError
@@ -49,11 +52,11 @@ _STREAM: Final = STREAM_LEGACY
 _NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork, BatchWork)
 
 
-class NotOneContext(Exception):
+class NotOneContext(CallError):
     """A graph has nodes of several contexts."""
 
 
-class Failed(Exception):
+class Failed(CallError):
     """A node cannot be made an item: ``node`` and the error."""
 
     def __init__(self, node: Node | None, error: CudaError) -> None:
@@ -95,15 +98,15 @@ class Items:
         """Return the items that come last, those before it if it has no nodes."""
         ends: dict[Node, tuple[int, ...]] = {}
         for node in graph.in_order():
-            before = tuple({each: None for earlier in node.dependencies for each in ends[earlier]}) or after
+            before = tuple({item: None for earlier in node.dependencies for item in ends[earlier]}) or after
             try:
                 ends[node] = self._add_node(node, before)
             except CudaError as error:
                 raise Failed(node, error) from None
-        last = tuple({each: None for node in graph.nodes.values() if not node.dependents for each in ends[node]})
-        return self._joined(last or after)
+        last = tuple({item: None for node in graph.nodes.values() if not node.dependents for item in ends[node]})
+        return self._join(last or after)
 
-    def _joined(self, after: tuple[int, ...]) -> tuple[int, ...]:
+    def _join(self, after: tuple[int, ...]) -> tuple[int, ...]:
         """Return one item that comes after all of them, so that no product of edges is made."""
         return after if len(after) <= 1 else self._add(b"", after)
 
@@ -118,7 +121,7 @@ class Items:
         if node in self.disabled or isinstance(work, EmptyWork | AllocateWork | FreeWork):
             return self._add(b"", after)
         if isinstance(work, ChildWork):
-            return self._add_graph(work.graph, self._joined(after))
+            return self._add_graph(work.graph, self._join(after))
         if isinstance(work, ConditionalWork):
             return self._add(b"", after, self._conditional(work))
         if isinstance(work, BatchWork):
@@ -137,42 +140,42 @@ class Items:
         return Conditional(condition.handle, ConditionalKind(work.kind), default, tuple(bodies))
 
     def _record(self, work: Any) -> bytes:
-        serial = self.context.usable().serial
+        context_id = self.context.usable().context_id
         if isinstance(work, KernelWork):
-            return _launch(work, serial)
+            return _launch(work, context_id)
         if isinstance(work, FillWork):
             operands = (work.destination, work.value, work.element_bytes, work.width, work.pitch, work.height)
             if not (work.width and work.height):
                 return b""
-            return operations.FILL.record(serial, 0, _STREAM, *operands)
+            return operations.FILL.record(context_id, 0, _STREAM, *operands)
         if isinstance(work, CopyWork):
-            return self._copy(work, serial)
+            return self._copy(work, context_id)
         if isinstance(work, HostWork):
-            return self._host(work.run, serial)
+            return self._host(work.run, context_id)
         if isinstance(work, RecordWork | WaitWork):
             event = events.find(work.event)
             if event.context is not self.context:
                 raise CudaError(Result.ERROR_NOT_SUPPORTED, "the event is of another context than the graph's nodes")
             if isinstance(work, WaitWork):
-                return operations.WAIT_EVENT.record(serial, 0, _STREAM, event.handle)
+                return operations.WAIT_EVENT.record(context_id, 0, _STREAM, event.handle)
             self.recorded.append(event.handle)
-            return operations.RECORD_EVENT.record(serial, 0, event.handle, _STREAM)
+            return operations.RECORD_EVENT.record(context_id, 0, event.handle, _STREAM)
         raise TypeError(f"{type(work).__name__} has no record")
 
-    def _host(self, run: Callable[[int], None] | HostCopy, serial: int) -> bytes:
+    def _host(self, run: Callable[[int], None] | HostCopy, context_id: int) -> bytes:
         if self.in_body:
             raise _not_in_body("a copy with memory that the device does not reach")
         self.host_work.append(run)
-        return operations.HOST_FUNCTION.record(serial, 0, _STREAM, len(self.host_work) - 1)
+        return operations.HOST_FUNCTION.record(context_id, 0, _STREAM, len(self.host_work) - 1)
 
-    def _copy(self, work: CopyWork, serial: int) -> bytes:
-        found = regions(work.copy, self.context)
-        if found is None:
+    def _copy(self, work: CopyWork, context_id: int) -> bytes:
+        sides_and_extent = regions(work.copy, self.context)
+        if sides_and_extent is None:
             return b""
-        destination, source, extent = found
+        destination, source, extent = sides_and_extent
         sides = tuple(map(self._side, (destination, source), (extent, extent)))
         if None in sides or all(side is Space.PINNED for side in sides):
-            return self._host(HostCopy(destination, source, extent), serial)
+            return self._host(HostCopy(destination, source, extent), context_id)
         to, start = sides
         assert to is not None
         assert start is not None
@@ -182,16 +185,16 @@ class Items:
                 (Space.DEVICE, Space.PINNED): operations.COPY_TO_DEVICE_PINNED,
                 (Space.PINNED, Space.DEVICE): operations.COPY_FROM_DEVICE_PINNED,
             }[to, start]
-            return operation.record(serial, 0, _STREAM, destination.address, source.address, extent.bytes)
+            return operation.record(context_id, 0, _STREAM, destination.address, source.address, extent.bytes)
         operands = (*destination.operands(to), *source.operands(start), *extent.operands)
-        return operations.COPY_3D.record(serial, 0, _STREAM, *operands)
+        return operations.COPY_3D.record(context_id, 0, _STREAM, *operands)
 
     def _side(self, region: Region, extent: Extent) -> Space | None:
         """Return where the executor finds a side of a copy; None if this process must move the bytes."""
         if not region.is_host:
             return Space.DEVICE if ordinal_at(region.address) == self.context.device.ordinal else None
         transport = self.context.usable().transport
-        return Space.PINNED if pinned.reached_by(transport, region.address, region.span(extent)) else None
+        return Space.PINNED if pinned.is_reached_by(transport, region.address, region.span(extent)) else None
 
 
 def _not_in_body(what: str) -> CudaError:
@@ -202,35 +205,35 @@ def _not_in_body(what: str) -> CudaError:
     return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
 
 
-def _launch(work: KernelWork, serial: int) -> bytes:
+def _launch(work: KernelWork, context_id: int) -> bytes:
     function, layout = work.function, work.function.layout
     flags = packed(work.cooperative, work.cluster)
-    fields = (LAUNCH_OPCODE, flags, record_bytes(layout), serial, 0, _STREAM, function.module, function.index)
+    fields = (LAUNCH_OPCODE, flags, record_bytes(layout), context_id, 0, _STREAM, function.module, function.index)
     return raw_packer(layout)(*fields, *work.shape, layout.parameter_bytes, work.parameters)
 
 
 def context_of_graph(graph: Graph, otherwise: Callable[[], Context]) -> Context:
     """Return the one context of a graph's nodes; ``otherwise()`` where none has one; raise NotOneContext."""
-    found = set(_contexts(graph))
-    if len(found) > 1:
+    contexts = set(_contexts(graph))
+    if len(contexts) > 1:
         raise NotOneContext
-    return found.pop() if found else otherwise()
+    return contexts.pop() if contexts else otherwise()
 
 
 def _contexts(graph: Graph) -> list[Context]:
-    found = []
+    contexts = []
     for node in graph.nodes.values():
         work = node.work
         if isinstance(work, ChildWork):
-            found += _contexts(work.graph)
+            contexts += _contexts(work.graph)
         elif isinstance(work, ConditionalWork):
-            found += [each for body in work.bodies for each in _contexts(body)]
-            found.append(work.condition.context)
+            contexts += [context for body in work.bodies for context in _contexts(body)]
+            contexts.append(work.condition.context)
         elif isinstance(work, KernelWork | FillWork | CopyWork | BatchWork):
-            found.append(work.context)
+            contexts.append(work.context)
         elif isinstance(work, AllocateWork):
-            found.append(work.allocation.context)
-    return found
+            contexts.append(work.allocation.context)
+    return contexts
 
 
 _LINEAR: Final = {
@@ -242,7 +245,7 @@ _LINEAR: Final = {
 
 
 def work_of_record(name: str, record: bytes, context: Context) -> Any:
-    """Return the work of a queued operation's record; STREAM_CAPTURE_UNSUPPORTED for one that is no node."""
+    """Return the work of a queued operation's record; STREAM_CAPTURE_UNSUPPORTED for one that cannot be a node."""
     layout = BY_NAME[name].layout
     operands = layout.unpack_from(record)[5:]
     if name == "LAUNCH":

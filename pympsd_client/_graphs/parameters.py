@@ -1,6 +1,9 @@
-"""Nodes that allocate and free memory: their parameters, read from the driver API's structures and written back.
+"""Parameters of nodes: read from the driver API's structures into work, and written back.
 
-Parameters of nodes: read from the driver API's structures into work, and written back.
+For each type of node there is a reader (``..._at``: from a structure in memory) and a writer (``..._bytes``). The
+readers make the same checks as the functions that do the work immediately. What a written structure points to
+(arrays of parameters, of operations, of graphs) is kept by the work, and is valid until the node is changed or
+destroyed.
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd.wire.launch_flags import MOST
+from pympsd.wire.ring_layout import MOST
 from pympsd_client._api import stream_memory
 from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
@@ -45,7 +48,7 @@ from pympsd_client._graphs.work import (
     WaitWork,
 )
 from pympsd_client._objects import host_function
-from pympsd_client._objects.code.launch import checked_shape
+from pympsd_client._objects.code.launch import check_shape
 from pympsd_client._objects.code.library import function_of
 from pympsd_client._objects.code.occupancy import check_cluster, check_cooperative
 from pympsd_client._objects.context import Context, context_of, context_on, current
@@ -58,7 +61,7 @@ from pympsd_client._objects.process import process
 
 _DEVICE: Final = 1
 """A CUmemLocationType."""
-_ACCESSES_LIMIT: Final = 1 << 10
+_MAX_ACCESSES: Final = 1 << 10
 
 
 def allocation_at(address: int) -> AllocateWork:
@@ -73,7 +76,7 @@ def allocation_at(address: int) -> AllocateWork:
         reason = "the memory of a graph cannot be exported: handleTypes is CU_MEM_HANDLE_TYPE_NONE"
         raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     context = context_on(process.device(location.id).ordinal) if location.type == _DEVICE else current()
-    if raw.accessDescCount > _ACCESSES_LIMIT:
+    if raw.accessDescCount > _MAX_ACCESSES:
         raise invalid_value(f"{raw.accessDescCount} access descriptions")
     size = structs.ACCESS_BYTES * raw.accessDescCount
     accesses = ctypes.string_at(raw.accessDescs, size) if raw.accessDescs else b""
@@ -145,7 +148,7 @@ def kernel_at(address: int) -> KernelWork:
     function.context.usable()
     values = flat(function.layout, InMemory(raw.kernelParams), raw.extra)
     kernel = 0 if function.handle == (raw.func or raw.kern) else raw.func or raw.kern
-    return KernelWork(function, checked_shape(function, shape), values, kernel=kernel)
+    return KernelWork(function, check_shape(function, shape), values, kernel=kernel)
 
 
 def kernel_bytes(work: KernelWork) -> bytes:
@@ -162,11 +165,13 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
             check_cooperative(work.function, work.shape)
         return evolve(work, cooperative=cooperative, attributes={**work.attributes, number: value})
     if number == CLUSTER_DIMENSION and any(value):
-        made = evolve(work, attributes={**work.attributes, number: value})
-        if not all(1 <= size <= MOST for size in made.cluster):
-            raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {made.cluster}")
-        check_cluster(made.function, made.shape, made.cluster)
-        return made
+        clustered = evolve(work, attributes={**work.attributes, number: value})
+        if not all(1 <= size <= MOST for size in clustered.cluster):
+            raise CudaError(
+                Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {clustered.cluster}"
+            )
+        check_cluster(clustered.function, clustered.shape, clustered.cluster)
+        return clustered
     if name_of(number) not in HINTS and any(value):
         those = f"COOPERATIVE and CLUSTER_DIMENSION, and takes the hints {', '.join(sorted(HINTS))}"
         raise not_there(name_of(number), those)
@@ -176,13 +181,15 @@ def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
 # --- copies and fills
 
 
-def checked_copy(copy: Copy3D, context: int) -> CopyWork:
+def check_copy(copy: Copy3D | None, context: int) -> CopyWork:
     """Return the work of a copy; raise CudaError if it is not possible, or its device memory is on no device."""
+    if copy is None:
+        raise invalid_value("the description of the copy is NULL")
     its_context = _context(context)
-    found = regions(copy, its_context)
-    if found is None:
+    checked = regions(copy, its_context)
+    if checked is None:
         raise invalid_value("the copy has no bytes; width, height and depth are at least 1")
-    for region in found[:2]:
+    for region in checked[:2]:
         if not region.is_host:
             owner(region.address)
     return CopyWork(copy, its_context)
@@ -218,18 +225,18 @@ def batch_at(address: int) -> BatchWork:
     if raw.flags:
         raise invalid_value(f"a batch of memory operations takes no flags: 0, not {raw.flags:#x}")
     if raw.count and not raw.paramArray:
-        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are said to be there")
+        raise invalid_value(f"paramArray is NULL, and {raw.count} operations are announced")
     context = _context(raw.ctx)
     operations = stream_memory.operations_at(raw.count, InMemory(raw.paramArray))
-    parts = [part for one in operations for part in _parts(stream_memory.read(one), context)]
+    parts = [part for operation in operations for part in _parts(stream_memory.read(operation), context)]
     return BatchWork(tuple(operations), tuple(parts), context)
 
 
 def _parts(of: stream_memory.Operation, context: Context) -> list[KernelWork | FillWork]:
-    given = (of.address, of.value, of.size, of.flags)
+    fields = (of.address, of.value, of.size, of.flags)
     if not of.waits:
-        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*given)]
-    kernel, values = stream_memory.waiting(*given)
+        return [FillWork(place, 0, word, 4, 1, 1, context) for place, word in stream_memory.words(*fields)]
+    kernel, values = stream_memory.waiting(*fields)
     function = kernel.function_in(context)
     return [KernelWork(function, stream_memory.ONE_THREAD, flat(function.layout, values, 0))]
 
@@ -256,7 +263,7 @@ def host_bytes(work: HostWork) -> bytes:
     return bytes(structs.HostParameters(work.address, work.data))
 
 
-def known_event(handle: int) -> int:
+def require_event(handle: int) -> int:
     """Return the handle of an event; raise INVALID_HANDLE for any other."""
     return events.find(handle).handle
 
@@ -294,11 +301,11 @@ def conditional_at(graph: Graph, address: int) -> ConditionalWork:
     """Return the work of a CUDA_CONDITIONAL_NODE_PARAMS in memory, and point it to the new bodies."""
     raw = structs.ConditionalParameters.from_address(address)
     condition = conditions.get(raw.handle)
-    if condition is None or not any(condition.graph is each for each in _with_outer(graph)):
-        raise invalid_value(f"{raw.handle:#x} is no conditional handle of this graph, nor of one that it is in")
-    most = _BODIES.get(raw.type, 0)
-    if not 1 <= raw.size <= most:
-        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {most} bodies, not {raw.size}")
+    if condition is None or not any(condition.graph is outer for outer in _with_outer(graph)):
+        raise invalid_value(f"{raw.handle:#x} is not a conditional handle of this graph, nor of one that it is in")
+    max_bodies = _BODIES.get(raw.type, 0)
+    if not 1 <= raw.size <= max_bodies:
+        raise invalid_value(f"a conditional node of type {raw.type} has 1 to {max_bodies} bodies, not {raw.size}")
     work = ConditionalWork(condition, raw.type, tuple(graphs.new() for _ in range(raw.size)))
     raw.phGraph_out = work.array
     return work
@@ -316,11 +323,57 @@ def conditional_bytes(work: ConditionalWork) -> bytes:
 
 def _copy_any(address: int) -> CopyWork:
     raw = structs.CopyParameters.from_address(address)
-    return checked_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
+    return check_copy(copy_at(address + structs.CopyParameters.copyParams.offset), raw.copyCtx)
 
 
 def _event_at(address: int) -> int:
-    return known_event(structs.EventParameters.from_address(address).event)
+    return require_event(structs.EventParameters.from_address(address).event)
+
+
+@frozen
+class NodeKind:
+    """A type of nodes: its work, and how its parameters are read and written."""
+
+    work: type[Any]
+    read: Callable[[Any, int], Any]
+    """Returns the work for parameters as the program gives them and a context's handle (0: the current one)."""
+    write: Callable[[Any], Any]
+    """Returns the parameters of the work."""
+
+
+def _kind_of_structure(
+    work: type[Any], name: str, read: Callable[[int], Any], write: Callable[[Any], bytes]
+) -> NodeKind:
+    return NodeKind(work, lambda given, context: read(structs.address_of(given, name)), write)
+
+
+def _kind_of_event(work: type[RecordWork | WaitWork]) -> NodeKind:
+    return NodeKind(work, lambda event, context: work(require_event(event)), lambda node_work: node_work.event)
+
+
+def _read_fill(given: Any, context: int) -> FillWork:
+    return fill_at(structs.address_of(given, "CUDA_MEMSET_NODE_PARAMS"), context)
+
+
+NODE_KINDS: Final[dict[str, NodeKind]] = {
+    "KERNEL": _kind_of_structure(KernelWork, "CUDA_KERNEL_NODE_PARAMS", kernel_at, kernel_bytes),
+    "MEMCPY": NodeKind(CopyWork, check_copy, lambda work: copy_bytes(work.copy)),
+    "MEMSET": NodeKind(FillWork, _read_fill, fill_bytes),
+    "BATCH_MEM_OP": _kind_of_structure(BatchWork, "CUDA_BATCH_MEM_OP_NODE_PARAMS", batch_at, batch_bytes),
+    "HOST": _kind_of_structure(HostWork, "CUDA_HOST_NODE_PARAMS", host_at, host_bytes),
+    "EVENT_RECORD": _kind_of_event(RecordWork),
+    "WAIT_EVENT": _kind_of_event(WaitWork),
+    "EMPTY": NodeKind(EmptyWork, lambda given, context: EmptyWork(), lambda work: b""),
+    "MEM_ALLOC": _kind_of_structure(AllocateWork, "CUDA_MEM_ALLOC_NODE_PARAMS", allocation_at, allocation_bytes),
+}
+"""The types of nodes that have functions of their own, by the names of CUgraphNodeType."""
+
+
+def keep_attributes(work: Any, before: Any) -> Any:
+    """Return the work of a launch with the launch attributes of the work before; other work as it is."""
+    if not isinstance(work, KernelWork):
+        return work
+    return evolve(work, cooperative=before.cooperative, attributes=dict(before.attributes))
 
 
 _READERS: Final[dict[int, Callable[[int], Any]]] = {
@@ -349,10 +402,9 @@ def any_at(graph: Graph, address: int) -> Any:
         return free_work(graph, ctypes.c_uint64.from_address(at).value)
     read = _READERS.get(kind)
     if read is None:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"pympsd does not have graph nodes of type {kind} yet; it has {', '.join(one.name for one in NodeType)}",
-        )
+        known = ", ".join(node_type.name for node_type in NodeType)
+        reason = f"pympsd does not have graph nodes of type {kind} yet; it has {known}"
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
     return read(at)
 
 
@@ -364,25 +416,17 @@ def any_bytes(work: Any) -> bytes:
 
 def _any_bytes(work: Any) -> bytes:
     match work:
-        case KernelWork():
-            return kernel_bytes(work)
         case CopyWork():
             head = (0).to_bytes(8, "little") + work.context.handle.to_bytes(8, "little")
             return head + copy_bytes(work.copy)
         case FillWork():
             return fill_bytes(work) + work.context.handle.to_bytes(8, "little")
-        case BatchWork():
-            return batch_bytes(work)
-        case HostWork():
-            return host_bytes(work)
         case ChildWork():
             return bytes(structs.ChildParameters(work.graph.handle, CHILD_CLONED))
         case RecordWork() | WaitWork():
             return work.event.to_bytes(8, "little")
         case ConditionalWork():
             return conditional_bytes(work)
-        case AllocateWork():
-            return allocation_bytes(work)
         case FreeWork():
             return work.address.to_bytes(8, "little")
-    return b""
+    return bytes(NODE_KINDS[work.type.name].write(work))

@@ -44,27 +44,27 @@ def find_in_clone(node: int, clone: int) -> int:
     return graphs.find_in_clone(graphs.find_node(node), graphs.find(clone)).handle
 
 
-def _listed(found: Sequence[int], room: int) -> tuple[list[int], int]:
-    """Return what an array of ``room`` elements gets, and their number; without room the number of all there are."""
+def _pad_list(values: Sequence[int], room: int) -> tuple[list[int], int]:
+    """Return the elements for an array of ``capacity``, padded with 0, and their number; for 0 the number of all."""
     if room == 0:
-        return [], len(found)
-    given = list(found[:room])
-    return given + [0] * (room - len(given)), len(given)
+        return [], len(values)
+    padded = list(values[:room])
+    return padded + [0] * (room - len(padded)), len(padded)
 
 
 def nodes(graph: int, room: int) -> tuple[list[int], int]:
     """Return up to ``numNodes`` nodes, padded with NULL, and their number; for 0 only the number."""
-    return _listed([node.handle for node in graphs.find(graph).nodes.values()], room)
+    return _pad_list([node.handle for node in graphs.find(graph).nodes.values()], room)
 
 
 def root_nodes(graph: int, room: int) -> tuple[list[int], int]:
     """Return up to ``numRootNodes`` nodes without dependencies, and their number; for 0 only the number."""
-    return _listed([node.handle for node in graphs.find(graph).roots()], room)
+    return _pad_list([node.handle for node in graphs.find(graph).roots()], room)
 
 
-def _edge_lists(found: Iterable[tuple[Sequence[int], Edge]], columns: int, room: int) -> tuple[Any, ...]:
-    rows = [(*handles, _edge_number(edge)) for handles, edge in found]
-    lists = [_listed([row[column] for row in rows], room)[0] for column in range(columns + 1)]
+def _edge_lists(edges: Iterable[tuple[Sequence[int], Edge]], columns: int, room: int) -> tuple[Any, ...]:
+    rows = [(*handles, _edge_number(edge)) for handles, edge in edges]
+    lists = [_pad_list([row[column] for row in rows], room)[0] for column in range(columns + 1)]
     return (*lists, min(len(rows), room) if room else len(rows))
 
 
@@ -74,35 +74,39 @@ def _edge_number(edge: Edge) -> int:
 
 def edges(graph: int, room: int) -> tuple[Any, ...]:
     """Return up to ``numEdges`` edges as three lists (from, to, data), and their number; for 0 only the number."""
-    found = (((start.handle, end.handle), edge) for start, end, edge in graphs.find(graph).edges())
-    return _edge_lists(found, 2, room)
+    handles = (((start.handle, end.handle), edge) for start, end, edge in graphs.find(graph).edges())
+    return _edge_lists(handles, 2, room)
 
 
 def dependencies(node: int, room: int) -> tuple[Any, ...]:
     """Return up to ``numDependencies`` nodes that a node depends on, the edges' data, and their number."""
-    return _edge_lists((((one.handle,), edge) for one, edge in graphs.find_node(node).dependencies.items()), 1, room)
+    return _edge_lists(
+        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependencies.items()), 1, room
+    )
 
 
 def dependent_nodes(node: int, room: int) -> tuple[Any, ...]:
     """Return up to ``numDependentNodes`` nodes that depend on a node, the edges' data, and their number."""
-    return _edge_lists((((one.handle,), edge) for one, edge in graphs.find_node(node).dependents.items()), 1, room)
+    return _edge_lists(
+        (((other.handle,), edge) for other, edge in graphs.find_node(node).dependents.items()), 1, room
+    )
 
 
-def edge_list(given: Any, count: int) -> list[Edge]:
+def edge_list(data: Any, count: int) -> list[Edge]:
     """Return the data of ``count`` edges; raise INVALID_VALUE for ports or kinds that are not 0."""
-    found = [Edge(*one) for one in graph_structs.edge_data(given, count)]
-    for edge in found:
+    edges = [Edge(*fields) for fields in graph_structs.edge_data(data, count)]
+    for edge in edges:
         if edge != Edge():
             raise invalid_value(f"edges have ports and type 0 here, not {edge.from_port, edge.to_port, edge.kind}")
-    return found
+    return edges
 
 
-def dependency_map(given: Any, data: Any, count: int) -> dict[Node, Edge]:
+def dependency_map(handles: Any, data: Any, count: int) -> dict[Node, Edge]:
     """Return the nodes that a new one depends on, with the edges' data; INVALID_VALUE for one that comes twice."""
-    found = graphs.find_nodes(graph_structs.handles(given, count, "dependencies"))
-    if len(set(found)) != len(found):
+    dependencies = graphs.find_nodes(graph_structs.handles(handles, count, "dependencies"))
+    if len(set(dependencies)) != len(dependencies):
         raise invalid_value("a node comes twice among the dependencies")
-    return dict(zip(found, edge_list(data, count), strict=True))
+    return dict(zip(dependencies, edge_list(data, count), strict=True))
 
 
 def _triples(start: Any, end: Any, data: Any, count: int) -> list[tuple[Node, Node, Edge]]:
@@ -158,7 +162,7 @@ def child_graph(handle: int) -> int:
     """Return the graph within a child graph node, which stays the node's."""
     node = graphs.find_node(handle)
     if node.work.type is not NodeType.GRAPH:
-        raise invalid_value(f"node {handle:#x} is no child graph node")
+        raise invalid_value(f"node {handle:#x} is not a child graph node")
     return int(node.work.graph.handle)
 
 
@@ -186,7 +190,7 @@ def release_user_object(handle: int, count: int) -> None:
 
 
 def retain(graph: int, handle: int, count: int, flags: int) -> None:
-    """Have a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
+    """Let a graph hold references; with CU_GRAPH_USER_OBJECT_MOVE those are the caller's."""
     if flags & ~user_objects.MOVE:
         raise invalid_value(f"flags are 0 or CU_GRAPH_USER_OBJECT_MOVE (1), not {flags}")
     user_objects.retain(graphs.find(graph), user_objects.find(handle), count, bool(flags))

@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from attrs import frozen
 
+from pympsd.errors import CallError
 from pympsd_client._api.stream_memory import read
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.work import BatchWork, ConditionalWork, CopyWork, FillWork, KernelWork, inner_graphs
@@ -27,7 +28,7 @@ class Verdict(IntEnum):
 
 
 @frozen
-class Refusal(Exception):
+class Refusal(CallError):
     """A change that cannot be made; ``node`` is of the new graph, ``from_node`` the start of a changed edge."""
 
     verdict: Verdict
@@ -46,15 +47,15 @@ def check_work(old: Node, new: Node) -> None:
         if before.cooperative != after.cooperative:
             raise Refusal(Verdict.ATTRIBUTES_CHANGED, new)
     elif isinstance(before, CopyWork):
-        kinds = [(one.copy.destination.memory_type, one.copy.source.memory_type) for one in (before, after)]
+        kinds = [(work.copy.destination.memory_type, work.copy.source.memory_type) for work in (before, after)]
         if kinds[0] != kinds[1] or before.context is not after.context:
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
     elif isinstance(before, FillWork):
-        sizes = [(one.element_bytes, one.width, one.height, one.pitch) for one in (before, after)]
+        sizes = [(work.element_bytes, work.width, work.height, work.pitch) for work in (before, after)]
         if before.context is not after.context or ((before.height > 1 or after.height > 1) and sizes[0] != sizes[1]):
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
     elif isinstance(before, BatchWork):
-        operations = [[(part.waits, part.size) for part in map(read, one.operations)] for one in (before, after)]
+        operations = [[(part.waits, part.size) for part in map(read, work.operations)] for work in (before, after)]
         if before.context is not after.context or operations[0] != operations[1]:
             raise Refusal(Verdict.PARAMETERS_CHANGED, new)
     elif isinstance(before, ConditionalWork) and (before.kind, len(before.bodies)) != (after.kind, len(after.bodies)):
@@ -72,16 +73,16 @@ def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
     if len(ends[0]) != len(ends[1]):
         raise Refusal(Verdict.TOPOLOGY_CHANGED, ends[1][-1] if len(ends[1]) > len(ends[0]) else None)
     paired = dict(zip(*ends, strict=True))
-    taken = set(ends[1])
+    matched = set(ends[1])
     waiting = list(paired.items())
     while waiting:
         first, second = waiting.pop()
         if len(first.dependencies) != len(second.dependencies):
             raise Refusal(Verdict.TOPOLOGY_CHANGED, second)
         for before, after in zip(first.dependencies, second.dependencies, strict=True):
-            if before not in paired and after not in taken:
+            if before not in paired and after not in matched:
                 paired[before] = after
-                taken.add(after)
+                matched.add(after)
                 waiting.append((before, after))
             elif paired.get(before) is not after:
                 raise Refusal(Verdict.TOPOLOGY_CHANGED, second, after)

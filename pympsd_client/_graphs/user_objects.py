@@ -9,13 +9,13 @@ from threading import RLock
 from typing import Final
 
 from pympsd_client._arguments.errors import invalid_value
-from pympsd_client._graphs.graph import Graph, mint
+from pympsd_client._graphs.graph import Graph, allocate_handle
 
 NO_DESTRUCTOR_SYNC: Final = 1
 """The flag that cuUserObjectCreate demands: a destructor cannot be waited for."""
 MOVE: Final = 1
 """A flag of cuGraphRetainUserObject: the caller's references become the graph's."""
-_LIMIT: Final = (1 << 31) - 1
+_MAX_REFERENCES: Final = (1 << 31) - 1
 _DESTROY: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _number: Final = count(1).__next__
 
@@ -24,7 +24,7 @@ class UserObject:
     """``references`` to ``data``; the last release calls ``destroy(data)``, in a thread of its own, as CUDA does."""
 
     def __init__(self, data: int, destroy: int, references: int) -> None:
-        self.handle: Final = mint()
+        self.handle: Final = allocate_handle()
         self.references = references
         self._is_ending = False
         self._data: Final = data
@@ -35,8 +35,10 @@ class UserObject:
     def retain(self, references: int) -> None:
         """Add references; raise INVALID_VALUE for 0, or more than an int counts."""
         with self._changing:
-            if not 1 <= references <= _LIMIT - self.references:
-                raise invalid_value(f"{references} references are not between 1 and {_LIMIT - self.references}")
+            if not 1 <= references <= _MAX_REFERENCES - self.references:
+                raise invalid_value(
+                    f"{references} references are not between 1 and {_MAX_REFERENCES - self.references}"
+                )
             self.references += references
 
     def release(self, references: int) -> None:
@@ -60,10 +62,10 @@ user_objects: Final[dict[int, UserObject]] = {}
 
 def find(handle: int) -> UserObject:
     """Return the user object of a handle; raise INVALID_VALUE."""
-    found = user_objects.get(handle)
-    if found is None:
-        raise invalid_value(f"{handle:#x} is no user object of this process (all its references are released)")
-    return found
+    user_object = user_objects.get(handle)
+    if user_object is None:
+        raise invalid_value(f"{handle:#x} is not a user object of this process (all its references are released)")
+    return user_object
 
 
 def retain(graph: Graph, item: UserObject, references: int, move: bool = False) -> None:
@@ -78,11 +80,11 @@ def retain(graph: Graph, item: UserObject, references: int, move: bool = False) 
 
 def release(graph: Graph, item: UserObject, references: int) -> None:
     """Release references of a graph; raise INVALID_VALUE for more than it holds."""
-    held = graph.retained.get(item, 0)
-    if not 1 <= references <= held:
-        raise invalid_value(f"{references} references are not between 1 and the {held} that the graph holds")
-    if held == references:
+    held_count = graph.retained.get(item, 0)
+    if not 1 <= references <= held_count:
+        raise invalid_value(f"{references} references are not between 1 and the {held_count} that the graph holds")
+    if held_count == references:
         del graph.retained[item]
     else:
-        graph.retained[item] = held - references
+        graph.retained[item] = held_count - references
     item.release(references)

@@ -1,4 +1,9 @@
-"""What nodes do: one class for each type of node, with the values that its parameters have."""
+"""The work of nodes: one class for each type of node, with the values that its parameters have.
+
+Work objects do not change once a node has them: setting parameters replaces the work. So clones share them, except
+for what a node owns: the graphs of child and conditional nodes are copied, and memory of allocation nodes is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import Any, ClassVar, Final
 
 from attrs import define, evolve, field
 
-from pympsd.wire.launch_flags import NO_CLUSTER
+from pympsd.wire.ring_layout import NO_CLUSTER
 from pympsd_client._arguments.copy_structs import Copy3D
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION
 from pympsd_client._graphs import graph as graphs
@@ -112,7 +117,7 @@ class FillWork:
 
 @define(eq=False)
 class HostWork:
-    """A function of the program; ``address`` is 0 where it is no C function. ``run`` calls it."""
+    """A function of the program; ``address`` is 0 for a callable that is not a C function. ``run`` calls it."""
 
     type: ClassVar = NodeType.HOST
     address: int
@@ -248,10 +253,10 @@ def clone_work(node: Node, copy: Node) -> Any:
 
 def clone(graph: Graph, of: Node | None = None) -> Graph:
     """Return a copy of a graph, and of all graphs in it, with references of its own to user objects."""
-    made = graphs.clone(graph, clone_work, of)
+    copy = graphs.clone(graph, clone_work, of)
     for item, count in graph.retained.items():
-        retain(made, item, count)
-    return made
+        retain(copy, item, count)
+    return copy
 
 
 def destroy(graph: Graph) -> None:
@@ -274,17 +279,17 @@ def destroy_work(work: Any) -> None:
 
 def all_nodes(graph: Graph) -> dict[int, Node]:
     """Return the nodes of a graph and of all graphs in it, by handle."""
-    found = dict(graph.nodes)
+    nodes = dict(graph.nodes)
     for node in graph.nodes.values():
         for inner in inner_graphs(node.work):
-            found.update(all_nodes(inner))
-    return found
+            nodes.update(all_nodes(inner))
+    return nodes
 
 
 def all_copies(clone: Graph) -> dict[int, Node]:
     """Return the nodes of a clone and of all graphs in it, by the handles of what they were cloned from."""
-    found = dict(clone.copies)
+    copies = dict(clone.copies)
     for node in clone.nodes.values():
         for inner in inner_graphs(node.work):
-            found.update(all_copies(inner))
-    return found
+            copies.update(all_copies(inner))
+    return copies

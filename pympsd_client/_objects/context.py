@@ -1,6 +1,25 @@
-"""What each thread has for itself: its stack of current contexts, its streams.
+"""Contexts, their sticky errors, and what each thread has for itself: its context stack and its per-thread streams.
 
-Contexts: one client context of an executor, its sticky error, and the objects that belong to it.
+A `Context` is the client's side of one context of an executor. It may be closed and opened again under the same
+handle, as primary contexts are; ``id`` is the executor's id of the context that is open now. Objects belong to a
+context and are dropped with it: modules that keep such objects append a function to `when_closed`.
+
+**Sticky errors.** After a fault every call in the context returns the same error. The fault arrives in one of three
+ways: an answer carries FLAG_POISONED; an answer to another thread's record does; or a *pulse* detects it. A program
+that only makes asynchronous calls never waits for an answer. So after _PULSE_RECORDS records, and not more often
+than every _PULSE_S seconds, `Context.pulse` sends a record whose answer a later pulse looks for without waiting.
+
+**Invariants**
+
+- `Context.usable` is the first step of every call: it raises the sticky error, or returns the open context's
+  properties.
+- A fault is reported with the id under which it happened, and ignored if the context was closed or reopened since.
+- Every change of the sticky error also drops the plans of the launch cache (`launch_cache.invalidate`).
+- `Context.close` may be called again by what it drops (a finalizer), so its lock is reentrant.
+
+**Waiting.** Memory pools reuse memory once a stream is known to have reached a point. So a call that waits for a
+stream encloses the wait in `waiting`, which calls the functions in `before_waiting` and, after the wait, what they
+returned.
 """
 
 from __future__ import annotations
@@ -25,7 +44,7 @@ from pympsd_client._connect.connection import Connection, Device, Opened
 
 
 class ThreadStreams:
-    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts' serials.
+    """The per-thread default streams (CU_STREAM_PER_THREAD) of one thread, by their contexts and these contexts' ids.
 
     When the thread ends they are handed to their contexts, which destroy them with their next stream: a
     destructor is no place for a send that might block.
@@ -35,8 +54,8 @@ class ThreadStreams:
         self.handles: dict[tuple[Context, int], int] = {}
 
     def __del__(self) -> None:
-        for (context, serial), handle in self.handles.items():
-            if context.serial == serial:
+        for (context, context_id), handle in self.handles.items():
+            if context.id == context_id:
                 context.ended_threads_streams.append(handle)
 
 
@@ -60,7 +79,7 @@ _PULSE_S: Final = 0.005
 
 
 def new_handle() -> int:
-    """Return a handle for an object of this process, which no executor knows."""
+    """Return a handle for an object that exists in this process only."""
     return (1 << GENERATION_SHIFT) | _count()
 
 
@@ -73,14 +92,18 @@ when_opened: Final[list[Callable[[Context], None]]] = []
 before_waiting: Final[list[Callable[[Context, int | None], Callable[[bool], None] | None]]] = []
 """Called before a call waits for a stream of a context (None: for all).
 
-What it returns is called after the wait, with whether it was successful.
+The returned function is called after the wait, with whether the wait was successful.
 """
 
 
 @contextmanager
 def waiting(context: Context, stream: int | None) -> Iterator[None]:
-    """Enclose a call that waits for a stream of a context, or for all of them."""
-    afterwards = [after for each in before_waiting if (after := each(context, stream)) is not None]
+    """Enclose a call that waits for a stream of a context (None: for all of its streams).
+
+    Memory pools learn by this which of their memory is free for all streams. If the block raises, nothing is
+    concluded.
+    """
+    afterwards = [after for prepare in before_waiting if (after := prepare(context, stream)) is not None]
     done = False
     try:
         yield
@@ -91,7 +114,12 @@ def waiting(context: Context, stream: int | None) -> Iterator[None]:
 
 
 class Context:
-    """A context, open or closed (a primary one opens again under the same handle). Safe for threads."""
+    """A context, open or closed. A primary context opens again under the same handle. Safe for threads.
+
+    Attributes that other modules use: ``handle`` (the program's), ``id`` (the executor's, of the context that is open
+    now), ``device``, ``flags``, ``primary``, ``partition`` (SMs of a green context, else None), ``settings`` and
+    ``stream_attributes`` (values that the program has set).
+    """
 
     def __init__(
         self, device: Device, flags: int, primary: bool, affinity: int | None = None, partition: int | None = None
@@ -105,7 +133,7 @@ class Context:
         self.partition: Final = partition
         self.primary: Final = primary
         self.handle: Final = new_handle()
-        self.serial = 0
+        self.id = 0
         self.opened: Opened | None = None
         self.ended_threads_streams: deque[int] = deque()
         """Per-thread streams of threads that have ended."""
@@ -114,8 +142,8 @@ class Context:
         self._unwatched = 0
         """Records without an answer since the last pulse."""
         self._pulse_due = 0.0
-        self._asked: tuple[int, int] | None = None
-        """The serial and sequence number of a record whose answer is looked for."""
+        self._watched_record: tuple[int, int] | None = None
+        """The context's id and the sequence number of a record whose answer a pulse looks for."""
         self.settings: Final[dict[str, int]] = {}
         """Limits and preferences that were set."""
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
@@ -125,19 +153,23 @@ class Context:
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:
-        """Open it if it is closed; raise CudaError."""
+        """Open the context if it is closed; raise CudaError with the server's refusal.
+
+        The functions in `when_opened` are called with it, for example to give it peer access.
+        """
         with self._changing:
             if self.opened is None:
                 self.opened = connection.open_context(self.device, self.flags, self._affinity, self.partition)
-                self.serial = self.opened.serial
+                self.id = self.opened.context_id
                 self._sticky_error = None
                 for call in when_opened:
                     call(self)
 
     def close(self, connection: Connection) -> None:
-        """Close it and free what it held, unless it is closed; a poisoned context can be closed too.
+        """Close the context and free its objects, even after a fault; no effect if it is closed.
 
-        What its kernels print is printed before.
+        The output of its kernels is printed before. Handles of its objects are invalid from now on: the functions in
+        `when_closed` drop them. Raise CudaError if the server cannot be reached; the context is closed nevertheless.
         """
         if self.prints and self.opened is not None:
             with suppress(CudaError):
@@ -156,7 +188,7 @@ class Context:
                     for drop in when_closed:
                         drop(self)
                 finally:
-                    connection.close_context(self.device, opened.serial)
+                    connection.close_context(self.device, opened.context_id)
 
     @property
     def active(self) -> bool:
@@ -169,20 +201,24 @@ class Context:
         return self._sticky_error
 
     def usable(self) -> Opened:
-        """Return the properties of the opened context; raise its sticky error."""
+        """Return the properties of the open context: every call begins with this.
+
+        Raise its sticky error, or CONTEXT_IS_DESTROYED if it is closed.
+        """
         opened, error = self.opened, self._sticky_error
         if error is not None or opened is None:
             raise (error or _not_open()).again()
         return opened
 
-    def poison(self, serial: int, code: int, reason: str) -> None:
-        """Poison the context after a fault: from now on every call in it fails at once with this error.
+    def fault(self, context_id: int, code: int, reason: str) -> None:
+        """Set the sticky error after a fault: from now on every call in the context fails with it.
 
-        ``serial`` identifies the context at the time of the fault; no effect if it was closed or reopened since.
+        ``context_id``: the executor's id of the context in which the fault happened. No effect if the context was
+        closed or reopened since, or has an error already. ``code`` is a CUresult number.
         """
-        if self._sticky_error is None and serial == self.serial:
+        if self._sticky_error is None and context_id == self.id:
             try:
-                self._sticky_error = CudaError(code, reason or "an earlier fault poisoned this context")
+                self._sticky_error = CudaError(code, reason or "an earlier fault made this context unusable")
             finally:
                 invalidate()
 
@@ -190,17 +226,20 @@ class Context:
         """Fail every use of it with this error: in a forked child, and at the end of the process."""
         self._sticky_error = error
 
-    def mint(self) -> int:
+    def allocate_handle(self) -> int:
         """Return a handle that no other object of this process has, of this executor's generation."""
         return (self.usable().generation << GENERATION_SHIFT) | _count()
 
     # --- records
 
     def post(self, operation: Operation, *operands: int) -> None:
-        """Send a record without an answer."""
+        """Send a record that is not answered, and return; raise CudaError.
+
+        An error of the work itself is returned by a later call (CUDA driver API, API synchronization behavior).
+        """
         opened = self.usable()
         self.pulse(opened)
-        opened.transport.post(operation.record(opened.serial, opened.transport.sequence(), *operands))
+        opened.transport.post(operation.record(opened.context_id, opened.transport.sequence(), *operands))
 
     def pulse(self, opened: Opened, now: bool = False) -> None:
         """See whether a fault has ended the context, without waiting; raise its error.
@@ -216,36 +255,39 @@ class Context:
             return
         self._unwatched, self._pulse_due = 0, moment + _PULSE_S
         transport = opened.transport
-        asked = self._asked
-        if asked is None or asked[0] != opened.serial:
-            self._asked = opened.serial, transport.sequence()
-            sequence = self._asked[1]
+        watched = self._watched_record
+        if watched is None or watched[0] != opened.context_id:
+            self._watched_record = opened.context_id, transport.sequence()
+            sequence = self._watched_record[1]
             transport.expect(sequence)
-            record = operations.MEMORY_INFO.record(opened.serial, sequence, flags=FLAG_QUIET)
+            record = operations.MEMORY_INFO.record(opened.context_id, sequence, flags=FLAG_QUIET)
             transport.post(record, urgent=True)
             return
-        answer = transport.poll(asked[1])
+        answer = transport.poll(watched[1])
         if answer is not None:
-            self._asked = None
-            transport.discard(asked[1])
+            self._watched_record = None
+            transport.discard(watched[1])
             if answer[0] & FLAG_POISONED:
                 self.judge(opened, answer)
 
     def call(self, operation: Operation, *operands: int) -> bytes:
-        """Send a record, wait for its answer, return the operands and tail; raise CudaError."""
+        """Send a record, wait for its answer, and return the answer's operands and tail; raise CudaError."""
         opened = self.usable()
         sequence = opened.transport.sequence()
-        record = operation.record(opened.serial, sequence, *operands)
+        record = operation.record(opened.context_id, sequence, *operands)
         return self.judge(opened, opened.transport.call(sequence, record))
 
     def judge(self, opened: Opened, answer: Answer) -> bytes:
-        """Return an answer's operands and tail, or raise its error (and keep it if it is marked sticky)."""
+        """Return an answer's operands and tail, or raise its error.
+
+        An error that is marked as sticky is kept: every later call in the context raises it too.
+        """
         flags, result, body = answer
         if result == Result.SUCCESS:
             return body
         reason = body.decode("utf-8", "replace")
         if flags & FLAG_POISONED:
-            self.poison(opened.serial, result, reason)
+            self.fault(opened.context_id, result, reason)
         raise CudaError(result, reason)
 
     def synchronize(self) -> None:
@@ -263,10 +305,10 @@ def _not_open() -> CudaError:
 
 def context_of(handle: int) -> Context:
     """Return the context of a handle; raise INVALID_CONTEXT."""
-    found = contexts.get(handle)
-    if found is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no context of this process")
-    return found
+    context = contexts.get(handle)
+    if context is None:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a context of this process")
+    return context
 
 
 def current() -> Context:
@@ -284,20 +326,21 @@ def current_on_device_with(attribute: str, problem: str) -> Context:
     """Return the current context, which is usable; NOT_SUPPORTED, for ``problem``, if this device attribute is 0."""
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get(attribute):
+    if not context.device.properties.attributes.get(attribute):
         raise CudaError(Result.ERROR_NOT_SUPPORTED, problem)
     return context
 
 
 def context_on(ordinal: int) -> Context:
-    """Return a usable context on a device (its ordinal), preferably the current one; raise INVALID_VALUE if none.
+    """Return a usable context on a device, preferably the current one; raise INVALID_VALUE if there is none.
 
-    A process's contexts on one device share its memory.
+    ``ordinal`` is the daemon's number of the device, which also selects its window of addresses. A process's contexts
+    on one device share its memory, so any of them will do.
     """
     if this_thread.stack and current().device.ordinal == ordinal:
         return current()
-    if (found := usable_on(ordinal)) is not None:
-        return found
+    if (context := usable_on(ordinal)) is not None:
+        return context
     raise CudaError(
         Result.ERROR_INVALID_VALUE, "the address is on a device on which this process has no usable context"
     )

@@ -23,7 +23,7 @@ from pympsd_client._connect.connection import Opened
 from pympsd_client._objects.context import Context
 
 Recorder = Callable[[int, int, int, int], bytes]
-"""Packs a piece's record from the context's serial, the sequence number, the offset of the slot and flags."""
+"""Packs a piece's record from the context's id, the sequence number, the offset of the slot and flags."""
 
 
 @frozen
@@ -36,8 +36,8 @@ class Piece:
 
 
 def _linear(operation: Operation, size: int, *operands: int) -> Recorder:
-    def record(serial: int, sequence: int, offset: int, flags: int) -> bytes:
-        return operation.record(serial, sequence, *operands, offset, size, flags=flags)
+    def record(context_id: int, sequence: int, offset: int, flags: int) -> bytes:
+        return operation.record(context_id, sequence, *operands, offset, size, flags=flags)
 
     return record
 
@@ -62,7 +62,7 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
     ):
         return
     threads = thread_count(count)
-    limit = opened.transport.staging.limit_for(threads)
+    limit = opened.transport.staging.max_slot_bytes_for(threads)
 
     def send(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
@@ -85,11 +85,11 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
     try:
         for piece in pieces:
             sequence = transport.sequence()
-            offset = _filled_slot(transport, context, sequence, piece)
+            offset = _fill_slot(transport, context, sequence, piece)
             if wait:
                 transport.expect(sequence)
                 sent.append(sequence)
-            transport.post(piece.record(opened.serial, sequence, offset, flags))
+            transport.post(piece.record(opened.context_id, sequence, offset, flags))
         for sequence in sent:
             context.judge(opened, transport.answer(sequence))
     finally:
@@ -97,7 +97,7 @@ def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait:
             transport.discard(sequence)
 
 
-def _filled_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
+def _fill_slot(transport: Transport, context: Context, sequence: int, piece: Piece) -> int:
     """Return the offset of a slot that holds a piece's bytes."""
     offset = transport.take_slot(sequence, piece.size, context)
     try:
@@ -109,7 +109,7 @@ def _filled_slot(transport: Transport, context: Context, sequence: int, piece: P
 
 
 @frozen
-class _Asked:
+class _PendingPiece:
     """A piece on its way from the device: the offset in the staging memory at which it will lie."""
 
     sequence: int
@@ -128,7 +128,7 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
     ):
         return
     threads = thread_count(count)
-    limit = opened.transport.staging.limit_for(threads)
+    limit = opened.transport.staging.max_slot_bytes_for(threads)
 
     def fetch(start: int, size: int, stop: Event | None = None) -> None:
         pieces = (
@@ -143,39 +143,39 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
         copy_in_parallel(count, threads, fetch)
 
 
-def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], most: int) -> None:
-    """Copy pieces to the host, at most ``most`` under way at once, so that every thread has some."""
+def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_pending: int) -> None:
+    """Copy pieces to the host, at most ``max_pending`` under way at a time, so that every thread has some."""
     transport = opened.transport
-    asked: deque[_Asked] = deque()
+    pending: deque[_PendingPiece] = deque()
     try:
         for piece in pieces:
-            if len(asked) == most:
-                _copy_out(context, opened, asked)
+            if len(pending) == max_pending:
+                _copy_out(context, opened, pending)
             sequence = transport.sequence()
             offset = transport.staging.take(sequence, piece.size, context, kept=True)
-            while offset is None and asked:  # our own slots first: a thread never waits while it keeps some
-                _copy_out(context, opened, asked)
+            while offset is None and pending:  # our own slots first: a thread never waits while it keeps some
+                _copy_out(context, opened, pending)
                 offset = transport.staging.take(sequence, piece.size, context, kept=True)
             if offset is None:
                 offset = transport.take_slot(sequence, piece.size, context, kept=True)
-            asked.append(_Asked(sequence, offset, piece))
+            pending.append(_PendingPiece(sequence, offset, piece))
             transport.expect(sequence)
-            transport.post(piece.record(opened.serial, sequence, offset, 0))
-        while asked:
-            _copy_out(context, opened, asked)
+            transport.post(piece.record(opened.context_id, sequence, offset, 0))
+        while pending:
+            _copy_out(context, opened, pending)
     finally:
         # After an error or Ctrl-C the executor may still write into them: they are free when it has answered.
-        for slot in asked:
+        for slot in pending:
             _release(transport, slot.sequence)
 
 
-def _copy_out(context: Context, opened: Opened, asked: deque[_Asked]) -> None:
-    """Wait for the first piece that was asked for, and copy it to where it belongs."""
-    slot, transport = asked[0], opened.transport
+def _copy_out(context: Context, opened: Opened, pending: deque[_PendingPiece]) -> None:
+    """Wait for the first pending piece, and copy it to its place."""
+    slot, transport = pending[0], opened.transport
     context.judge(opened, transport.answer(slot.sequence))
     slot.piece.move(transport.staging.address + slot.offset)
     _release(transport, slot.sequence)
-    asked.popleft()
+    pending.popleft()
 
 
 def _release(transport: Transport, sequence: int) -> None:
@@ -184,9 +184,9 @@ def _release(transport: Transport, sequence: int) -> None:
 
 
 def by_the_device(context: Context, operation: Operation, stream: int, *operands: int, wait: bool) -> None:
-    """Have the device itself copy, in stream order, between device memory and page-locked memory of the executor.
+    """Let the device itself copy, in stream order, between device memory and page-locked memory of the executor.
 
-    Without ``wait`` return at once; page-locked memory is then read or written later.
+    Without ``wait`` return immediately; page-locked memory is then read or written later.
     """
     context.post(operation, stream, *operands)
     if wait:
@@ -197,12 +197,12 @@ def upload(context: Context, operation: Operation, handle: int, data: bytes) -> 
     """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
     opened = context.usable()
     transport = opened.transport
-    held = ctypes.create_string_buffer(data, len(data))
-    for start, size in _chunks(0, len(data), transport.staging.slot_limit):
+    buffer = ctypes.create_string_buffer(data, len(data))
+    for start, size in _chunks(0, len(data), transport.staging.max_slot_bytes):
         sequence = transport.sequence()
-        piece = _from_host(ctypes.addressof(held) + start, size, _linear(operation, size, handle))
-        offset = _filled_slot(transport, context, sequence, piece)
-        record = piece.record(opened.serial, sequence, offset, 0)
+        piece = _from_host(ctypes.addressof(buffer) + start, size, _linear(operation, size, handle))
+        offset = _fill_slot(transport, context, sequence, piece)
+        record = piece.record(opened.context_id, sequence, offset, 0)
         context.judge(opened, transport.call(sequence, record))
 
 
@@ -210,7 +210,7 @@ def between_devices(
     destination: tuple[Context, int], source: tuple[Context, int], to: int, start: int, count: int
 ) -> None:
     """Copy device memory to another device, staged here; returns when the bytes have been copied."""
-    limit = source[0].usable().transport.staging.slot_limit
+    limit = source[0].usable().transport.staging.max_slot_bytes
     staging = ctypes.create_string_buffer(min(count, limit))
     address = ctypes.addressof(staging)
     for offset, size in _chunks(0, count, limit):
@@ -219,7 +219,7 @@ def between_devices(
 
 
 def on_device(context: Context, stream: int, destination: int, source: int, count: int) -> None:
-    """Copy within one device, in stream order; returns at once."""
+    """Copy within one device, in stream order; return immediately."""
     by_the_device(context, operations.COPY_ON_DEVICE, stream, destination, source, count, wait=False)
 
 

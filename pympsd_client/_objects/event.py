@@ -40,7 +40,7 @@ class Event:
         handle = self.opened_in.get(context)
         if handle is None:
             answer = self.context.call(operations.SHARE_EVENT, self.handle)
-            handle = context.mint()
+            handle = context.allocate_handle()
             context.call(operations.OPEN_EVENT, handle, *operations.SHARE_EVENT.answer.unpack_from(answer))
             self.opened_in[context] = handle
         return handle
@@ -61,19 +61,19 @@ def create(context: Context, flags: int) -> Event:
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
         raise invalid_value(f"event flags are a combination of CUevent_flags, not {flags}")
     if flags & INTERPROCESS and not flags & DISABLE_TIMING:
-        raise invalid_value("CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING beside it")
+        raise invalid_value("CU_EVENT_INTERPROCESS needs CU_EVENT_DISABLE_TIMING as well")
     is_shared = bool(flags & INTERPROCESS)
-    if is_shared and not context.device.facts.attributes.get("IPC_EVENT_SUPPORTED"):
+    if is_shared and not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         reason = "this device has no events between processes (device attribute IPC_EVENT_SUPPORTED is 0)"
         raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{reason}; leave the flag CU_EVENT_INTERPROCESS out")
-    handle = context.mint()
+    handle = context.allocate_handle()
     context.post(operations.CREATE_EVENT, handle, flags)
     return events.add(Event(handle, context, flags, recorded=is_shared))
 
 
-def opened(context: Context, secret: int) -> Event:
+def open_shared(context: Context, secret: int) -> Event:
     """Make an event that stands for what another process's does; raise CudaError."""
-    handle = context.mint()
+    handle = context.allocate_handle()
     context.call(operations.OPEN_EVENT, handle, secret >> 64, secret & ((1 << 64) - 1))
     return events.add(Event(handle, context, DISABLE_TIMING, recorded=True))
 
@@ -88,15 +88,15 @@ def destroy(handle: int) -> None:
 
 
 def record(handle: int, stream: int) -> None:
-    """Have the event stand for what is in a stream so far; INVALID_HANDLE if they are of different contexts."""
+    """Record an event: it stands for the stream's earlier work; INVALID_HANDLE if they are of different contexts."""
     event = events.find(handle)
-    context, its_stream = resolve(stream)
-    context.post(operations.RECORD_EVENT, event.handle_in(context), its_stream)
+    context, stream_id = resolve(stream)
+    context.post(operations.RECORD_EVENT, event.handle_in(context), stream_id)
     event.recorded = True
 
 
 def query(handle: int) -> None:
-    """SUCCESS when what it recorded is done, or nothing was recorded; else NOT_READY."""
+    """Return if the recorded work is done, or nothing was recorded; raise NOT_READY otherwise."""
     event = events.find(handle)
     event.context.usable()
     if event.recorded:
@@ -104,7 +104,7 @@ def query(handle: int) -> None:
 
 
 def synchronize(handle: int) -> None:
-    """Wait until what it last recorded is done."""
+    """Wait until the work that it last recorded is done."""
     event = events.find(handle)
     event.context.usable()
     if event.recorded:
@@ -114,16 +114,16 @@ def synchronize(handle: int) -> None:
 
 
 def make_stream_wait(stream: int, handle: int) -> None:
-    """Have later work of a stream wait for the event.
+    """Make later work of a stream wait for the event.
 
     The event of another context may be another executor's, so it is waited for here, before the stream's later
     work is sent at all.
     """
     event = events.find(handle)
-    context, its_stream = resolve(stream)
+    context, stream_id = resolve(stream)
     context.usable()
     if context is event.context or event.is_related_to(context):
-        context.post(operations.WAIT_EVENT, its_stream, event.handle_in(context))
+        context.post(operations.WAIT_EVENT, stream_id, event.handle_in(context))
     else:
         synchronize(handle)
 

@@ -26,7 +26,7 @@ class GreenContext:
 
 @frozen
 class Description:
-    """What a CUdevResourceDesc stands for: a number of SMs of a device."""
+    """The content of a CUdevResourceDesc: a number of SMs of a device."""
 
     device: int
     count: int
@@ -46,28 +46,28 @@ def describe(device: int, count: int) -> int:
 
 def create(handle: int, device: Device) -> GreenContext:
     """Make a green context by a description; raise CudaError."""
-    found = _descriptions.get(handle)
-    if found is None:
+    description = _descriptions.get(handle)
+    if description is None:
         raise invalid_value(f"{handle:#x} is not what cuDevResourceGenerateDesc returned")
-    if found.device != device.number:
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"the resources are device {found.device}'s")
-    context = Context(device, 0, primary=False, partition=found.count)
+    if description.device != device.number:
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"the resources are device {description.device}'s")
+    context = Context(device, 0, primary=False, partition=description.count)
     try:
         context.open(process.require())
     except BaseException:
         contexts.pop(context.handle, None)
         raise
-    made = GreenContext(new_handle(), context)
-    green_contexts[made.handle] = _by_context[context] = made
-    return made
+    green = GreenContext(new_handle(), context)
+    green_contexts[green.handle] = _by_context[context] = green
+    return green
 
 
 def find(handle: int) -> GreenContext:
     """Return a green context by its handle; INVALID_CONTEXT."""
-    found = green_contexts.get(handle)
-    if found is None:
-        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is no green context of this process")
-    return found
+    green = green_contexts.get(handle)
+    if green is None:
+        raise CudaError(Result.ERROR_INVALID_CONTEXT, f"{handle:#x} is not a green context of this process")
+    return green
 
 
 def of(context: Context) -> GreenContext | None:
@@ -84,9 +84,9 @@ def destroy(handle: int) -> None:
 
 
 def _drop(context: Context) -> None:
-    found = _by_context.pop(context, None)
-    if found is not None:
-        green_contexts.pop(found.handle, None)
+    green = _by_context.pop(context, None)
+    if green is not None:
+        green_contexts.pop(green.handle, None)
 
 
 when_closed.append(_drop)
@@ -96,23 +96,23 @@ when_closed.append(_drop)
 
 
 def _streams_of(context: Context) -> list[int]:
-    return [0, *(one.handle for one in streams.all() if one.context is context)]
+    return [0, *(stream.handle for stream in streams.all() if stream.context is context)]
 
 
 def record(context: Context, event: int) -> None:
-    """Have an event stand for the work so far in all streams of a context; raise CudaError."""
-    found = events.events.find(event)
-    handle = found.handle_in(context)
-    gathering, passed = context.mint(), context.mint()
-    context.post(operations.CREATE_STREAM, gathering, 1, 0)
+    """Record an event for the earlier work in all streams of a context; raise CudaError."""
+    recorded_event = events.events.find(event)
+    handle = recorded_event.handle_in(context)
+    joining_stream, passed = context.allocate_handle(), context.allocate_handle()
+    context.post(operations.CREATE_STREAM, joining_stream, 1, 0)
     context.post(operations.CREATE_EVENT, passed, events.DISABLE_TIMING)
     for stream in _streams_of(context):
         context.post(operations.RECORD_EVENT, passed, stream)
-        context.post(operations.WAIT_EVENT, gathering, passed)
-    context.post(operations.RECORD_EVENT, handle, gathering)
+        context.post(operations.WAIT_EVENT, joining_stream, passed)
+    context.post(operations.RECORD_EVENT, handle, joining_stream)
     context.post(operations.DESTROY_EVENT, passed)
-    context.post(operations.DESTROY_STREAM, gathering)
-    found.recorded = True
+    context.post(operations.DESTROY_STREAM, joining_stream)
+    recorded_event.recorded = True
 
 
 def wait(context: Context, event: int) -> None:
@@ -120,10 +120,10 @@ def wait(context: Context, event: int) -> None:
 
     An event of another context is waited for here.
     """
-    found = events.events.find(event)
-    if context is not found.context and not found.is_related_to(context):
+    waited_event = events.events.find(event)
+    if context is not waited_event.context and not waited_event.is_related_to(context):
         events.synchronize(event)
         return
-    handle = found.handle_in(context)
+    handle = waited_event.handle_in(context)
     for stream in _streams_of(context):
         context.post(operations.WAIT_EVENT, stream, handle)

@@ -1,7 +1,9 @@
-"""The objects of this process by handle: a table for each kind, which loses what a closed context owned."""
+"""Tables of the program's objects by handle, one for each kind; a table loses what a closed context owned."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -19,7 +21,7 @@ class Owned(Protocol):
 
     @property
     def handle(self) -> int:
-        """What the program names it by."""
+        """The handle by which the program names it."""
 
     @property
     def context(self) -> Context:
@@ -30,11 +32,15 @@ T = TypeVar("T", bound=Owned)
 
 
 class HandleTable(Generic[T]):
-    """Objects of one kind by handle. Safe for threads: each step is one of a dictionary's."""
+    """Objects of one kind by handle. Safe for threads: each step is a single one of a dictionary's.
+
+    An object whose context closes is dropped: its handle is invalid then. ``get`` is the dictionary's own method, for
+    callers that look up often and handle a missing object themselves.
+    """
 
     def __init__(self, noun: str, why_missing: str, kind: Kind | None = None) -> None:
         """``noun`` and ``why_missing`` are words of the refusal; ``kind`` names the wire's destroy operation."""
-        self._noun: Final = noun
+        self._noun: Final = f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
         self._why_missing: Final = why_missing
         self._objects: Final[dict[int, T]] = {}
         self._destroy: Final = None if kind is None else _destroy_operation(kind)
@@ -47,25 +53,44 @@ class HandleTable(Generic[T]):
         return owned
 
     def find(self, handle: int) -> T:
-        """Return the object of a handle; raise INVALID_HANDLE."""
-        found = self._objects.get(handle)
-        if found is None:
+        """Return the object of a handle.
+
+        Raise INVALID_HANDLE, which names the kind of object and the likely reason; or the error of a current context
+        that cannot be used, because that error explains more.
+        """
+        owned = self._objects.get(handle)
+        if owned is None:
             current().usable()
-            raise invalid_handle(f"{handle:#x} is no {self._noun} of this process ({self._why_missing})")
-        return found
+            raise invalid_handle(f"{handle:#x} is not {self._noun} of this process ({self._why_missing})")
+        return owned
 
     def remove(self, handle: int) -> T | None:
-        """Take an object out; return it, or None where there was none."""
+        """Take an object out; return it, or None if there was none."""
         return self._objects.pop(handle, None)
 
     def put_back(self, owned: T) -> None:
         """Enter an object again that was taken out, unless its handle names another one by now."""
         self._objects.setdefault(owned.handle, owned)
 
+    @contextmanager
+    def removing(self, owned: T) -> Iterator[None]:
+        """Take an object out for a block that frees it, and enter it again if the block fails.
+
+        It is taken out first: once it is free another thread may be given the same handle. INVALID_HANDLE if another
+        thread has taken it out.
+        """
+        if self.remove(owned.handle) is None:
+            raise invalid_handle(f"{owned.handle:#x} has been destroyed by another thread")
+        try:
+            yield
+        except BaseException:
+            self.put_back(owned)
+            raise
+
     def destroy(self, owned: T) -> None:
-        """Have the executor destroy an object, and take it out once that is sent, or answered where it is."""
+        """Ask the executor to destroy an object; take it out once the record is sent, or answered."""
         if self._destroy is None:
-            raise TypeError(f"the wire destroys no {self._noun}")
+            raise TypeError(f"the wire has no operation that destroys {self._noun}")
         (owned.context.call if self._destroy.answered else owned.context.post)(self._destroy, owned.handle)
         self.remove(owned.handle)
 

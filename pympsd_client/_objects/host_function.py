@@ -38,10 +38,10 @@ _making: Final = Lock()
 
 def launch(stream: int, function: Any, data: Any) -> None:
     """Run ``function(data)`` in stream order, unless the context is in error by then; raise CudaError."""
-    context, its_stream = _place(stream)
+    context, stream_id = _place(stream)
     work = callee(function, data)
-    if (by := intercepted.by) is None or not by.takes_host_function(context, its_stream, work):
-        _post(context, its_stream, work[2], on_error=False)
+    if (by := intercepted.by) is None or not by.takes_host_function(context, stream_id, work):
+        _post(context, stream_id, work[2], on_error=False)
 
 
 def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
@@ -54,41 +54,41 @@ def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
         guarded = _CALL_HOST(function)
         return 0, 0, lambda status: guarded(data)
     c_function, pointer = _HOST_FN(address), _pointer(data)
-    return address, pointer, _holding((function, data), lambda status: c_function(pointer))
+    return address, pointer, _hold((function, data), lambda status: c_function(pointer))
 
 
 def run_after(stream: int, run: Callable[[], None]) -> None:
-    """Run a function of pympsd's own after the work of a stream so far, even if that ended in an error."""
-    context, its_stream = resolve(stream)
-    _post(context, its_stream, lambda status: run(), on_error=True)
+    """Run a function of pympsd's own after a stream's earlier work, even if that ended in an error."""
+    context, stream_id = resolve(stream)
+    _post(context, stream_id, lambda status: run(), on_error=True)
 
 
 def add_callback(stream: int, callback: Any, data: Any) -> None:
     """Run ``callback(stream, status, data)`` in stream order, or when the context ends in an error."""
-    context, its_stream = _place(stream)
+    context, stream_id = _place(stream)
     if (by := intercepted.by) is not None:
-        by.takes_host_function(context, its_stream, None)
+        by.takes_host_function(context, stream_id, None)
     address = _address(callback)
     if address is None:
         guarded = _CALL_BACK(callback)
-        _post(context, its_stream, lambda status: guarded(CUstream(stream), result_of(status), data), on_error=True)
+        _post(context, stream_id, lambda status: guarded(CUstream(stream), result_of(status), data), on_error=True)
         return
     c_function, pointer = _STREAM_CALLBACK(address), _pointer(data)
-    run = _holding((callback, data), lambda status: c_function(stream, status, pointer))
-    _post(context, its_stream, run, on_error=True)
+    run = _hold((callback, data), lambda status: c_function(stream, status, pointer))
+    _post(context, stream_id, run, on_error=True)
 
 
 def _place(stream: int) -> tuple[Context, int]:
-    context, its_stream = resolve(stream)
+    context, stream_id = resolve(stream)
     context.usable()
-    if isinstance(process.connection, Session) and not context.device.facts.is_volta_or_newer:
-        major, minor = context.device.facts.compute_capability
+    if isinstance(process.connection, Session) and not context.device.properties.is_volta_or_newer:
+        major, minor = context.device.properties.compute_capability
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
-            f"stream callbacks are not supported on pre-Volta MPS clients: {context.device.facts.name} has compute "
-            f"capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS",
+            f"stream callbacks are not supported on pre-Volta MPS clients: {context.device.properties.name} has "
+            f"compute capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS",
         )
-    return context, its_stream
+    return context, stream_id
 
 
 def _address(function: Any) -> int | None:
@@ -109,7 +109,7 @@ def _pointer(data: Any) -> int:
         return memory.address
 
 
-def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
+def _hold(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
     """Return the same function with a reference that keeps the callable alive until the function is dropped."""
 
     def call(status: int, _kept: object = kept) -> None:
@@ -120,10 +120,10 @@ def _holding(kept: object, run: Callable[[int], None]) -> Callable[[int], None]:
 
 def _post(context: Context, stream: int, run: Callable[[int], None], *, on_error: bool) -> None:
     opened = context.usable()
-    callbacks_of(opened.transport).launch(PendingCallback(context, opened.serial, stream, marked(run), on_error))
+    callbacks_of(opened.transport).launch(PendingCallback(context, opened.context_id, stream, mark(run), on_error))
 
 
-def marked(run: Callable[[int], None]) -> Callable[[int], None]:
+def mark(run: Callable[[int], None]) -> Callable[[int], None]:
     """Return what runs a host function and, while it does, refuses CUDA calls in its thread."""
     process.calls_back = True
     invalidate()

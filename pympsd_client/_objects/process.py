@@ -1,4 +1,14 @@
-"""The state of this process: its connection to the devices (cuInit), and its handling of fork and exit."""
+"""The state of this process: its connection to the devices (cuInit), and what happens at fork and exit.
+
+cuInit connects to a daemon, and without one to the native driver or a private executor (`_connect.discovery`
+decides). A process that runs natively has ``process.native``; every later call goes to that module.
+
+- **Fork.** A child of a process that has called cuInit cannot use CUDA. In the child the connection is abandoned:
+  its copies of the sockets are closed, nothing is sent, and each context gets the error as its sticky error.
+- **Exit.** The connection is closed, and later calls (of destructors and daemon threads) return DEINITIALIZED.
+- **Primary contexts** are counted here: the first retain opens a device's primary context, the last release closes
+  it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +29,7 @@ from pympsd_client._connect.connection import Connection, Device
 from pympsd_client._connect.discovery import NoDaemon, Way, check_switches, refusal, without_daemon
 from pympsd_client._connect.handshake import (
     GRANT_PAUSE_S,
-    GRANTS_LIMIT,
+    MAX_GRANTS,
     NotWelcomed,
     connect_to_daemon,
     request_session,
@@ -56,27 +66,27 @@ class Process:
             raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
         with self._starting:
             if self.connection is None and self.native is None:
-                self._reach_devices()
+                self._connect()
             elif self.connection is not None:
                 self.connection.check()
 
-    def _reach_devices(self) -> None:
+    def _connect(self) -> None:
         environment = dict(os.environ)
         report_settings(environment)
         check_choice()
         check_switches(environment)
-        for again in reversed(range(GRANTS_LIMIT)):
+        for again in reversed(range(MAX_GRANTS)):
             connection = connect_to_daemon(environment)
             try:
                 answer = connection if isinstance(connection, NoDaemon) else request_session(connection, environment)
                 break
             except NotWelcomed:
-                # The server has just ended: the daemon starts another, or says why it does not.
+                # The server has just ended: the daemon starts another, or refuses with the reason.
                 if not again:
                     raise
                 time.sleep(GRANT_PAUSE_S)
         if not isinstance(answer, NoDaemon):
-            self._connected(answer)
+            self._set_connection(answer)
             return
         way = without_daemon(environment, answer, native_driver)
         if way is Way.REFUSE:
@@ -86,11 +96,11 @@ class Process:
                 call()
             self.native = bindings
             return
-        self._connected(PrivateExecutors(environment))
+        self._set_connection(PrivateExecutors(environment))
         # The frames above: initialize, cuInit and its core, the program.
         warnings.warn(f"{answer.reason}: running on a private emulated device", PrivateExecutorWarning, stacklevel=5)
 
-    def _connected(self, connection: Connection) -> None:
+    def _set_connection(self, connection: Connection) -> None:
         self.primaries = {device.number: Primary(device) for device in connection.devices}
         self.connection = connection
 
@@ -103,9 +113,9 @@ class Process:
 
     def _refuse_ended(self) -> None:
         if self.forked:
-            raise _forked()
+            raise _forked_error()
         if self.ended:
-            raise _deinitialized()
+            raise _deinitialized_error()
 
     def device(self, index: int) -> Device:
         """Return a visible device by its number; raise INVALID_DEVICE, or the error of a server that has gone."""
@@ -132,7 +142,7 @@ class Process:
         invalidate()
         connection, self.connection = self.connection, None
         for context in contexts.values():
-            context.end(_forked())
+            context.end(_forked_error())
         if connection is not None:
             connection.abandon()
 
@@ -143,7 +153,7 @@ class Process:
             self.ended = True
             invalidate()
             for context in tuple(contexts.values()):
-                context.end(_deinitialized())
+                context.end(_deinitialized_error())
             connection.close()
 
 
@@ -188,11 +198,11 @@ class Primary:
                 self.context.close(connection)
 
 
-def _deinitialized() -> CudaError:
+def _deinitialized_error() -> CudaError:
     return CudaError(Result.ERROR_DEINITIALIZED, "the process is exiting, and what it had on the devices is freed")
 
 
-def _forked() -> CudaError:
+def _forked_error() -> CudaError:
     return CudaError(Result.ERROR_NOT_INITIALIZED, _FORKED)
 
 

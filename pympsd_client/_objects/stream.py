@@ -40,20 +40,20 @@ def create(context: Context, flags: int, priority: int) -> Stream:
     """Make a stream; raise CudaError."""
     if flags & ~NON_BLOCKING:
         raise invalid_value(f"stream flags are CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
-    least, greatest = context.usable().stream_priorities
-    clamped = max(min(priority, least), greatest)
+    lowest, greatest = context.usable().stream_priorities
+    clamped = max(min(priority, lowest), greatest)
     while context.ended_threads_streams:
-        ended = context.ended_threads_streams.popleft()
+        ended_stream = context.ended_threads_streams.popleft()
         for act in before_destroying:
-            act(context, ended)
-        context.post(operations.DESTROY_STREAM, ended)
-    handle = context.mint()
+            act(context, ended_stream)
+        context.post(operations.DESTROY_STREAM, ended_stream)
+    handle = context.allocate_handle()
     context.post(operations.CREATE_STREAM, handle, flags, clamped)
     return streams.add(Stream(handle, context, flags, clamped))
 
 
 def destroy(handle: int) -> None:
-    """Destroy a stream; what was started in it goes on to its end. INVALID_HANDLE for the special ones."""
+    """Destroy a stream; work that was queued in it is completed. INVALID_HANDLE for the special ones."""
     stream = streams.find(handle)
     for act in before_destroying:
         act(stream.context, stream.handle)
@@ -74,21 +74,21 @@ def resolve(handle: int) -> tuple[Context, int]:
 
 
 def _per_thread(context: Context) -> tuple[Context, int]:
-    key = (context, context.serial)
-    own = this_thread.streams.handles.get(key)
-    if own is None:
-        own = this_thread.streams.handles[key] = create(context, 0, 0).handle
-    return context, own
+    key = (context, context.id)
+    handle = this_thread.streams.handles.get(key)
+    if handle is None:
+        handle = this_thread.streams.handles[key] = create(context, 0, 0).handle
+    return context, handle
 
 
 def query(handle: int) -> None:
-    """SUCCESS when all work so far is done, else NOT_READY."""
+    """Return if all earlier work is done; raise NOT_READY otherwise."""
     context, stream = resolve(handle)
     context.call(operations.QUERY_STREAM, stream)
 
 
 def synchronize(handle: int) -> None:
-    """Wait for all work so far; return the error of earlier asynchronous work, if any."""
+    """Wait for all earlier work; raise the error of earlier asynchronous work, if any."""
     context, stream = resolve(handle)
     with waiting(context, stream):
         context.call(operations.SYNCHRONIZE_STREAM, stream)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from pympsd_client._objects.code.ptx_text import LinkError, is_ptx, join, limited
+from pympsd_client._objects.code.ptx_text import LinkError, is_ptx, join, limit_registers
 from pympsd_client._objects.process import process
 from pympsd_client.routing.explain import result_of
 from pympsd_client.routing.pointers import original
@@ -125,7 +125,7 @@ def _for_ptx(options: list[bytes]) -> tuple[list[bytes], bool]:
 def _program_code(program: int) -> bytes | int:
     """Return a program's PTX with its end, or the result of the call that gives none."""
     text = _read_text("nvrtcGetPTX", program)
-    return text if isinstance(text, int) else limited(text, _programs[program]) + b"\0"
+    return text if isinstance(text, int) else limit_registers(text, _programs[program]) + b"\0"
 
 
 def _program_code_size(program: int, size: int) -> int:
@@ -227,7 +227,7 @@ def _join(link: _Link) -> bytes | None:
             return None
         texts.append(("code for link-time optimization", optimized))
     try:
-        return limited(join(texts), _max_registers(link.options)).rstrip(b"\0") + b"\0"
+        return limit_registers(join(texts), _max_registers(link.options)).rstrip(b"\0") + b"\0"
     except LinkError:
         return None
 

@@ -40,21 +40,25 @@ cuGraphReleaseUserObject(CUgraph graph, CUuserObject object, unsigned int count)
 """
 
 _ADD: Final = "out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *dependencies, size_t numDependencies"
+_AFTER: Final = "hGraph, dependencies, numDependencies"
 
 _NODES: Final = f"""
-cuGraphAddKernelNode({_ADD}, CUDA_KERNEL_NODE_PARAMS *nodeParams) = add_kernel
-cuGraphAddMemcpyNode({_ADD}, CUDA_MEMCPY3D *copyParams, CUcontext ctx) = add_copy
-cuGraphAddMemsetNode({_ADD}, CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx) = add_fill
-cuGraphAddBatchMemOpNode({_ADD}, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = add_batch
-cuGraphAddHostNode({_ADD}, CUDA_HOST_NODE_PARAMS *nodeParams) = add_host
+cuGraphAddKernelNode({_ADD}, CUDA_KERNEL_NODE_PARAMS *nodeParams) = add('KERNEL', {_AFTER}, nodeParams)
+cuGraphAddMemcpyNode({_ADD}, CUDA_MEMCPY3D *copyParams, CUcontext ctx) = add('MEMCPY', {_AFTER}, copyParams, ctx)
+cuGraphAddMemsetNode({_ADD}, CUDA_MEMSET_NODE_PARAMS *memsetParams, CUcontext ctx)
+    = add('MEMSET', {_AFTER}, memsetParams, ctx)
+cuGraphAddBatchMemOpNode({_ADD}, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams)
+    = add('BATCH_MEM_OP', {_AFTER}, nodeParams)
+cuGraphAddHostNode({_ADD}, CUDA_HOST_NODE_PARAMS *nodeParams) = add('HOST', {_AFTER}, nodeParams)
 cuGraphAddChildGraphNode({_ADD}, CUgraph childGraph) = add_child
-cuGraphAddEmptyNode({_ADD}) = add_empty
-cuGraphAddEventRecordNode({_ADD}, CUevent event) = add_record
-cuGraphAddEventWaitNode({_ADD}, CUevent event) = add_wait
-cuGraphAddMemAllocNode({_ADD}, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) = add_allocation
+cuGraphAddEmptyNode({_ADD}) = add('EMPTY', {_AFTER})
+cuGraphAddEventRecordNode({_ADD}, CUevent event) = add('EVENT_RECORD', {_AFTER}, event)
+cuGraphAddEventWaitNode({_ADD}, CUevent event) = add('WAIT_EVENT', {_AFTER}, event)
+cuGraphAddMemAllocNode({_ADD}, CUDA_MEM_ALLOC_NODE_PARAMS *nodeParams) = add('MEM_ALLOC', {_AFTER}, nodeParams)
 cuGraphAddMemFreeNode({_ADD}, CUdeviceptr dptr) = add_free
-cuGraphMemAllocNodeGetParams(CUgraphNode hNode, out CUDA_MEM_ALLOC_NODE_PARAMS params_out) = allocation_parameters
-cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = freed_address
+cuGraphMemAllocNodeGetParams(CUgraphNode hNode, out CUDA_MEM_ALLOC_NODE_PARAMS params_out)
+    = get_parameters('MEM_ALLOC', hNode)
+cuGraphMemFreeNodeGetParams(CUgraphNode hNode, out CUdeviceptr dptr_out) = address_to_free
 cuDeviceGetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, out void value) = memory_attribute
 cuDeviceSetGraphMemAttribute(CUdevice device, CUgraphMem_attribute attr, const void *value) = set_memory_attribute
 cuDeviceGraphMemTrim(CUdevice device) = trim_memory
@@ -62,25 +66,32 @@ cuGraphAddNode(out CUgraphNode phGraphNode, CUgraph hGraph, CUgraphNode *depende
     CUgraphEdgeData *dependencyData, size_t numDependencies, CUgraphNodeParams *nodeParams) = add_any
 cuGraphConditionalHandleCreate(out CUgraphConditionalHandle pHandle_out, CUgraph hGraph, CUcontext ctx,
     unsigned int defaultLaunchValue, unsigned int flags) = create_condition
-cuGraphKernelNodeGetParams(CUgraphNode hNode, out CUDA_KERNEL_NODE_PARAMS nodeParams) = kernel_parameters
-cuGraphKernelNodeSetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams) = set_kernel
+cuGraphKernelNodeGetParams(CUgraphNode hNode, out CUDA_KERNEL_NODE_PARAMS nodeParams)
+    = get_parameters('KERNEL', hNode)
+cuGraphKernelNodeSetParams(CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams)
+    = set_parameters('KERNEL', hNode, nodeParams)
 cuGraphKernelNodeGetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, out CUkernelNodeAttrValue value_out)
     = kernel_attribute
 cuGraphKernelNodeSetAttribute(CUgraphNode hNode, CUkernelNodeAttrID attr, CUkernelNodeAttrValue *value)
     = set_kernel_attribute
 cuGraphKernelNodeCopyAttributes(CUgraphNode dst, CUgraphNode src) = copy_kernel_attributes
-cuGraphMemcpyNodeGetParams(CUgraphNode hNode, out CUDA_MEMCPY3D nodeParams) = copy_parameters
-cuGraphMemcpyNodeSetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams) = set_copy
-cuGraphMemsetNodeGetParams(CUgraphNode hNode, out CUDA_MEMSET_NODE_PARAMS nodeParams) = fill_parameters
-cuGraphMemsetNodeSetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams) = set_fill
-cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, out CUDA_BATCH_MEM_OP_NODE_PARAMS nodeParams_out) = batch_parameters
-cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
-cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams) = host_parameters
-cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
-cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = recorded_event
-cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_recorded_event
-cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = awaited_event
-cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphMemcpyNodeGetParams(CUgraphNode hNode, out CUDA_MEMCPY3D nodeParams) = get_parameters('MEMCPY', hNode)
+cuGraphMemcpyNodeSetParams(CUgraphNode hNode, CUDA_MEMCPY3D *nodeParams) = set_parameters('MEMCPY', hNode, nodeParams)
+cuGraphMemsetNodeGetParams(CUgraphNode hNode, out CUDA_MEMSET_NODE_PARAMS nodeParams)
+    = get_parameters('MEMSET', hNode)
+cuGraphMemsetNodeSetParams(CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *nodeParams)
+    = set_parameters('MEMSET', hNode, nodeParams)
+cuGraphBatchMemOpNodeGetParams(CUgraphNode hNode, out CUDA_BATCH_MEM_OP_NODE_PARAMS nodeParams_out)
+    = get_parameters('BATCH_MEM_OP', hNode)
+cuGraphBatchMemOpNodeSetParams(CUgraphNode hNode, CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams)
+    = set_parameters('BATCH_MEM_OP', hNode, nodeParams)
+cuGraphHostNodeGetParams(CUgraphNode hNode, out CUDA_HOST_NODE_PARAMS nodeParams) = get_parameters('HOST', hNode)
+cuGraphHostNodeSetParams(CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
+    = set_parameters('HOST', hNode, nodeParams)
+cuGraphEventRecordNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = get_parameters('EVENT_RECORD', hNode)
+cuGraphEventRecordNodeSetEvent(CUgraphNode hNode, CUevent event) = set_parameters('EVENT_RECORD', hNode, event)
+cuGraphEventWaitNodeGetEvent(CUgraphNode hNode, out CUevent event_out) = get_parameters('WAIT_EVENT', hNode)
+cuGraphEventWaitNodeSetEvent(CUgraphNode hNode, CUevent event) = set_parameters('WAIT_EVENT', hNode, event)
 cuGraphNodeGetParams(CUgraphNode hNode, out CUgraphNodeParams nodeParams) = any_parameters
 cuGraphNodeSetParams(CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 """
@@ -96,17 +107,20 @@ cuGraphExecGetFlags(CUgraphExec hGraphExec, out cuuint64_t flags) = flags
 cuGraphExecGetId(CUgraphExec hGraphExec, out unsigned int graphId) = executable_id
 cuGraphExecUpdate(CUgraphExec hGraphExec, CUgraph hGraph, out CUgraphExecUpdateResultInfo resultInfo) = update
 cuGraphExecKernelNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_KERNEL_NODE_PARAMS *nodeParams)
-    = set_kernel
+    = set_parameters('KERNEL', hGraphExec, hNode, nodeParams)
 cuGraphExecMemcpyNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_MEMCPY3D *copyParams, CUcontext ctx)
-    = set_copy
+    = set_parameters('MEMCPY', hGraphExec, hNode, copyParams, ctx)
 cuGraphExecMemsetNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_MEMSET_NODE_PARAMS *memsetParams,
-    CUcontext ctx) = set_fill
+    CUcontext ctx) = set_parameters('MEMSET', hGraphExec, hNode, memsetParams, ctx)
 cuGraphExecBatchMemOpNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode,
-    CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_batch
-cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams) = set_host
+    CUDA_BATCH_MEM_OP_NODE_PARAMS *nodeParams) = set_parameters('BATCH_MEM_OP', hGraphExec, hNode, nodeParams)
+cuGraphExecHostNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUDA_HOST_NODE_PARAMS *nodeParams)
+    = set_parameters('HOST', hGraphExec, hNode, nodeParams)
 cuGraphExecChildGraphNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraph childGraph) = set_child
-cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_recorded_event
-cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event) = set_awaited_event
+cuGraphExecEventRecordNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+    = set_parameters('EVENT_RECORD', hGraphExec, hNode, event)
+cuGraphExecEventWaitNodeSetEvent(CUgraphExec hGraphExec, CUgraphNode hNode, CUevent event)
+    = set_parameters('WAIT_EVENT', hGraphExec, hNode, event)
 cuGraphExecNodeSetParams(CUgraphExec hGraphExec, CUgraphNode hNode, CUgraphNodeParams *nodeParams) = set_any
 cuGraphNodeGetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, out unsigned int isEnabled) = is_enabled
 cuGraphNodeSetEnabled(CUgraphExec hGraphExec, CUgraphNode hNode, unsigned int isEnabled) = set_enabled

@@ -1,8 +1,33 @@
 """The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
 
-Addresses are in the device's own window, sizes are bytes. The executor's worker threads make calls concurrently; no
-call waits for a stream. The end of asynchronous work is reported through a ``Completion``: called once, from any
-thread, with the result of the context so far. Errors are ``BackendError``. Source: the CUDA driver API.
+An executor owns one device and depends on no model and no driver: it makes the calls of this module. Two backends
+implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`); one contract suite,
+tests/backends/contract, holds both to what is written here. `Capabilities` lists what a backend cannot do, by values
+that callers test; callers never ask which backend it is.
+
+What holds for all calls:
+
+- **Units.** Addresses are device addresses in the device's own window, sizes are bytes, times are seconds unless a
+  name says otherwise.
+- **Threads.** The workers of all clients make calls concurrently, and no call waits for a stream. Only the calls that
+  end work (``terminate``, ``destroy``) wait, and at most two seconds.
+- **Asynchronous work** is queued by methods of a stream. Its end is reported through a ``Completion``, which is
+  called once, from any thread, with the status of the context at that time: SUCCESS, or the sticky error.
+- **Errors.** A refused call raises ``BackendError`` with a CUresult and a sentence for the user; it has no effect. A
+  *fault* is an error of running work. It makes the context faulted: its status becomes a sticky error, waiting work
+  is dropped, all pending completions get the error, and later work is refused with it.
+
+One copy and one launch, as an executor makes them::
+
+    context = device.create_context(client_id, quota, on_fault, context_id)
+    module = context.load_module(ptx)
+    address = context.allocate(4096)
+    stream = context.create_stream(non_blocking=True, priority=0)
+    stream.copy(Copy(Region(Space.DEVICE, address), Region(Space.STAGING, host=view), Extent(4096)), done)
+    stream.launch(Launch(module, 0, (8, 1, 1), (128, 1, 1), 0, parameters))
+    stream.notify(lambda status: answer(status))
+
+Source: the CUDA driver API.
 """
 
 from __future__ import annotations
@@ -13,6 +38,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -20,14 +46,40 @@ from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
+class BackendError(DeviceError):
+    """A call was refused and had no effect.
+
+    Attributes:
+        code: The CUresult that the client's call returns.
+        reason: A sentence for the user: what was wrong, and what is allowed. Also the exception's message.
+    """
+
+    def __init__(self, code: Result, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@frozen
+class Status:
+    """How the work before a completion ended: SUCCESS, or the sticky error of its context, with its reason."""
+
+    code: Result = Result.SUCCESS
+    reason: str = ""
+
+
+Completion = Callable[[Status], None]
+"""Called once when work is done, from any thread. It must not wait, and must not raise."""
+
+
 @frozen
 class Capabilities:
-    """The capabilities of a backend's device, as values: callers never ask which backend or model it is."""
+    """The abilities of a backend's device. Callers test these values, never the backend or the model."""
 
     isolates_address_spaces: bool
-    """Whether clients' memory is isolated from each other's kernels (from calls it always is)."""
+    """Whether a client's memory is isolated from other clients' kernels. (From their calls it always is.)"""
     contains_faults: bool
-    """Whether a fault can be contained to its client; if not, the device's process must be replaced."""
+    """Whether a fault can be contained to its client. If not, the device's process must be replaced."""
     stops_kernels: bool
     """Whether a running kernel can be stopped."""
     limits_multiprocessors: bool
@@ -37,42 +89,25 @@ class Capabilities:
     sees_blocks: bool = True
     """Whether its traces report the start of blocks."""
     passes_waiting_kernels: bool = True
-    """Whether a kernel can begin while an earlier one of another stream waits for room."""
+    """Whether a kernel can begin while an earlier kernel of another stream waits for free SMs."""
     maps_virtual_memory: bool = False
     """Whether clients map memory at addresses that they choose (``create_memory``, ``map_memory`` ...)."""
     maps_host_memory: bool = False
-    """Whether kernels can access memory given to ``register_host_memory`` by its address."""
+    """Whether kernels can access memory passed to ``register_host_memory`` by its address."""
     evaluates_conditions: bool = False
-    """Whether graphs have conditional nodes (``condition``, ``call``)."""
+    """Whether graphs can have conditional nodes (``condition``, ``call``)."""
 
 
 class Limit(IntEnum):
-    """The limits of a context that concern its kernels, by their numbers in CUlimit."""
+    """The limits of a context that concern its kernels, by their numbers in CUlimit. Values are in bytes."""
 
     PRINT_BYTES = 1
-    """The size of the buffer of what kernels print."""
+    """The size of the buffer for the output of kernels' printf."""
     HEAP_BYTES = 2
     """The size of the heap of kernels' malloc."""
 
 
-class BackendError(Exception):
-    """A call failed: ``code`` is the CUresult, the message is for users."""
-
-    def __init__(self, code: Result, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
-
-
-@frozen
-class Outcome:
-    """How the work before a completion ended: SUCCESS, or the error that poisoned the context."""
-
-    code: Result = Result.SUCCESS
-    reason: str = ""
-
-
-Completion = Callable[[Outcome], None]
+# --- values: regions, copies, fills, launches
 
 
 class Space(Enum):
@@ -81,9 +116,9 @@ class Space(Enum):
     DEVICE = "device"
     """Device memory."""
     STAGING = "staging"
-    """Host memory shared with the client; unchanged until the copy's completion."""
+    """Host memory shared with the client. The client leaves it unchanged until the copy's completion."""
     PINNED = "pinned"
-    """Host memory given to ``register_host_memory``; accessed when the stream reaches the copy."""
+    """Host memory passed to ``register_host_memory``. It is accessed when the stream reaches the copy."""
 
 
 @frozen
@@ -171,59 +206,73 @@ class Launch:
     module: Module
     function: int
     grid: tuple[int, int, int]
+    """Blocks in x, y and z."""
     block: tuple[int, int, int]
+    """Threads of a block in x, y and z."""
     shared_bytes: int
+    """Dynamic shared memory of a block."""
     parameters: bytes
     cooperative: bool = False
-    """All blocks must be resident at once, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
+    """All blocks must be resident at the same time, or the launch is refused: COOPERATIVE_LAUNCH_TOO_LARGE."""
     cluster: tuple[int, int, int] = (1, 1, 1)
     """The blocks of a cluster, if not those that the kernel was compiled for; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
 
 
 Audit = Callable[[int, int, int, int], None]
-"""Called with what a client has taken of the device, or (negative) returned, if it is more than 1 MiB: address space,
-the bytes, those that the client holds then, and its least limit.
+"""Called when an audited client has taken more than 1 MiB of device memory at a time, or returned it.
+
+Arguments: the client's address space, the bytes (negative if they were returned), the bytes that the client has then,
+and its lowest limit in bytes.
 """
 
 
-class Stream(Protocol):
-    """Work in order. Copies and fills check their addresses at once and raise BackendError (INVALID_VALUE).
+# --- streams and events
 
-    On a poisoned context work raises BackendError with the sticky error, and ``notify`` calls back with it.
+
+class Stream(Protocol):
+    """Work in order: each operation begins after the earlier ones of its stream are done.
+
+    Copies and fills check their addresses immediately and raise BackendError INVALID_VALUE. In a faulted context
+    every operation raises BackendError with the sticky error, and ``notify`` calls back with it.
     """
 
     def copy(self, copy: Copy, done: Completion | None = None) -> None:
         """Copy bytes, then call ``done``.
 
-        A copy from or to ``Space.STAGING`` always has one, and those of a client that are not done take no more bytes
-        than its staging memory has: a backend may refuse what is beyond twice that.
+        A copy from or to ``Space.STAGING`` must have a ``done``. The unfinished ones of a client together take no
+        more bytes than its staging memory has; a backend may refuse (OUT_OF_MEMORY) what exceeds twice that.
         """
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
 
     def launch(self, launch: Launch) -> None:
-        """Run a kernel."""
+        """Run a kernel.
+
+        Raises:
+            BackendError: INVALID_VALUE for a grid, block or parameters that the device or the kernel does not allow;
+                INVALID_HANDLE for a module of another context or an unknown function; see also ``Launch``.
+        """
 
     def record(self, event: Event) -> None:
         """Record an event: it is done when the earlier work in this stream is."""
 
     def wait(self, event: Event) -> None:
-        """Make later work wait for the event's last recording; an event never recorded delays nothing."""
+        """Make later work wait for the event's last recording; an event that was never recorded delays nothing."""
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in this stream is done (at once when it is)."""
+        """Call ``done`` when all work queued in this stream before the call is done; immediately if it already is."""
 
     def launch_host_function(self, begin: Completion) -> PendingHostFunction:
         """Call ``begin`` when the stream reaches this point; later work waits until the function is finished.
 
-        ``begin`` may be called before this returns. If the context is poisoned or destroyed the wait ends, and a
-        ``begin`` that was not called yet is called with that outcome.
+        ``begin`` may be called before this returns. If the context becomes faulted or is destroyed, the wait ends,
+        and ``begin``, unless it was called already, is called with that status.
         """
 
     @property
     def idle(self) -> bool:
-        """Whether all work so far is done."""
+        """Whether all work queued in it is done."""
 
     def destroy(self) -> None:
         """Destroy the stream; its work runs to its end."""
@@ -241,13 +290,20 @@ class Event(Protocol):
 
     @property
     def done(self) -> bool:
-        """Whether its last recording is done; true if never recorded."""
+        """Whether its last recording is done; true if it was never recorded."""
 
     def notify(self, done: Completion) -> None:
-        """Call back when its last recording is done."""
+        """Call ``done`` when its last recording is done."""
 
     def milliseconds_since(self, start: Event) -> float:
-        """Return the time between two recorded events; BackendError INVALID_HANDLE or NOT_READY as in CUDA."""
+        """Return the time between two recorded events, in milliseconds.
+
+        Raises:
+            BackendError: INVALID_HANDLE if one was not recorded or is without timing, NOT_READY if one is not done.
+        """
+
+
+# --- modules and contexts
 
 
 class Module(Protocol):
@@ -255,7 +311,7 @@ class Module(Protocol):
 
     @property
     def functions(self) -> Sequence[FunctionLayout]:
-        """Its kernels, in the order of LAUNCH's indices."""
+        """Its kernels; ``Launch.function`` is an index into them."""
 
     @property
     def globals(self) -> Sequence[GlobalLayout]:
@@ -263,31 +319,35 @@ class Module(Protocol):
 
     @property
     def managed_bytes(self) -> int:
-        """The memory that `place_managed` needs, in bytes; 0: there are no managed variables."""
+        """The bytes that ``place_managed`` needs; 0 if there are no managed variables."""
 
     def place_managed(self, address: int) -> None:
-        """Move the managed variables to so much zeroed memory, before the first launch. BackendError."""
+        """Move the managed variables to ``managed_bytes`` of zeroed memory at an address, before the first launch.
+
+        Raises:
+            BackendError: NOT_SUPPORTED, or INVALID_VALUE if it is too late.
+        """
 
     def unload(self) -> None:
         """Free it once its running kernels have ended."""
 
 
 class Condition(Protocol):
-    """What kernels set by cudaGraphSetConditional."""
+    """The condition of a conditional node; kernels set it with cudaGraphSetConditional."""
 
     value: int
 
 
 class EvaluatesConditions(Protocol):
-    """What a context does for conditional nodes."""
+    """The part of a context for conditional nodes; BackendError NOT_SUPPORTED without ``evaluates_conditions``."""
 
     def condition(self, handle: int) -> Condition:
-        """Return the condition that kernels name by a handle: the same for all graphs while one holds it."""
+        """Return the condition that kernels name by a handle: the same for all graphs while one of them has it."""
 
     def call(self, stream: Any, pieces: Iterator[None]) -> None:
-        """Take the pieces one by one, on the device's time, when its stream comes to them; later work waits.
+        """Take the pieces one by one, on the device's time, when the stream reaches them; later work waits.
 
-        They may put work in streams. A BackendError of theirs is a fault of the context, which is lost.
+        The pieces may put work in streams. A BackendError that they raise is a fault of the context.
         """
 
 
@@ -295,81 +355,106 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
     """One client context: its memory, modules and streams. Destroying it frees all of them."""
 
     def allocate(self, count: int) -> int:
-        """Return the address of new memory; BackendError OUT_OF_MEMORY, INVALID_VALUE for 0."""
+        """Return the address of ``count`` bytes of new memory.
+
+        Raises:
+            BackendError: INVALID_VALUE for 0 bytes; OUT_OF_MEMORY names the limit that is reached. It is a
+                `backends.budget.Shortage` if the device lacks bytes that the client is guaranteed.
+        """
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the context's work so far is done, as cuMemFree does, then call ``done``. BackendError
-        INVALID_VALUE at once if it is not an allocation's start. No effect on a poisoned context.
+        """Free memory once the work queued in the context before this call is done, as cuMemFree does; call ``done``.
+
+        No effect in a faulted context.
+
+        Raises:
+            BackendError: INVALID_VALUE, immediately, unless an allocation starts at the address.
         """
 
     def memory_info(self) -> tuple[int, int]:
-        """Return (free, total) bytes; total is the limit if there is one."""
+        """Return (free, total) bytes; total is the client's limit if it has one."""
 
     def load_module(self, image: bytes) -> Module:
-        """Load code; BackendError INVALID_PTX, INVALID_IMAGE ... with a reason that names line and instruction."""
+        """Load PTX text, a cubin or a fatbin.
+
+        Raises:
+            BackendError: INVALID_PTX, INVALID_IMAGE, NO_BINARY_FOR_GPU ..., with a reason that names line and
+                instruction if the image is PTX; OUT_OF_MEMORY.
+        """
 
     @property
     def default_stream(self) -> Stream:
         """The legacy default stream, which synchronizes with the context's blocking streams in both directions."""
 
     def create_stream(self, non_blocking: bool, priority: int) -> Stream:
-        """Return a new stream; priority is clamped to the range of ``stream_priorities``."""
+        """Return a new stream; ``priority`` is clamped to the range of ``Device.stream_priorities``."""
 
     def create_event(self, timing: bool) -> Event:
-        """Return a new event."""
+        """Return a new event; only events with ``timing`` have times."""
 
     def open_event(self, event: Event) -> Event:
-        """Return an event that another context of the device has, as one of this context; NOT_SUPPORTED.
+        """Return an event that another context of the device has, as an event of this context.
 
         Recording one of them records both.
+
+        Raises:
+            BackendError: NOT_SUPPORTED.
         """
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in all streams is done."""
+        """Call ``done`` when all work queued in all streams before this call is done."""
 
     def set_limit(self, limit: Limit, count: int) -> None:
-        """Set a limit in bytes. BackendError NOT_SUPPORTED, INVALID_VALUE if it is too late."""
+        """Set a limit to ``count`` bytes.
+
+        Raises:
+            BackendError: NOT_SUPPORTED; INVALID_VALUE if it is too late.
+        """
 
     def take_output(self) -> tuple[bytes, bytes]:
-        """Return, once, what kernels have printed and not been asked for: for standard output, and standard error."""
+        """Return what kernels have printed since the last call: to standard output, and to standard error."""
 
     @property
-    def outcome(self) -> Outcome:
-        """SUCCESS, or the sticky error that poisoned the context."""
+    def status(self) -> Status:
+        """SUCCESS, or the sticky error of a faulted, terminated or destroyed context."""
 
-    def terminate(self, outcome: Outcome) -> None:
-        """Poison the context: stop what runs, drop what waits, free its memory; ``outcome`` is its sticky error.
+    def terminate(self, status: Status) -> None:
+        """Make ``status`` the sticky error: stop what runs, drop what waits, free the context's memory.
 
-        BackendError LAUNCH_TIMEOUT, after two seconds, if kernels still run that the device cannot stop; a further
-        call waits again.
+        Raises:
+            BackendError: LAUNCH_TIMEOUT, after two seconds, if kernels still run that the device cannot stop. A
+                further call waits again.
         """
 
     def abandon(self) -> None:
-        """Accept no more work, without waiting; start the two seconds of ``destroy``, which must follow."""
+        """Accept no more work, without waiting. ``destroy`` must follow; its two seconds begin here."""
 
     def destroy(self) -> None:
         """Stop or finish what runs and free everything; later completions get CONTEXT_IS_DESTROYED.
 
         Return after two seconds even if kernels still run that the device cannot stop: the context keeps its
-        resources, counted, until they have ended, and the device counts it as ``unfinished``.
+        resources, which stay counted, until they have ended, and the device counts it as ``unfinished``.
         """
 
 
+# --- devices
+
+
 class Timeline(Protocol):
-    """Notified of each device's work and its context; times are in ns of CLOCK_MONOTONIC. Called from any thread."""
+    """Receives the times of each device's work. Times are ns of CLOCK_MONOTONIC; called from any thread."""
 
     def ran(self, context: int, name: str, began: int, ended: int) -> None:
-        """The device worked for a context: a slice of a kernel, a copy or a fill."""
+        """Note that the device worked for a context: a slice of a kernel, a copy or a fill."""
 
     def finished(self, context: int, stream: int, name: str, submitted: int, began: int, ended: int) -> None:
-        """Work in a stream is finished, or was stopped; the stream is numbered in its context, 0: the default."""
+        """Note that work in a stream is finished, or was stopped; streams are numbered by context, 0: the default."""
 
 
 class SupportsTimeline(Protocol):
-    """A device that can report when it works, or refuses to."""
+    """The part of a device that reports when it works."""
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, or none; BackendError NOT_SUPPORTED if it cannot be timed."""
+        """Report all work from now on to a timeline, or to none; BackendError NOT_SUPPORTED, NOT_READY."""
 
 
 class Device(SupportsTimeline, Protocol):
@@ -377,11 +462,11 @@ class Device(SupportsTimeline, Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of this implementation."""
+        """What this device can do."""
 
     @property
     def stream_priorities(self) -> tuple[int, int]:
-        """Least and greatest stream priority (numerically the least is the larger)."""
+        """The lowest and the highest stream priority; the lowest is the larger number."""
 
     @property
     def trace(self) -> Mapping[str, int]:
@@ -389,15 +474,15 @@ class Device(SupportsTimeline, Protocol):
 
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
-        """The multiprocessors of each live context, and the most of them it used."""
+        """The SMs of each live context, and the most blocks that it had on them."""
 
     @property
     def batch_traces(self) -> Sequence[BatchTrace]:
-        """The latest batches of blocks that began, oldest first."""
+        """The latest batches of blocks that began, oldest first; empty unless the device ``sees_blocks``."""
 
     @property
     def memory_used(self) -> Mapping[int, int]:
-        """Bytes of device memory by address space: its allocations and its contexts themselves."""
+        """Bytes of device memory by address space: allocations, modules and the contexts themselves."""
 
     @property
     def unfinished(self) -> int:
@@ -410,27 +495,41 @@ class Device(SupportsTimeline, Protocol):
     def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
         """Register pinned host memory for direct access, also by kernels of one client if the device maps it.
 
-        ``memory`` is its bytes at ``address``, whole shared pages, which stay mapped while referenced. Return a
-        callback that unregisters it, to be called once after its last use. The reference is dropped when no work can
-        access it any more. BackendError OUT_OF_MEMORY or the driver's refusal.
+        Args:
+            address_space: The client whose kernels may access it.
+            address: Where the memory lies, in this process and in the client's.
+            memory: Its bytes, whole shared pages, which stay mapped while referenced. The reference is dropped when
+                no work can access the memory any more.
+
+        Returns:
+            A callback that unregisters it, to be called once after its last use.
+
+        Raises:
+            BackendError: OUT_OF_MEMORY, or the driver's refusal.
         """
 
     def watch_memory(self, changed: Callable[[], None]) -> None:
         """Call ``changed`` after every change of ``memory_used``, from any thread; it must not wait."""
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count the bytes that clients of other executors hold on the device, in all and by group of clients."""
+        """Count the bytes that clients of other executors have on the device, in all and by group of clients."""
 
     def audit_memory(self, audited: Audit) -> None:
-        """Call ``audited`` for what clients with an audited quota take and return, from any thread."""
+        """Call ``audited``, from any thread, for what clients with an audited quota take and return."""
 
     def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+        self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> Context:
-        """Create a context; contexts of one ``address_space`` (one client process) share memory.
+        """Create a context.
 
-        ``on_fault`` is called once, from any thread, when the context is poisoned. ``serial`` names it in traces.
-        BackendError OUT_OF_MEMORY if there is no room for the context itself; the reason names the bytes it needs.
+        Args:
+            address_space: The client process. Contexts of one address space share memory, and one memory limit.
+            quota: The limits of the context and its client.
+            on_fault: Called once, from any thread, with the sticky error when the context becomes faulted.
+            context_id: Its id in traces and timelines.
+
+        Raises:
+            BackendError: OUT_OF_MEMORY if there is no memory for the context itself; the reason names the bytes.
         """
 
     def close(self) -> None:

@@ -1,4 +1,13 @@
-"""The owner's requests, answered by creating and dropping clients and their contexts."""
+"""The owner's requests, answered by creating and dropping clients and their contexts.
+
+The owner of an executor is its server. It attaches contexts of clients (with the first one of a client comes the
+client's command stream), detaches and terminates them, and drops whole clients; it also switches timelines on, and
+passes on what other executors' clients hold. All requests are handled by one thread, in order, so this module needs
+no locks of its own; the clients' workers run next to it and share only objects that are marked as safe for threads.
+
+A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: a client
+that could not be created has neither a thread nor a socket nor shared memory.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +37,7 @@ from pympsd.wire.executor_messages import (
 )
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Outcome
+from pympsd_server.backends.interface import BackendError, Device, Status
 from pympsd_server.backends.quota import Quota
 from pympsd_server.executor.client import Client
 from pympsd_server.executor.memory.device_memory import Shortages
@@ -114,7 +123,7 @@ class Attachments:
             case AskTrace():
                 self._send_trace(message)
             case _:
-                raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is no request")
+                raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is not a request")
 
     def _attach(self, request: Attach) -> None:
         if request.context in self._owners:
@@ -153,11 +162,11 @@ class Attachments:
         )
         return ClientContext(backend, self._generation)
 
-    def _fault_report(self, context: int) -> Callable[[Outcome], None]:
-        def report(outcome: Outcome) -> None:
+    def _fault_report(self, context: int) -> Callable[[Status], None]:
+        def report(status: Status) -> None:
             if (timeline := self._timeline) is not None:
-                timeline.faulted(context, outcome.reason, time.perf_counter_ns())
-            self._send(ContextFaulted(context, outcome.code, outcome.reason))
+                timeline.faulted(context, status.reason, time.perf_counter_ns())
+            self._send(ContextFaulted(context, status.code, status.reason))
 
         return report
 
@@ -175,8 +184,8 @@ class Attachments:
             close_all((ours.detach(), theirs.detach(), memory.fd))
             raise
         pinned = PinnedMemory(self._device, self._pinned_addresses, request.client)
-        staging, serial = memory.view[:SHARED_BYTES], request.client
-        client = Client(ours, staging, pinned, self._shared_events, self._shortages, serial, worker)
+        staging = memory.view[:SHARED_BYTES]
+        client = Client(ours, staging, pinned, self._shared_events, self._shortages, request.client, worker)
         try:
             client.start()
         except RuntimeError as error:
@@ -201,7 +210,7 @@ class Attachments:
         client = self._owners.get(request.context)
         if client is None:
             raise BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {request.context}")
-        client.contexts[request.context].backend.terminate(Outcome(Result(request.code), request.reason))
+        client.contexts[request.context].backend.terminate(Status(Result(request.code), request.reason))
         self._shortages.report()
         self._send(ExecutorDone(request.request))
 

@@ -1,4 +1,14 @@
-"""One client process: its command stream, its contexts, and the thread that executes its records."""
+"""One client process: its command stream, its contexts, and the thread that executes its records.
+
+Each client has a worker thread of its own, so a client that sends expensive records (a translation of PTX may take
+seconds) delays only itself. The worker takes a record (`record_source`), finds its row in the table of operations
+(`operations.table`) and executes it; an error of any kind fails this one record and never the thread. The order of
+checks is the order of CUDA's errors: an unknown context, the context's sticky error, an error that an earlier
+asynchronous call left for the next waiting one, then the operation's own.
+
+The owner's thread ends a client (`drop`): it closes the stream, which ends the worker, destroys the contexts, and
+waits a second for the worker at most.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +16,10 @@ import socket
 import threading
 from typing import Final
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
-from pympsd.wire.errors import RemoteError
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
@@ -26,7 +36,7 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class Client:
-    """``contexts`` are keyed by the owner's serials, as named in records."""
+    """``contexts`` are keyed by the owner's ids, as named in records."""
 
     def __init__(
         self,
@@ -35,30 +45,30 @@ class Client:
         pinned: PinnedMemory,
         shared_events: SharedEvents,
         shortages: Shortages,
-        serial: int,
+        client_id: int,
         native: NativeWorker | None = None,
     ) -> None:
-        """``serial``: the owner's. ``native`` reads records from the ring and executes those it can."""
+        """``id``: the owner's. ``native`` reads records from the ring and executes those it can."""
         self._stream = stream
         self._native = native
         self.contexts: dict[int, ClientContext] = {}
         answers = AnswerWriter(stream, native)
         budgets = Backpressure(), staging, pinned, StreamBudget()
-        self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, serial)
+        self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, client_id)
         self._latest = 0
-        """The greatest serial of this client's contexts so far."""
+        """The greatest id of this client's contexts."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:
         """Start executing records."""
         self._worker.start()
 
-    def add(self, serial: int, context: ClientContext) -> None:
+    def add(self, context_id: int, context: ClientContext) -> None:
         """Add a context, whose records are executed from now on."""
         if self._native is not None and self._native.access is not None:
-            context.attach_mirror(NativeMirror(self._native, self._native.access, serial, context.backend))
-        self.contexts[serial] = context
-        self._latest = max(self._latest, serial)
+            context.attach_mirror(NativeMirror(self._native, self._native.access, context_id, context.backend))
+        self.contexts[context_id] = context
+        self._latest = max(self._latest, context_id)
 
     def drop(self) -> None:
         """Destroy its contexts, stop its kernels, close its stream."""
@@ -100,13 +110,13 @@ class Client:
                 raise self._native.refused(incoming.refused)
             self._run(request, context, row, record)
         except BackendError as error:
-            request.fail(Outcome(error.code, error.reason))
+            request.fail(Status(error.code, error.reason))
         except MemoryError as error:
             reason = f"the executor has no memory left for this call: {error}"
-            request.fail(Outcome(Result.ERROR_OUT_OF_MEMORY, reason))
+            request.fail(Status(Result.ERROR_OUT_OF_MEMORY, reason))
         except Exception as error:  # an internal error: fail only this call
             reason = f"the executor failed: {type(error).__name__}: {error}"
-            request.fail(Outcome(Result.ERROR_UNKNOWN, reason))
+            request.fail(Status(Result.ERROR_UNKNOWN, reason))
 
     def _run(self, request: Request, context: ClientContext | None, row: Row | None, record: records.Record) -> None:
         if context is None:
@@ -114,7 +124,7 @@ class Client:
                 raise self._no_context(record.context)
             row.run(request, record.body)
             return
-        sticky = context.backend.outcome
+        sticky = context.backend.status
         if sticky.code is not Result.SUCCESS:
             if request.answered:
                 request.fail(sticky)
@@ -129,8 +139,8 @@ class Client:
         row.run(request, record.body)
         self.resources.backpressure.wait_for_room()
 
-    def _no_context(self, serial: int) -> BackendError:
+    def _no_context(self, context_id: int) -> BackendError:
         # Serials only grow: one below the latest named a context when its record was sent.
-        if 0 < serial <= self._latest:
+        if 0 < context_id <= self._latest:
             return BackendError(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
-        return BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {serial} in this process")
+        return BackendError(Result.ERROR_INVALID_CONTEXT, f"no context {context_id} in this process")

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
-from pympsd.process.build import build_id
+from pympsd.errors import RemoteError
 from pympsd.process.title import show_as
+from pympsd.process.version import build_id
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import BadSetting
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import ExecutorFailed, ExecutorReady, ExecutorSetup, MemoryAudited
 from pympsd_server.backends.interface import BackendError, Device
 from pympsd_server.executor.attachments import Attachments
@@ -25,7 +25,7 @@ from pympsd_server.executor.memory.device_memory import MemoryReporter
 
 _SWITCH_SECONDS: Final = 0.0005
 """The interpreter's switch interval, in seconds: a client's call must not wait 5 ms for a kernel."""
-_FIRST_VICTIM: Final = "1000"
+_OOM_SCORE: Final = "1000"
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES: Final = 256 << 20
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
     parser.add_argument("--link-fd", type=int, required=True, help="inherited socket to the owner")
     options = parser.parse_args(arguments)
     show_as([parser.prog])  # not the server's name: pgrep with that finds the server alone
-    _settle_in()
+    _prepare_process()
     link = Link(socket.socket(fileno=options.link_fd))
     try:
         status = _serve(link)
@@ -51,12 +51,12 @@ def main(arguments: Sequence[str]) -> NoReturn:
     os._exit(status)
 
 
-def _settle_in() -> None:
+def _prepare_process() -> None:
     keep_freed_memory()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         # A device's memory is this process's: out of memory, kill it before the machine's other work.
-        file.write(_FIRST_VICTIM)
+        file.write(_OOM_SCORE)
 
 
 def _serve(link: Link) -> int:
@@ -87,7 +87,7 @@ def _open(setup: ExecutorSetup) -> Device:
     if setup.build != build_id():
         raise BackendError(
             Result.ERROR_NOT_SUPPORTED,
-            f"this executor is of build {build_id()}, its owner of {setup.build}: start the owner anew",
+            f"this executor is of build {build_id()}, its owner of {setup.build}: restart the owner",
         )
     return open_device(setup)
 

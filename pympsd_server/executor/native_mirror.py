@@ -1,4 +1,4 @@
-"""The native worker, which executes records outside the interpreter: its choice, and the state it must know."""
+"""The native worker, which executes records outside the interpreter: its choice, and the state that it needs."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ class Workers:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
         helps = native_access(device) is not None
         if choice == "python" or (choice == "auto" and not helps):
-            return cls(False, f"python, for {WORKER} says so" if helps else "")
+            return cls(False, f"python, because {WORKER} requests it" if helps else "")
         try:
             library()
         except NoLibrary as error:
             if choice == "native":
                 raise BackendError(Result.ERROR_NOT_SUPPORTED, f"no native worker: {error}") from None
-            return cls(False, f"python, for the native one cannot be used: {error}")
+            return cls(False, f"python, because the native one cannot be used: {error}")
         return cls(True, "native" if helps else "")
 
 
 class NativeMirror:
     """The native worker's view of one context (a Mirror)."""
 
-    def __init__(self, worker: NativeWorker, access: NativeAccess, serial: int, context: Context) -> None:
+    def __init__(self, worker: NativeWorker, access: NativeAccess, context_id: int, context: Context) -> None:
         self._worker = worker
         self._access = access
-        self._serial = serial
+        self._context_id = context_id
         self._state = access.context_state(context)
-        worker.add_context(serial, self._state)
+        worker.add_context(context_id, self._state)
 
     def add(self, kind: Kind, handle: int, entry: Any) -> None:
         """Add the object of a new handle, if the worker needs it."""
         if kind is Kind.STREAM:
-            self._worker.add_stream(self._serial, handle, self._access.stream_state(entry.backend))
+            self._worker.add_stream(self._context_id, handle, self._access.stream_state(entry.backend))
         elif kind is Kind.MODULE:
-            self._worker.add_module(self._serial, handle, self._access.kernel_rows(entry))
+            self._worker.add_module(self._context_id, handle, self._access.kernel_rows(entry))
 
     def remove(self, kind: Kind, handle: int) -> None:
         """Remove a handle."""
         if kind is Kind.STREAM:
-            self._worker.drop_stream(self._serial, handle)
+            self._worker.drop_stream(self._context_id, handle)
         elif kind is Kind.MODULE:
-            self._worker.drop_module(self._serial, handle)
+            self._worker.drop_module(self._context_id, handle)
 
     def set_deferred(self, deferred: bool) -> None:
         """Leave waiting calls to Python while an error must be delivered."""
@@ -81,4 +81,4 @@ class NativeMirror:
 
     def close(self) -> None:
         """Stop executing records of the context."""
-        self._worker.drop_context(self._serial, _DROP_SECONDS)
+        self._worker.drop_context(self._context_id, _DROP_SECONDS)

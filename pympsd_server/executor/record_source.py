@@ -1,4 +1,23 @@
-"""The source of a client's records: its socket, or a native worker that leaves some to Python."""
+"""Reading the command stream: a client's records from its socket, or from a ring by way of a native worker.
+
+**Two ways.** Without a native worker a client writes its records to its socket, and `from_socket` splits the bytes
+into records. With one (a device that offers `NativeAccess`, see `native.states`) the client writes records into a
+*ring* in the memory that it shares with the executor, and the socket carries only wake-ups and answers:
+
+    shared memory:   | SHARED_BYTES of bulk data (staging) | ring: tail, head, flags, 512 KiB of records |
+
+`from_worker` then runs the C worker (`native/src/worker.c`), which takes the records, executes launches and waits
+itself (`fast_path.c`), and returns every other record to Python, in order. Only one of both ways is used in the life
+of a client.
+
+**Trust.** A client is not trusted. It may change the shared memory at any time, so the worker copies a record before
+it reads it, checks every position against its own copy, and ends the stream at the first violation; the file is
+sealed, so that no client can shrink it under the executor. A record is only ever interpreted by the worker of its own
+client.
+
+**Sleeping.** A worker polls for _SPIN_NS before it sleeps, and the client polls as long for its answer, unless the
+machine has so few cores that a spinning thread would keep another from running.
+"""
 
 from __future__ import annotations
 

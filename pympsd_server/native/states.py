@@ -40,7 +40,7 @@ class StreamState(ctypes.Structure):
         ("handle", U64, "CUstream"),
         ("word", U64, "address, for host and device, of the 32-bit completion word"),
         ("issued", U64, "operations given to the driver"),
-        ("settled", U64, "operations known to be done"),
+        ("completed", U64, "operations known to be done"),
         ("launched", U64, "kernels among the issued operations"),
         ("last_function", U64, "CUfunction launched last"),
         ("marked_issued", U64, "`issued` at the last marker"),
@@ -63,7 +63,7 @@ class ContextState(ctypes.Structure):
 
     fields: Final = (
         ("default_stream", ("struct stream_state *{}", ctypes.POINTER(StreamState)), ""),
-        ("closed", ATOMIC, "poisoned or ended: launch nothing more"),
+        ("closed", ATOMIC, "faulted or ended: launch nothing more"),
         ("active", ATOMIC, "the native worker executes a record of it"),
         ("deferred", ATOMIC, "an error is to be reported by the next call that waits"),
         ("held", U32, "work is held for a host function, or timed: only Python keeps the order, and the times"),

@@ -1,4 +1,10 @@
-"""The Python side of a client's native worker."""
+"""One client's native worker, as Python uses it (native/src/worker.h has the theory of operation of the C side).
+
+A worker belongs to one client and is run by one Python thread, which calls `take`: without the interpreter's lock, C
+code reads records, executes plain launches and waits, and returns a record that needs Python. Python then executes
+the record, with all rules, and calls `take` again. Contexts, streams and modules that the C code may use are added
+and dropped by the same thread; the structures that both sides change are declared in `native.states`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +34,7 @@ class DeclinedRecord:
 
 
 class NativeWorker:
-    """The functions of src/worker.h, whose comments say from which thread each may be called.
+    """The functions of src/worker.h, whose comments state from which thread each may be called.
 
     ``address``: the ring's start in this process; ``spin_ns``: how long to poll for records before sleeping.
     """
@@ -43,7 +49,7 @@ class NativeWorker:
         self.access = access
         self._states: dict[int, ContextState] = {}
         self._objects: dict[tuple[int, type, int], object] = {}
-        """The objects that the library has pointers to, by serial, kind and handle."""
+        """The objects that the library has pointers to, by context id, kind and handle."""
 
     def take(self) -> DeclinedRecord | None:
         """Work until Python has to execute a record; return it, None at the end."""
@@ -84,39 +90,39 @@ class NativeWorker:
 
     # --- contexts, streams and modules
 
-    def add_context(self, serial: int, state: ContextState) -> None:
+    def add_context(self, context_id: int, state: ContextState) -> None:
         """Execute records of this context from now on."""
-        self._states[serial] = state
-        _check(self._library.worker_add_context(self._worker, serial, ctypes.pointer(state)))
+        self._states[context_id] = state
+        _check(self._library.worker_add_context(self._worker, context_id, ctypes.pointer(state)))
 
-    def drop_context(self, serial: int, seconds: float) -> None:
+    def drop_context(self, context_id: int, seconds: float) -> None:
         """Stop executing its records. Objects that a driver call still uses after ``seconds`` are never freed."""
-        is_unused = self._library.worker_drop_context(self._worker, serial, int(seconds * 1e9)) == 0
-        kept: list[object] = [self._states.pop(serial, None)]
-        kept += [self._objects.pop(key) for key in tuple(self._objects) if key[0] == serial]
+        is_unused = self._library.worker_drop_context(self._worker, context_id, int(seconds * 1e9)) == 0
+        kept: list[object] = [self._states.pop(context_id, None)]
+        kept += [self._objects.pop(key) for key in tuple(self._objects) if key[0] == context_id]
         if not is_unused:
             _leaked.extend((self, *kept))
 
-    def add_stream(self, serial: int, handle: int, state: StreamState) -> None:
+    def add_stream(self, context_id: int, handle: int, state: StreamState) -> None:
         """Add a stream of the context."""
-        self._objects[serial, StreamState, handle] = state
-        _check(self._library.worker_add_stream(self._worker, serial, handle, ctypes.pointer(state)))
+        self._objects[context_id, StreamState, handle] = state
+        _check(self._library.worker_add_stream(self._worker, context_id, handle, ctypes.pointer(state)))
 
-    def drop_stream(self, serial: int, handle: int) -> None:
+    def drop_stream(self, context_id: int, handle: int) -> None:
         """Remove a stream of the context."""
-        self._library.worker_drop_stream(self._worker, serial, handle)
-        self._objects.pop((serial, StreamState, handle), None)
+        self._library.worker_drop_stream(self._worker, context_id, handle)
+        self._objects.pop((context_id, StreamState, handle), None)
 
-    def add_module(self, serial: int, handle: int, rows: ctypes.Array[KernelRow]) -> None:
+    def add_module(self, context_id: int, handle: int, rows: ctypes.Array[KernelRow]) -> None:
         """Add a module's functions to the context."""
-        self._objects[serial, KernelRow, handle] = rows
+        self._objects[context_id, KernelRow, handle] = rows
         first = ctypes.cast(rows, ctypes.POINTER(KernelRow))
-        _check(self._library.worker_add_module(self._worker, serial, handle, first, len(rows)))
+        _check(self._library.worker_add_module(self._worker, context_id, handle, first, len(rows)))
 
-    def drop_module(self, serial: int, handle: int) -> None:
+    def drop_module(self, context_id: int, handle: int) -> None:
         """Remove a module from the context."""
-        self._library.worker_drop_module(self._worker, serial, handle)
-        self._objects.pop((serial, KernelRow, handle), None)
+        self._library.worker_drop_module(self._worker, context_id, handle)
+        self._objects.pop((context_id, KernelRow, handle), None)
 
 
 def _check(result: int) -> None:

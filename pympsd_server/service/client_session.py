@@ -1,4 +1,28 @@
-"""A client's session with the server: welcome, contexts opened and closed, and everything freed at the end."""
+"""A client's session with the server: welcome, contexts opened and closed, and everything freed at the end.
+
+The daemon admits a client and passes its socket to the server; from then on the daemon takes no part. A session is
+one task that reads the socket:
+
+    AdmitClient ->  wait while executors are replaced (containment)
+                    SessionWelcome: the devices that the client sees, with its limits    or Refused
+    OpenContext ->  start or find the executor of the device; Attach to it;
+                    ContextOpened: two descriptors, the command stream and shared memory or RequestRefused
+    CloseContext -> Detach; ContextClosed
+
+After ContextOpened the client's records go directly to the executor: the server is not part of any launch or copy.
+
+A context has an id of the server (`Context.id`, unique among all clients), which names it in records and messages,
+and a number of its process, from 1, which names it in the log. It takes its connections of the device before the
+executor creates it and returns them if that fails, so two clients can never be promised the same last connection.
+
+The session ends when the socket does, or when the client's process does, whatever comes first: a forked child may
+hold copies of the sockets, so the end of the process is awaited by its pidfd. Then everything that the client had is
+freed, in a shielded scope, at most FREE_SECONDS for each executor: executors drop it concurrently; the log, the
+daemon and the observers are notified; executors that nobody uses any more, but whose kernels still run, are ended.
+
+Requests of one client are handled one after another, each after its predecessor's answer was read: a client that
+floods the server fills only its own socket.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +39,10 @@ from attrs import define, field
 from pympsd.channel.descriptors import explain, require_room
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice, select_of
-from pympsd.version import API_VERSION
+from pympsd.errors import RemoteError
+from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.executor_messages import Attach, Detach, DropClient
 from pympsd.wire.link_messages import AdmitClient
 from pympsd_server.service.containment import Containment
@@ -73,7 +97,7 @@ class ClientSession:
 
     async def run(self) -> None:
         """Serve the client until its session or its process ends, then free what it held."""
-        self.containment.pidfds[self.client.serial] = self.pidfd
+        self.containment.pidfds[self.client.id] = self.pidfd
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.channel.run_sender)
@@ -81,11 +105,11 @@ class ClientSession:
                 await self._serve()
                 nursery.cancel_scope.cancel()
         except Exception as error:
-            # A defect that one client triggers must not end the server of the others.
+            # A defect that one client triggers must not end the server of all clients.
             self.server.log.error("server_defect", pid=self.client.pid, reason=repr(error))
         finally:
             self.channel.close()
-            if self.containment.pidfds.pop(self.client.serial) >= 0:
+            if self.containment.pidfds.pop(self.client.id) >= 0:
                 os.close(self.pidfd)
             if not self.server.ending:
                 with trio.CancelScope(shield=True):
@@ -210,20 +234,20 @@ class ClientSession:
         executor = await self.containment.executors.get_or_start(self.server.slot_of(self.client, device))
         self._check_faults(device)
         context = self._number(executor)
-        self.server.opening.add(context.serial)
+        self.server.opening.add(context.id)
         try:
             attached, fds = await self._attach(executor, context, multiprocessors)
         except BaseException:
-            # Refused, or the client has gone meanwhile: the context was never opened.
-            self.server.roster.close_context(self.client, context.serial)
+            # Refused, or the client has exited: the context was never opened.
+            self.server.client_table.close_context(self.client, context.id)
             self.containment.context_not_opened(context)
             raise
         finally:
-            self.server.opening.discard(context.serial)
+            self.server.opening.discard(context.id)
         self.server.context_opened(self.client, context)
         opened = messages.ContextOpened(
             request=request,
-            context=context.serial,
+            context=context.id,
             generation=executor.generation,
             multiprocessors=multiprocessors,
             memory_bytes=attached.memory_bytes,
@@ -239,9 +263,9 @@ class ClientSession:
             raise ExecutorError(*refusal)
 
     def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
-        environment, facts = self.client.environment, self.server.devices[device]
+        environment, properties = self.client.environment, self.server.devices[device]
         try:
-            return self.limits.multiprocessors(device, facts, environment, asked)
+            return self.limits.multiprocessors(device, properties, environment, asked)
         except PartitionRefused as error:
             self.server.log.info("partition_refused", pid=self.client.pid, reason=str(error))
             reason = f"this process {error}"
@@ -256,7 +280,7 @@ class ClientSession:
         partition = self.limits.partition(slot.device).name if isolated else slot.partition
         numbered = self.client, slot.device, executor.generation, slots, slot.user, partition, bool(slot.partition)
         try:
-            return self.server.roster.open_context(*numbered)
+            return self.server.client_table.open_context(*numbered)
         except PoolExhausted as error:
             self.server.log.info("connection_limit", most=error.size)
             raise ExecutorError(Result.ERROR_MPS_MAX_CLIENTS_REACHED, str(error)) from None
@@ -276,8 +300,8 @@ class ClientSession:
         self._streams.add(key)
         attach = Attach(
             request=self.containment.executors.next_request(),
-            client=self.client.serial,
-            context=context.serial,
+            client=self.client.id,
+            context=context.id,
             new_stream=new_stream,
             multiprocessors=multiprocessors,
             memory_bytes=self.limits.memory.get(context.device, 0),
@@ -297,24 +321,24 @@ class ClientSession:
             raise
 
     async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:
-        """Have a context made together with its command stream: two descriptors, for which there must be room."""
+        """Request a context with a command stream, which takes two descriptors; raise ExecutorError without them."""
         try:
             require_room(STREAM_FDS)
             answer, fds = await executor.ask(attach.request, attach)
             if len(fds) == STREAM_FDS:
                 return answer, fds
-            # They were lost for lack of room meanwhile. The executor closes the stream's other end.
+            # They were lost because too few descriptors were free. The executor closes the stream's other end.
             number = self.containment.executors.next_request()
-            await executor.ask(number, DropClient(number, self.client.serial))
+            await executor.ask(number, DropClient(number, self.client.id))
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         except OSError as error:
             reason = f"the MPS server is out of file descriptors: {explain(error)}"
             raise ExecutorError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
-    async def _close(self, request: int, serial: int) -> None:
-        executor = await self._detach(self.server.roster.context_of(self.client, serial))
+    async def _close(self, request: int, context_id: int) -> None:
+        executor = await self._detach(self.server.client_table.context_of(self.client, context_id))
         # Removed only now: its connections are free when its work has stopped.
-        context = self.server.roster.close_context(self.client, serial)
+        context = self.server.client_table.close_context(self.client, context_id)
         self.server.context_closed(self.client, context)
         if executor is not None:
             await self.containment.executors.end_if_abandoned(executor)
@@ -323,9 +347,9 @@ class ClientSession:
     async def _detach(self, context: Context) -> Executor | None:
         if (executor := self.containment.executors.executor_of(context)) is not None:
             number = self.containment.executors.next_request()
-            # An executor that ends meanwhile has freed it as well.
+            # An executor that ends during the request has freed it as well.
             with suppress(ExecutorError):
-                await executor.free(Detach(number, context.serial))
+                await executor.free(Detach(number, context.id))
         return executor
 
     async def _free_everything(self) -> None:
@@ -346,7 +370,7 @@ class ClientSession:
     async def _drop_from(self, executor: Executor) -> None:
         number = self.containment.executors.next_request()
         with trio.move_on_after(FREE_SECONDS) as bound, suppress(ExecutorError):
-            await executor.free(DropClient(number, self.client.serial))
+            await executor.free(DropClient(number, self.client.id))
         if bound.cancelled_caught:
             # It is stopped or stuck: this client's kernels may still run.
             executor.unfinished += 1

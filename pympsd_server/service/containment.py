@@ -1,9 +1,34 @@
-"""Fatal faults: tear down what one reaches, refuse new clients, and replace the executors when the reached have gone.
+"""Containment of fatal faults: which clients a fault ends, and how the server serves again afterwards.
 
-Clients that connect while the executors are replaced wait.
+**The problem.** A fatal fault (a kernel that writes to a wild address, an executor that crashed) makes a device
+unusable for everybody whose contexts run in the same process. MPS documents which clients are lost and which
+continue; the rest of a server must neither be affected nor wait.
+
+**The idea.** `state_machine.blast_radius` computes what a fault reaches, without any input or output: the contexts of
+the faulty domain, all contexts of their processes, the devices that those lead to, and so on. This module carries the
+result out, in three steps:
+
+    1. contain    note the sticky error of every reached context, log the fault, refuse new clients of these slots
+    2. tear down  stop the work of the reached contexts, at most TEARDOWN_SECONDS; kill executors that do not stop
+    3. recover    when the last reached client has exited: replace the executors of the slots, admit clients again
+
+Example: clients A (devices 0 and 1), B (device 1) and C (device 2); a kernel of A faults on device 0. A is reached on
+both devices, B because it shares device 1 with A; C continues. When A and B have exited, the executors of devices 0
+and 1 are replaced.
+
+**Waiting clients.** A client that connects during step 2 is refused, as documented. One that connects while
+all reached processes have exited, and only the executors are still being replaced, waits (`hold`), at most
+HOLD_SECONDS. A second fault wakes the waiting clients, which look again.
+
+**Smaller faults.** A device that contains faults loses only the faulty context. In a static SM partition the fault
+stays with the clients of the partition, and no executor of other clients is replaced (docs/decisions/019).
+
+**What must never happen.** A reached client that exited and is still waited for: `client_left` is called for every
+client, in any state. A context that is torn down twice with different errors: `contexts` keeps the first. An executor
+that is replaced while a process that was reached still lives: its kernels would write into the successor's memory.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
-faults-and-shutdown. `pympsd_server.state_machine.blast_radius` decides how far a fault reaches.
+faults-and-shutdown.
 """
 
 from __future__ import annotations
@@ -27,7 +52,7 @@ from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 TEARDOWN_SECONDS: Final = 5.0
 """The limit for stopping the work of the contexts that a fault reaches."""
 HOLD_SECONDS: Final = 30.0
-"""The limit for holding a newcomer while executors are replaced: on a GPU that takes some seconds, an executor that
+"""The limit for holding a new client while executors are replaced: on a GPU that takes some seconds, an executor that
 does not become ready twice as long as this; the program's user should not wait for that without a message."""
 
 REACHED: Final = "a fatal GPU fault of another context has reached this one"
@@ -44,20 +69,20 @@ class Containment:
     slots: set[ExecutorSlot] = field(factory=set, init=False)
     """Slots whose executors are to be replaced."""
     clients: set[int] = field(factory=set, init=False)
-    """Serials of the present clients that a fault has reached."""
+    """Ids of the present clients that a fault has reached."""
     clients_in_partitions: set[int] = field(factory=set, init=False)
-    """Serials of the present clients that a fault has reached in their SM partition: nothing is replaced for them."""
-    expelled: set[int] = field(factory=set, init=False)
-    """Serials of the present clients whose namespace or SM partition was deleted."""
+    """Ids of the present clients that a fault has reached in their SM partition: nothing is replaced for them."""
+    evicted: set[int] = field(factory=set, init=False)
+    """Ids of the present clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
-    """The sticky error of each context that was torn down, by its serial."""
+    """The sticky error of each context that was torn down, by its id."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
-    """The pidfd of each client that has a session, by its serial; -1: its process is not visible here."""
+    """The pidfd of each client that has a session, by its id; -1: its process is not visible here."""
     making_room: trio.Lock = field(factory=trio.Lock, init=False)
     """Held while clients are ended for the memory of others."""
     _recovering: bool = field(default=False, init=False)
     _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
-    """The tasks of the newcomers that wait for the executors."""
+    """The tasks of the new clients that wait for the executors."""
 
     @property
     def active(self) -> bool:
@@ -69,7 +94,7 @@ class Containment:
         return any(self.server.slot_of(client, slot.device) == slot for slot in self.slots)
 
     async def hold(self, client: Client) -> None:
-        """Wait while executors of a newcomer's user are replaced, HOLD_SECONDS at most.
+        """Wait while executors of a new client's user are replaced, HOLD_SECONDS at most.
 
         There is nothing to wait for while a process that the fault has reached is still there: it may stay for ever.
         """
@@ -77,9 +102,9 @@ class Containment:
             while self.server.is_volta_or_newer and self.refuses(client) and all(map(self._has_ended, self.clients)):
                 await self._held.park()
 
-    def _has_ended(self, serial: int) -> bool:
+    def _has_ended(self, client_id: int) -> bool:
         """Return whether a client's process has ended, though what it held may not be freed yet."""
-        pidfd = self.pidfds.get(serial)
+        pidfd = self.pidfds.get(client_id)
         if pidfd is None or pidfd < 0:
             return pidfd is None
         poll = select.poll()
@@ -88,10 +113,10 @@ class Containment:
 
     # --- events
 
-    def context_faulted(self, serial: int, code: int, reason: str) -> None:
-        """Handle a context that its executor reports poisoned, by its own kernel or by a termination."""
-        found = self._find(serial)
-        if code == Result.ERROR_MPS_CLIENT_TERMINATED or serial in self.contexts or found is None:
+    def context_faulted(self, context_id: int, code: int, reason: str) -> None:
+        """Handle a context that its executor reports as faulted, by its own kernel or by a termination."""
+        found = self._find(context_id)
+        if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or found is None:
             return
         client, context = found
         self.server.context_faulted(client, context, code, reason)
@@ -120,21 +145,21 @@ class Containment:
         await self.executors.end(executor)
 
     def context_closed(self, context: Context) -> None:
-        """Handle the end of a context, which the roster no longer has."""
-        self.contexts.pop(context.serial, None)
+        """Handle the end of a context, which the client table no longer has."""
+        self.contexts.pop(context.id, None)
         if context.slot in self.slots and not self._has_contexts(context.slot):
             self.server.device_dropped(context.device)
 
     def context_not_opened(self, context: Context) -> None:
         """Handle a context that could not be opened."""
-        self.contexts.pop(context.serial, None)
+        self.contexts.pop(context.id, None)
 
     def client_left(self, client: Client) -> None:
         """Handle the end of a client: after the last one that a fault has reached, replace the executors."""
-        self.expelled.discard(client.serial)
-        self.clients_in_partitions.discard(client.serial)
-        if client.serial in self.clients:
-            self.clients.discard(client.serial)
+        self.evicted.discard(client.id)
+        self.clients_in_partitions.discard(client.id)
+        if client.id in self.clients:
+            self.clients.discard(client.id)
             if not self.clients:
                 self.nursery.start_soon(self._recover)
 
@@ -142,13 +167,13 @@ class Containment:
 
     def refusal(self, client: Client, device: int) -> tuple[int, str] | None:
         """Return why a client gets no context on a device now, as a CUresult and a sentence; None if it does."""
-        if client.serial in self.clients or client.serial in self.clients_in_partitions:
+        if client.id in self.clients or client.id in self.clients_in_partitions:
             return self._sticky_of(client), "a fatal GPU fault has reached this process: end it"
-        if client.serial in self.expelled:
+        if client.id in self.evicted:
             reason = "the namespace or SM partition that this process came to was deleted with its clients: end it"
             return Result.ERROR_MPS_CLIENT_TERMINATED, reason
         if self.server.slot_of(client, device) in self.slots:
-            reason = f"device {device} is being made anew after a fatal GPU fault: try again"
+            reason = f"device {device} is being reset after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
 
@@ -158,21 +183,21 @@ class Containment:
 
     def _domains_of(self, slot: ExecutorSlot) -> list[FaultDomain]:
         """Return all fault domains of a slot, whose executor is lost."""
-        partitions = {context.fault_domain for context in self.server.roster.contexts_in(slot)}
+        partitions = {context.fault_domain for context in self.server.client_table.contexts_in(slot)}
         return [FaultDomain(slot), *sorted(partitions - {FaultDomain(slot)})]
 
     def _contain(self, domains: list[FaultDomain], code: int, reason: str) -> None:
-        blast = blast_of(domains, self.server.roster.clients.values())
+        blast = blast_of(domains, self.server.client_table.clients.values())
         if not self.server.is_volta_or_newer:
             # Before Volta all clients share the server's own context.
             blast = _everything(self.server)
-        fresh = [client for client in blast.clients if client.serial not in self.clients]
+        fresh = [client for client in blast.clients if client.id not in self.clients]
         if blast.slots:
             self.slots |= set(blast.slots)
-            self.clients |= {client.serial for client in blast.clients}
+            self.clients |= {client.id for client in blast.clients}
             self._held.unpark_all()  # a second fault: they look again
         else:
-            self.clients_in_partitions |= {client.serial for client in blast.clients}
+            self.clients_in_partitions |= {client.id for client in blast.clients}
         if any(not slot.partition for slot in blast.slots):
             self.server.begin_fault()
             self.server.log.error("fault_handling")
@@ -182,7 +207,7 @@ class Containment:
         self._log(blast)
         reached = [context for client in fresh for context in client.contexts.values()]
         for context in reached:
-            self.contexts[context.serial] = sticky_error(domains[0].slot.device, code, context)
+            self.contexts[context.id] = sticky_error(domains[0].slot.device, code, context)
         self.nursery.start_soon(self._tear_down, reached, reason)
 
     def _log(self, blast: Blast) -> None:
@@ -197,7 +222,7 @@ class Containment:
                 log.info("fault_in_process", pid=step.client.pid, context=context.number)
         for client in blast.clients:
             for context in client.contexts.values():
-                if context.serial not in self.server.opening:
+                if context.id not in self.server.opening:
                     log.info("context_terminated", pid=client.pid, context=context.number)
         if blast.slots:
             log.info("fault_devices")
@@ -212,7 +237,7 @@ class Containment:
 
         Kill an executor that does not stop its work in time.
         """
-        unstopped = {context.serial: context for context in contexts}
+        unstopped = {context.id: context for context in contexts}
         with trio.move_on_after(TEARDOWN_SECONDS):
             async with trio.open_nursery() as nursery:
                 for context in tuple(unstopped.values()):
@@ -223,21 +248,21 @@ class Containment:
                 await self.executors.end(executor)
         if not self.server.is_volta_or_newer:
             # A neighbour that polls may see the end before its context's error.
-            codes = {client.serial: self._sticky_of(client) for client in self.server.roster.clients.values()}
+            codes = {client.id: self._sticky_of(client) for client in self.server.client_table.clients.values()}
             self.server.end_by_fault(codes, reason)
 
     async def _tear_one_down(self, context: Context, reason: str, unstopped: dict[int, Context]) -> None:
         executor = self.executors.executor_of(context)
-        code = self.contexts.get(context.serial)
+        code = self.contexts.get(context.id)
         if executor is not None and code is not None:
             request = self.executors.next_request()
             try:
-                await executor.ask(request, Terminate(request, context.serial, code, reason))
+                await executor.ask(request, Terminate(request, context.id, code, reason))
             except ExecutorError as error:
                 if error.code == Result.ERROR_LAUNCH_TIMEOUT:
                     return  # its device cannot stop the work
-                # Else the context or its executor has ended meanwhile, and with it the work.
-        del unstopped[context.serial]
+                # Else the context or its executor has ended, and with it the work.
+        del unstopped[context.id]
 
     async def _recover(self) -> None:
         """Replace the executors of the faulty slots; then end the fault, unless there is another one."""
@@ -268,18 +293,18 @@ class Containment:
         self.slots -= set(slots)
         self._held.unpark_all()
 
-    def _find(self, serial: int) -> tuple[Client, Context] | None:
-        for client in self.server.roster.clients.values():
-            if serial in client.contexts:
-                return client, client.contexts[serial]
+    def _find(self, context_id: int) -> tuple[Client, Context] | None:
+        for client in self.server.client_table.clients.values():
+            if context_id in client.contexts:
+                return client, client.contexts[context_id]
         return None
 
     def _has_contexts(self, slot: ExecutorSlot) -> bool:
-        return any(each.serial not in self.server.opening for each in self.server.roster.contexts_in(slot))
+        return any(each.id not in self.server.opening for each in self.server.client_table.contexts_in(slot))
 
 
 def _everything(server: Server) -> Blast:
-    clients = tuple(server.roster.clients.values())
-    contexts = frozenset(serial for client in clients for serial in client.contexts)
+    clients = tuple(server.client_table.clients.values())
+    contexts = frozenset(context_id for client in clients for context_id in client.contexts)
     slots = {server.slot_of(client, ordinal) for client in clients for ordinal in range(len(server.devices))}
     return Blast((), tuple(sorted(slots)), clients, contexts)

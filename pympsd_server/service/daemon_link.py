@@ -1,7 +1,8 @@
-"""The server's side of its link to the daemon: it pushes status and roster, and drops log records when it is full.
+"""The server's side of its link to the daemon: it pushes status and client table, and drops log records when it is
+full.
 
-The link outlives a daemon that is killed: the next one goes on with it, and asks for a report of all that was pushed.
-"""
+The link outlives a daemon that is killed: the next one continues with it, and asks for a report of all that was
+pushed."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ from attrs import define, evolve, field, frozen
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.journal.setup import Fields
 from pympsd.vocabulary.limits import LimitsInForce
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
-LOG_BYTES: Final = 1 << 20
+MAX_LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
-ROSTER_BYTES: Final = 4 << 20
-"""The same, beyond which changes of the roster wait: without a daemon the link is not read, and must not break."""
+MAX_CLIENT_TABLE_BYTES: Final = 4 << 20
+"""The limit beyond which changes of the client table wait: without a daemon nobody reads the link."""
 
 
 @frozen
@@ -30,7 +31,7 @@ class Admitted:
 
     message: link.AdmitClient
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
-    """(serial, number, device) by serial."""
+    """(id, number, device) by id."""
     limits: LimitsInForce | None = None
     """The limits in force for it, once it was accepted."""
 
@@ -49,7 +50,7 @@ class DaemonLink:
     """The client that has left last: log lines about it may follow."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
-    """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""
+    """Changes that wait, by client and context; a context that was opened and closed in between leaves none."""
     _memory: dict[int, link.MemoryReported] = field(factory=dict, init=False)
     """The last report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
@@ -58,7 +59,7 @@ class DaemonLink:
 
     def log(self, event: str, fields: Fields, when: float) -> None:
         """Send a log record, or drop and count it."""
-        if self.channel.queued_bytes > LOG_BYTES:
+        if self.channel.queued_bytes > MAX_LOG_BYTES:
             self._dropped += 1
             return
         if self._dropped:
@@ -85,20 +86,20 @@ class DaemonLink:
             self._clients[client] = evolve(self._clients[client], limits=limits)
         self._change((client, 0), link.ClientJoined(client, limits))
 
-    def context_opened(self, client: int, serial: int, number: int, device: int) -> None:
+    def context_opened(self, client: int, context_id: int, number: int, device: int) -> None:
         """Push a new context."""
         if client in self._clients:
-            self._clients[client].contexts[serial] = (serial, number, device)
-        self._change((client, serial), link.ContextReported(client, serial, number, device))
+            self._clients[client].contexts[context_id] = (context_id, number, device)
+        self._change((client, context_id), link.ContextReported(client, context_id, number, device))
 
-    def context_closed(self, client: int, serial: int) -> None:
+    def context_closed(self, client: int, context_id: int) -> None:
         """Push the end of a context."""
         if client in self._clients:
-            self._clients[client].contexts.pop(serial, None)
-        if isinstance(self._late.get((client, serial)), link.ContextReported):
-            del self._late[client, serial]
+            self._clients[client].contexts.pop(context_id, None)
+        if isinstance(self._late.get((client, context_id)), link.ContextReported):
+            del self._late[client, context_id]
         else:
-            self._change((client, serial), link.ContextGone(client, serial))
+            self._change((client, context_id), link.ContextGone(client, context_id))
 
     def client_left(self, client: int) -> None:
         """Push the end of a client."""
@@ -121,12 +122,12 @@ class DaemonLink:
     # --- from one daemon to the next
 
     def report(self, token: int, leaving: bool) -> None:
-        """Report status and roster to a daemon that took the link over; later changes follow."""
+        """Report status and client table to a daemon that took the link over; later changes follow."""
         self._late.clear()
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
-        for serial, admitted in self._clients.items():
+        for client_id, admitted in self._clients.items():
             client, contexts = admitted.message, tuple(admitted.contexts.values())
-            known = serial, client.pid, client.uid, client.command, client.namespace
+            known = client_id, client.pid, client.uid, client.command, client.namespace
             partitions = {device: one.name for device, one in client.partitions.items()}
             held = client.groups, client.since, admitted.limits
             self._push(link.ReturningClient(*known, contexts, client.mps_namespace, partitions, *held))
@@ -168,7 +169,7 @@ class DaemonLink:
         return found.pop() if len(found) == 1 else ""
 
     def _change(self, key: tuple[int, int], message: object) -> None:
-        if self._late or self.channel.queued_bytes > ROSTER_BYTES:
+        if self._late or self.channel.queued_bytes > MAX_CLIENT_TABLE_BYTES:
             self._late[key] = message
             self._is_late.set()
         else:

@@ -14,10 +14,10 @@ from pympsd_server.service.executors import Executors
 from pympsd_server.service.server import Server
 from pympsd_server.service.termination import TERMINATION_SECONDS, Target, stop
 from pympsd_server.state_machine.client_table import Client
-from pympsd_server.state_machine.eviction import MOST_VICTIMS, Victim, choose
+from pympsd_server.state_machine.eviction import MAX_VICTIMS, Victim, choose
 
-MOST_TRIES: Final = 3
-"""Others may take the memory that was freed for a client: room is made for it this often."""
+MAX_TRIES: Final = 3
+"""Attempts to free memory for a client: other clients may take what was freed."""
 FREED_SECONDS: Final = 1.0
 """The limit for the memory of ended clients to become free: a GPU's is when no work can use it any more."""
 EVICTED: Final = (
@@ -27,8 +27,8 @@ EVICTED: Final = (
 
 
 async def answer_shortage(containment: Containment, executor: Executor, message: MemoryShort) -> None:
-    """Make room for a client whose work lacks memory, and notify its executor."""
-    client = containment.server.roster.clients.get(message.client)
+    """Free memory for a client whose work lacks it, and notify its executor."""
+    client = containment.server.client_table.clients.get(message.client)
     made = client is not None and await make_room(containment, executor.device, client, message.short)
     executor.channel.send(RoomMade(message.request, made))
 
@@ -36,8 +36,11 @@ async def answer_shortage(containment: Containment, executor: Executor, message:
 async def with_room(
     containment: Containment, device: int, client: Client, attach: Callable[[], Awaitable[Answer]]
 ) -> Answer:
-    """Call ``attach``, which makes a context; while the device has too little memory, make room and call it again."""
-    for _ in range(MOST_TRIES):
+    """Call ``attach``, which creates a context, and return its answer.
+
+    While the device has too little memory, end clients above their soft limits and call it again, MAX_TRIES times.
+    """
+    for _ in range(MAX_TRIES):
         try:
             return await attach()
         except ExecutorError as error:
@@ -47,7 +50,7 @@ async def with_room(
 
 
 async def make_room(containment: Containment, device: int, caller: Client, short: int) -> bool:
-    """End clients that hold at least as many bytes on a device, unless others have freed them meanwhile.
+    """End clients that hold at least as many bytes on a device, unless the memory was freed for another one before.
 
     Return whether the caller should try again.
     """
@@ -59,26 +62,26 @@ async def make_room(containment: Containment, device: int, caller: Client, short
         short -= before - sum(used.values())
         if short <= 0:
             return True  # clients were ended for another one
-        if caller.serial not in server.roster.clients or not caller.active_contexts():
+        if caller.id not in server.client_table.clients or not caller.active_contexts():
             return False
-        targets = {client.serial: _targets(server, client, device) for client in server.roster.clients.values()}
-        endable = [serial for serial in targets if targets[serial] and serial != caller.serial]
-        victims = choose(server.roster.clients.values(), device, used, endable, short)
+        targets = {client.id: _targets(server, client, device) for client in server.client_table.clients.values()}
+        endable = [client_id for client_id in targets if targets[client_id] and client_id != caller.id]
+        victims = choose(server.client_table.clients.values(), device, used, endable, short)
         if victims is None:
-            server.log.info("too_little_borrowed", count=MOST_VICTIMS)
+            server.log.info("too_little_borrowed", count=MAX_VICTIMS)
             return False
         if not victims:
             server.log.info("nobody_above_soft_limit")
             return False
-        if not await _end(containment, victims, [one for each in victims for one in targets[each.client.serial]]):
+        if not await _end(containment, victims, [one for each in victims for one in targets[each.client.id]]):
             return False
-        await _freed(executors, device, {one.client.serial: used[one.client.serial] for one in victims}, short)
+        await _wait_until_freed(executors, device, {one.client.id: used[one.client.id] for one in victims}, short)
         return True
 
 
 def _targets(server: Server, client: Client, device: int) -> list[Target]:
     """Return a client with each of its contexts to end; none if it has none on the device."""
-    contexts = [context for context in client.active_contexts() if context.serial not in server.opening]
+    contexts = [context for context in client.active_contexts() if context.id not in server.opening]
     return [(client, each) for each in contexts] if any(each.device == device for each in contexts) else []
 
 
@@ -98,11 +101,11 @@ async def _end(containment: Containment, victims: Sequence[Victim], targets: Seq
     return False
 
 
-async def _freed(executors: Executors, device: int, held: Mapping[int, int], count: int) -> None:
+async def _wait_until_freed(executors: Executors, device: int, held: Mapping[int, int], count: int) -> None:
     """Wait until clients hold ``count`` bytes less than they held, FREED_SECONDS at most."""
     with trio.move_on_after(FREED_SECONDS):
         while True:
             now = executors.accounts.held(device)
-            if sum(held.values()) - sum(now.get(serial, 0) for serial in held) >= count:
+            if sum(held.values()) - sum(now.get(client_id, 0) for client_id in held) >= count:
                 return
             await executors.accounts.changed.park()

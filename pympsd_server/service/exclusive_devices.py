@@ -18,6 +18,7 @@ from attrs import define, field
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.registrations import InUse, Registration, register
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
+from pympsd.errors import StartError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
@@ -26,7 +27,7 @@ RETRY_SECONDS: Final = 0.5
 """The interval between attempts to register a device that could not be at the start."""
 
 
-class CannotStart(Exception):
+class CannotStart(StartError):
     """The server cannot start; ``reasons`` are sentences for its log."""
 
     def __init__(self, *reasons: str) -> None:
@@ -38,7 +39,7 @@ class CannotStart(Exception):
 class RegisteredDevices:
     """A server's devices. Real devices are not registered, nor are others if the folder cannot be used."""
 
-    facts: tuple[DeviceFacts, ...]
+    properties: tuple[DeviceFacts, ...]
     folder: StateFolder | None = None
     unregistered: dict[int, str] = field(factory=dict, init=False)
     """The reason for each device that is not registered yet, by ordinal."""
@@ -70,7 +71,7 @@ class RegisteredDevices:
     def _register_now(self, ordinal: int) -> bool:
         assert self.folder is not None
         try:
-            registration = register(self.folder, self.facts[ordinal].uuid, alone=False, timeout=0.0)
+            registration = register(self.folder, self.properties[ordinal].uuid, alone=False, timeout=0.0)
         except OSError:
             return False
         del self.unregistered[ordinal]
@@ -86,15 +87,15 @@ class RegisteredDevices:
 def register_devices(setup: ServerSetup) -> RegisteredDevices:
     """Check and register the devices of a setup; raise CannotStart, with nothing registered."""
     try:
-        facts = with_current_modes(setup.devices, setup.machine)
+        properties = with_current_modes(setup.devices, setup.machine)
     except BadMachine as error:
         raise CannotStart(str(error)) from None
-    devices = RegisteredDevices(facts, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
-    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, facts, setup.used)
+    devices = RegisteredDevices(properties, state_folder_of(setup.machine) if setup.backend == "emulated" else None)
+    reasons = start_checks.refusals(os.uname().sysname, struct.calcsize("P") * 8, properties, setup.used)
     if reasons:
         raise CannotStart(*reasons)
     try:
-        for ordinal in range(len(facts)) if setup.used is None else setup.used:
+        for ordinal in range(len(properties)) if setup.used is None else setup.used:
             _register(devices, ordinal)
     except BaseException:
         devices.release()
@@ -103,7 +104,7 @@ def register_devices(setup: ServerSetup) -> RegisteredDevices:
 
 
 def _register(devices: RegisteredDevices, ordinal: int) -> None:
-    folder, device = devices.folder, devices.facts[ordinal]
+    folder, device = devices.folder, devices.properties[ordinal]
     alone = start_checks.is_exclusive(device)
     if folder is None:
         if alone:
@@ -127,7 +128,7 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
 
 
 def _holder(pid: int) -> start_checks.DeviceHolder:
-    """Return what this process may know of another one that uses a device."""
+    """Return what this process can read of another process that uses a device."""
     process = Path(f"/proc/{pid}")
     try:
         name = (process / "comm").read_text().rstrip("\n")

@@ -1,4 +1,32 @@
-"""Executor processes, one per slot: started when first needed, watched, replaced; requests have numbers."""
+"""The executor processes of a server: started when first needed, watched, replaced.
+
+**The problem.** A device has to be driven by a process that can die: a kernel of a client may crash the driver, hang
+the device or use up the machine's memory, and a GPU that had a fatal fault is usable again only in another process. A
+server, on the other hand, must not die, because it holds its clients' sessions. Therefore a server never opens a
+device. Executors do, one for each *slot*: a device, and the user (or the SM partition) whose contexts run there, see
+`state_machine.executor_slots`.
+
+**The life of an executor.** `get_or_start` starts one when the first context of a slot is opened:
+
+    spawn -> ExecutorSetup -> ExecutorReady -> requests and answers, pings -> link closed -> reaped
+
+Each start of a device's executors has a new *generation*. A context keeps the generation that it was created in, so
+a context of an executor that has ended is never mistaken for one of its successor (`executor_of`). An executor of an
+unused slot may be ended to free device memory for another user's (`_make_room`).
+
+**Ends.** There are three, and the difference decides whether clients notice:
+
+- *expected*: this server ends an executor that is not used any more, or that a fault or a termination must replace
+  (`end`, `end_expected`). Nobody is notified; the next context starts another one.
+- *unexpected*: the process crashed, was killed, or broke the rules of its link. `on_loss` is called, and containment
+  handles the loss as a fatal fault of the device. For SIGKILL the log reports the memory of the cgroup, because the
+  kernel does not report that it has killed a process for lack of memory.
+- *silent*: the thread that reads the link never waits for a kernel, so an executor that does not answer a ping for
+  SILENCE_SECONDS is wedged and is killed, unless a signal has stopped the process (it continues later).
+
+**Invariants.** At most one executor of a slot runs at a time; `_starting` has a lock for each slot. A request is
+answered, or fails with ExecutorGone when the executor ends: no task waits for ever. Executors inherit a pipe
+directory that does not exist, so that the driver in them can never connect to an MPS daemon."""
 
 from __future__ import annotations
 
@@ -17,12 +45,12 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.channel.processes import open_process
-from pympsd.process.build import build_id
+from pympsd.errors import RemoteError
+from pympsd.process.spawn import open_process
+from pympsd.process.version import build_id
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
-from pympsd.wire.errors import RemoteError
 from pympsd_server.service.cgroup_memory import CgroupMemory
 from pympsd_server.service.executor import Executor, ExecutorError, gone
 from pympsd_server.service.memory_accounts import MemoryAccounts
@@ -49,8 +77,8 @@ class Executors:
     backend: str
     nursery: trio.Nursery
     log: Any
-    on_fault: Callable[[int, int, str], None] = lambda serial, code, reason: None
-    """Called with (context serial, code, reason)."""
+    on_fault: Callable[[int, int, str], None] = lambda context_id, code, reason: None
+    """Called with (context id, code, reason)."""
     on_loss: Callable[[ExecutorSlot, str], None] = lambda slot, reason: None
     """Called with (slot, reason) when an executor has ended unexpectedly."""
     on_memory: Any = None
@@ -61,11 +89,11 @@ class Executors:
     """Called with (device, message) when an audited client has taken or returned memory."""
     accounts: MemoryAccounts = field(factory=MemoryAccounts, init=False)
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
-    """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
+    """Returns whether a slot has contexts. The executor of an unused one may be ended for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
     """Called when an executor is ready."""
     memory: CgroupMemory = field(factory=CgroupMemory)
-    """What is reported of memory when an executor was killed."""
+    """The memory that is reported when an executor was killed."""
     launches: Counter[int] = field(factory=Counter, init=False)
     """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
@@ -211,7 +239,7 @@ class Executors:
             with trio.move_on_after(SILENCE_SECONDS) as silence:
                 with suppress(ExecutorError):
                     await executor.ask(request, executor_messages.Ping(request))
-            if silence.cancelled_caught and not _stopped(executor.process.pid):
+            if silence.cancelled_caught and not _is_stopped(executor.process.pid):
                 self.log.error("executor_silent", device=executor.device, pid=executor.process.pid)
                 executor.kill()
 
@@ -276,11 +304,11 @@ async def _await_ready(channel: MessageChannel) -> executor_messages.ExecutorRea
             return message
         if isinstance(message, executor_messages.ExecutorFailed):
             raise ExecutorError(message.code, message.reason)
-        raise ExecutorError(Result.ERROR_UNKNOWN, "the executor ended before it was ready; server.log may say why")
+        raise ExecutorError(Result.ERROR_UNKNOWN, "the executor ended before it was ready; see server.log")
     raise ExecutorError(Result.ERROR_UNKNOWN, f"the executor was not ready within {START_SECONDS:.0f} s")
 
 
-def _stopped(pid: int) -> bool:
+def _is_stopped(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
@@ -289,7 +317,7 @@ def _stopped(pid: int) -> bool:
 
 
 async def _reap(executor: Executor) -> int:
-    # Its link is closed: it exits by itself, unless it is stuck.
+    # Its link is closed: it exits unless it is stuck.
     with trio.move_on_after(LEAVE_SECONDS):
         return await executor.process.wait()
     executor.kill()

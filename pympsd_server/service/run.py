@@ -1,4 +1,15 @@
-"""The server from start to end: it registers with the daemon, initialises, serves, and exits."""
+"""The server from start to end: it registers with the daemon, initializes, serves, and exits.
+
+`run` is the life of the process. The server sends ServerHello on its link, receives its setup, checks and registers
+its devices (`exclusive_devices`), builds its parts and obeys the daemon until the link ends:
+
+    Server        state, log, reports                 Executors    the processes that own the devices
+    Containment   fatal faults                        Tracing      the trace that an operator requested
+    ClientSession one task for each client            DaemonLink   what is pushed to the daemon
+
+All tasks are in one nursery, which is cancelled when the server is done. The link may change daemons: after the death
+of one, the next takes it over from the keeper and requests a report; nothing else is different for a server.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +23,14 @@ from attrs import evolve
 from pympsd.channel.descriptors import ADVICE
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.registrations import GONE
+from pympsd.errors import RemoteError
 from pympsd.journal.setup import link_logger
 from pympsd.process.title import show_as
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH
+from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from pympsd_server.service.client_session import ClientSession
 from pympsd_server.service.containment import Containment
 from pympsd_server.service.daemon_link import DaemonLink
@@ -76,7 +87,7 @@ async def _serve(daemon: DaemonLink, log: Any, setup: link.ServerSetup) -> int:
         return FAILED_STATUS
     try:
         async with trio.open_nursery() as nursery:
-            containment = _initialise(daemon, log, evolve(setup, devices=devices.facts), nursery)
+            containment = _initialise(daemon, log, evolve(setup, devices=devices.properties), nursery)
             _record_memory(containment, devices)
             nursery.start_soon(devices.register_late, log)
             daemon.status(ServerStatus.ACTIVE)
@@ -93,11 +104,11 @@ def _record_memory(containment: Containment, devices: RegisteredDevices) -> None
     recorded: dict[int, list[tuple[int, int]]] = {}
 
     def record(device: int, held: dict[int, int]) -> None:
-        clients = containment.server.roster.clients
+        clients = containment.server.client_table.clients
         launches = containment.executors.launches[device]
         containment.server.link.memory_used(device, {each: held[each] for each in held if each in clients}, launches)
-        present = [(clients[serial].pid, count) for serial, count in held.items() if serial in clients]
-        left = sum(count for serial, count in held.items() if serial not in clients)
+        present = [(clients[client_id].pid, count) for client_id, count in held.items() if client_id in clients]
+        left = sum(count for client_id, count in held.items() if client_id not in clients)
         rows = [*present, (GONE, left)] if left else present
         if rows != recorded.get(device):  # else kernels were launched, no more
             devices.report(device, rows)
@@ -133,7 +144,7 @@ def _initialise(daemon: DaemonLink, log: Any, setup: link.ServerSetup, nursery: 
         setup.backend,
         nursery,
         log,
-        is_used=lambda slot: bool(server.roster.contexts_in(slot)),
+        is_used=lambda slot: bool(server.client_table.contexts_in(slot)),
     )
     executors.accounts.groups_of = server.groups_of
     containment = Containment(server, executors, nursery)
@@ -169,7 +180,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
             match received:
                 case link.AdmitClient() as message, ():
                     # Its socket is lost with the descriptors, which the client notices.
-                    server.client_refused(message.pid, f"there was no room for its session: {ADVICE}")
+                    server.client_refused(message.pid, f"no descriptors were free for its session: {ADVICE}")
                     server.link.client_left(message.client)
                 case link.AdmitClient() as message, fds:
                     server.link.client_admitted(message)

@@ -1,4 +1,13 @@
-"""The running server's state, roster and phase; it reports every change to the daemon and in the log."""
+"""The running server's state: client table, limits and phase; it reports every change to the daemon and in the log.
+
+`Server` decides nothing that takes time. Sessions (`client_session`), containment and termination call its methods
+when something has happened, and each method does the same three things: change the state, write the log lines that
+the vendor's server writes in this case, in the same order, and push the change to the daemon (`daemon_link`).
+Observers are notified last, when the client table has the new state.
+
+The phase (`state_machine.server_phase`) decides whether new clients are served and when the process ends: `done` is
+set once the phase is ENDED, and the process exits with `status`.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +24,14 @@ from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.phases import move
-from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.vocabulary.statuses import ServerStatus
 from pympsd.vocabulary.variables import MEMORY_LIMITS, Reader, problems
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
-from pympsd_server.state_machine.client_table import Client, Context, Roster
+from pympsd_server.state_machine.client_table import Client, ClientTable, Context
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
 from pympsd_server.state_machine.quotas import client_percentage, client_priority
 from pympsd_server.state_machine.server_phase import MOVES, Phase
@@ -39,7 +47,7 @@ _LIMITS_OF_MEMORY: Final = (*MEMORY_LIMITS, OF_CONTAINER)
 
 
 class Observer(Protocol):
-    """Notified when clients and contexts have left the roster."""
+    """Notified when clients and contexts have left the client table."""
 
     def context_closed(self, context: Context) -> None:
         """Handle the end of a context."""
@@ -60,7 +68,7 @@ class Server:
     """Bytes by device ordinal: what each later client may hold there."""
     client_priority: int = 0
     """The default level, as received last from the daemon."""
-    roster: Roster = field(init=False)
+    client_table: ClientTable = field(init=False)
     phase: Phase = Phase.INITIALIZING
     done: trio.Event = field(factory=trio.Event)
     status: int = 0
@@ -68,18 +76,18 @@ class Server:
     ends_if_alone: bool = False
     """Whether the keeper has asked it to end with its last client, because no daemon has come for a long time."""
     opening: set[int] = field(factory=set, init=False)
-    """Serials of contexts that their executors have not made yet."""
+    """Ids of contexts that their executors have not made yet."""
     observers: list[Observer] = field(factory=list, init=False)
     channels: dict[int, MessageChannel] = field(factory=dict, init=False)
-    """Those of the clients' sessions, by serial."""
+    """The channels of the clients' sessions, by client id."""
     buffers: BufferBudget = field(init=False)
-    """What is kept in memory for clients' sessions; each user has the share that the daemon has by default."""
+    """The budget for buffers of clients' sessions; each user has the share that the daemon has by default."""
     _dropped_devices: list[int] = field(factory=list, init=False)
     """Devices whose contexts were dropped after a fault, until the next client connects."""
 
-    @roster.default
-    def _empty_roster(self) -> Roster:
-        return Roster.of(self.devices)
+    @client_table.default
+    def _empty_client_table(self) -> ClientTable:
+        return ClientTable.of(self.devices)
 
     @buffers.default
     def _empty_buffers(self) -> BufferBudget:
@@ -110,8 +118,8 @@ class Server:
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
 
     def groups_of(self, client: int, device: int) -> Iterable[str]:
-        """Return the groups whose limits of memory on a device hold for a client, by serial."""
-        found = self.roster.clients.get(client)
+        """Return the groups whose limits of memory on a device hold for a client, by id."""
+        found = self.client_table.clients.get(client)
         return [group.name for group in found.groups.get(device, ())] if found is not None else ()
 
     def start_serving(self) -> None:
@@ -127,9 +135,11 @@ class Server:
         self.memory_limits = memory_limits
 
     def client_admitted(self, admitted: AdmitClient) -> Client:
-        """Add a client that the daemon hands over to the roster."""
+        """Add a client that the daemon hands over to the client table."""
         priority = self._priority_of(admitted)
-        client = self.roster.add_client(admitted.client, admitted.pid, priority, admitted.environment, admitted.uid)
+        client = self.client_table.add_client(
+            admitted.client, admitted.pid, priority, admitted.environment, admitted.uid
+        )
         client.groups, client.audited, client.namespace = admitted.groups, admitted.audited, admitted.mps_namespace
         client.partitions = {device: one.name for device, one in admitted.partitions.items() if one.has_executor}
         return client
@@ -160,7 +170,7 @@ class Server:
 
     def client_joined(self, client: Client, limits: LimitsInForce, partitions: dict[int, str]) -> None:
         """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
-        self.link.client_joined(client.serial, limits)
+        self.link.client_joined(client.id, limits)
         if client.namespace:
             shown = f"{limits.thread_percentage:.2f} %, priority {limits.priority}"
             for device, count in limits.multiprocessors.items():
@@ -174,7 +184,7 @@ class Server:
         """Log that a client's CUDA_VISIBLE_DEVICES leaves it no device."""
         entry = client.environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
         if entry.startswith("GPU-"):
-            # As recorded: no more is said about a UUID.
+            # As recorded: nothing more is logged about a UUID.
             self.log.info("client_devices_none", pid=client.pid)
             return
         self.log.info("client_devices_invalid", pid=client.pid)
@@ -189,13 +199,13 @@ class Server:
 
     def context_opened(self, client: Client, context: Context) -> None:
         """Report a new context."""
-        facts = self.devices[context.device]
+        properties = self.devices[context.device]
         names = {"pid": client.pid, "context": context.number}
         for event in ("client_requested", "context_connected", "client_worker"):
             self.log.info(event, **names)
-        self.log.info("context_device", pid=client.pid, name=facts.name, uuid=facts.uuid)
+        self.log.info("context_device", pid=client.pid, name=properties.name, uuid=properties.uuid)
         self.log.info("context_active", **names)
-        self.link.context_opened(client.serial, context.serial, context.number, context.device)
+        self.link.context_opened(client.id, context.id, context.number, context.device)
 
     def client_refused(self, pid: int, reason: str) -> None:
         """Log a client that was refused for lack of descriptors."""
@@ -210,20 +220,20 @@ class Server:
         self.log.info("context_refused_reason", pid=client.pid, reason=reason)
 
     def context_closed(self, client: Client, context: Context) -> None:
-        """Report the end of a context, which the roster no longer has."""
+        """Report the end of a context, which the client table no longer has."""
         # As recorded: contexts on the same device.
-        others = self.roster.clients.values()
+        others = self.client_table.clients.values()
         left = sum(each.device == context.device for other in others for each in other.contexts.values())
         names = {"pid": client.pid, "context": context.number}
         self.log.info("client_receive_failed", **names)
         self.log.info("context_exit", **names, left=left)
-        self.link.context_closed(client.serial, context.serial)
+        self.link.context_closed(client.id, context.id)
         for observer in self.observers:
             observer.context_closed(context)
 
     def log_audited(self, device: int, audited: MemoryAudited) -> None:
         """Log what an audited client has taken or returned; one that has left is not known any more."""
-        client = self.roster.clients.get(audited.client)
+        client = self.client_table.clients.get(audited.client)
         if client is not None:
             uuid, namespace = self.devices[device].uuid, client.namespace or DEFAULT
             change = {"change": f"{audited.change:+}", "used": audited.used, "limit": audited.limit}
@@ -231,12 +241,12 @@ class Server:
 
     def client_left(self, client: Client, connected: bool) -> None:
         """Report the end of a client and its remaining contexts, latest first; ``connected``: it was not refused."""
-        for serial in sorted(client.contexts, reverse=True):
-            self.context_closed(client, self.roster.close_context(client, serial))
-        self.roster.remove_client(client.serial)
-        self.channels.pop(client.serial, None)
+        for context_id in sorted(client.contexts, reverse=True):
+            self.context_closed(client, self.client_table.close_context(client, context_id))
+        self.client_table.remove_client(client.id)
+        self.channels.pop(client.id, None)
         # Before the log line: a reader of that may ask the daemon.
-        self.link.client_left(client.serial)
+        self.link.client_left(client.id)
         if connected:
             self.log.info("client_receive_failed", pid=client.pid, context=0)
             self.log.info("client_disconnected", pid=client.pid)
@@ -248,7 +258,7 @@ class Server:
             self._leave_if_alone()
 
     def context_faulted(self, client: Client, context: Context, code: int, reason: str) -> None:
-        """Log a context that its own work has poisoned."""
+        """Log a context that its own work has faulted."""
         self.log.error("context_faulted", pid=client.pid, context=context.number)
         self.log.error("context_faulted_reason", pid=client.pid, reason=f"{reason} ({code})")
 
@@ -277,21 +287,21 @@ class Server:
             self.link.status(ServerStatus.ACTIVE)
 
     def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
-        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by serial."""
+        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by id."""
         self.log.error("fault_ends_server")
-        for serial, channel in self.channels.items():
-            channel.send(RequestRefused(0, codes[serial], reason))
+        for client_id, channel in self.channels.items():
+            channel.send(RequestRefused(0, codes[client_id], reason))
         self.status = FAULT_STATUS
         self._end()
 
     def leave(self, forced: bool, is_deletion: bool = False) -> None:
-        """End with the last client, or at once; ``is_deletion``: send its clients the reason."""
+        """End with the last client, or immediately; ``is_deletion``: send its clients the reason."""
         self.log.info("server_shutdown_notified")
         if self.phase in (Phase.SERVING, Phase.FAULT):
             self.phase = move(MOVES, self.phase, Phase.LEAVING)
-        if self.roster.clients:
-            self.log.info("server_shutdown_busy", workers=self.roster.workers)
-        if forced and self.roster.clients:
+        if self.client_table.clients:
+            self.log.info("server_shutdown_busy", workers=self.client_table.workers)
+        if forced and self.client_table.clients:
             if is_deletion:
                 for channel in self.channels.values():
                     channel.send(DELETED)
@@ -303,16 +313,16 @@ class Server:
     def end_if_alone(self) -> None:
         """End now, or with the last client unless a daemon comes before."""
         self.ends_if_alone = True
-        if not self.roster.clients:
+        if not self.client_table.clients:
             self.leave(forced=False)
 
     def end_without_daemon(self) -> None:
-        """End at once, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""
-        self.log.info("server_orphaned", count=len(self.roster.clients))
+        """End immediately, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""
+        self.log.info("server_orphaned", count=len(self.client_table.clients))
         self._end()
 
     def leave_without_daemon(self, reason: str) -> None:
-        """End with the last client: a new daemon does not adopt this server, and says why."""
+        """End with the last client: a new daemon does not take this server over; ``reason`` is its reason."""
         self.log.info("server_dismissed", reason=reason or "it gave no reason")
         self.link.disconnect()
         if self.phase in (Phase.SERVING, Phase.FAULT):
@@ -320,7 +330,7 @@ class Server:
         self._leave_if_alone()
 
     def _leave_if_alone(self) -> None:
-        if self.phase is Phase.LEAVING and not self.roster.clients:
+        if self.phase is Phase.LEAVING and not self.client_table.clients:
             self.log.info("server_waiting")
             self.log.info("server_exiting")
             self._end()

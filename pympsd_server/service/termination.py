@@ -17,7 +17,7 @@ from pympsd_server.state_machine.client_table import Client, Context
 
 TERMINATION_SECONDS: Final = 10.0
 """The limit for stopping the work of a client that an operator terminates."""
-ASKED: Final = "an operator ended this context with terminate_client; destroy it and make another"
+TERMINATED_REASON: Final = "an operator ended this context with terminate_client; destroy it and make another"
 
 Target = tuple[Client, Context]
 
@@ -26,14 +26,14 @@ async def terminate_client(containment: Containment, asked: link.TerminateClient
     """Terminate a client and answer the daemon with a CUresult: 201 if the process has no active context here.
 
     If some of its work does not stop within TERMINATION_SECONDS: 702, a kernel may still run, and another request
-    tries again; or, if the request says so, its devices are reset, which stops the work.
+    tries again; or, if the request allows it, its devices are reset, which stops the work.
     """
     server = containment.server
-    containment.expelled.update(asked.expelled)
+    containment.evicted.update(asked.expelled)
     targets = [
         (client, context)
-        for client in server.roster.clients.values()
-        # PID 0 is no process: it stands for all that the daemon does not see (pid_namespaces(7)).
+        for client in server.client_table.clients.values()
+        # PID 0 is not a process: it stands for all that the daemon does not see (pid_namespaces(7)).
         if client.pid == asked.pid != 0
         for context in client.active_contexts()
     ]
@@ -45,7 +45,7 @@ async def terminate_client(containment: Containment, asked: link.TerminateClient
     for client, context in targets:
         server.log.info("termination_requested", pid=client.pid, context=context.number)
         server.log.info("context_terminated", pid=client.pid, context=context.number)
-    if not await stop(containment, targets, ASKED):
+    if not await stop(containment, targets, TERMINATED_REASON):
         server.log.error("termination_overdue", pid=asked.pid, seconds=TERMINATION_SECONDS)
         if not asked.by_reset:
             server.link.terminated(asked.token, Result.ERROR_LAUNCH_TIMEOUT)
@@ -69,16 +69,16 @@ async def _terminate(containment: Containment, client: Client, context: Context,
     if executor is not None:
         while await _still_runs(containment.executors, executor, context, reason):
             pass
-    containment.server.roster.mark_terminated(client, context)
+    containment.server.client_table.mark_terminated(client, context)
 
 
 async def _still_runs(executors: Executors, executor: Executor, context: Context, reason: str) -> bool:
     """Terminate a context; return whether its device cannot stop the work, after waiting for it for a while."""
     request = executors.next_request()
     try:
-        await executor.ask(request, Terminate(request, context.serial, reason=reason))
+        await executor.ask(request, Terminate(request, context.id, reason=reason))
     except ExecutorError as error:
-        # Else the context or its executor has ended meanwhile, and with it the work.
+        # Else the context or its executor has ended, and with it the work.
         return error.code == Result.ERROR_LAUNCH_TIMEOUT
     return False
 
@@ -87,9 +87,9 @@ async def _reset(containment: Containment, targets: Sequence[Target]) -> None:
     """Reset the devices on which work of the targets still runs, as the operator allows."""
     server = containment.server
     for client, context in targets:
-        if context.serial in client.terminated:
+        if context.id in client.terminated:
             continue
         reason = f"an operator ended process {client.pid} with terminate_client, and its kernel could not be stopped"
         server.log.error("termination_by_reset", pid=client.pid, device=context.device)
         await containment.reset(context, reason)
-        server.roster.mark_terminated(client, context)
+        server.client_table.mark_terminated(client, context)

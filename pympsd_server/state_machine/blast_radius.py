@@ -1,12 +1,22 @@
 """How far a fatal fault reaches: the devices connected to the faulty one through shared clients, and their clients.
 
+Contexts and devices form a graph: a client process connects all devices on which it has contexts. A fault begins in
+one *fault domain* (the contexts of an executor slot, or of one SM partition in it) and spreads along these edges
+until nothing new is found:
+
+    for each domain in the list, in order:
+        all contexts of the domain                          -> steps OnDevice
+        all contexts of each of their processes             -> steps WholeProcess
+        the domains of those contexts, unless found already -> appended to the loop
+
+The steps keep the order of discovery, because driver 580 logs them in that order.
+
 If each user has executors of their own, a fault stays among the executors of its user: other users' work on the same
 device is in other processes, which continue (docs/decisions/006). Where clients do not share an address space either,
 the fault of a context in a static SM partition stays with the contexts of that partition.
 
 Source: the MPS documents, 2.3.3.2 (Error Containment), and the recorded sessions several-gpus and
-faults-and-shutdown, whose order of discovery this keeps: the contexts of a device, then their processes with all
-their contexts, then the devices that those lead to.
+faults-and-shutdown.
 """
 
 from __future__ import annotations
@@ -42,7 +52,7 @@ class WholeProcess:
 
 @frozen
 class Blast:
-    """What a fault reaches; ``steps``: the order of discovery, as driver 580 logs it."""
+    """The reach of a fault; ``steps``: the order of discovery, as driver 580 logs it."""
 
     steps: tuple[OnDevice | WholeProcess, ...] = ()
     slots: tuple[ExecutorSlot, ...] = ()
@@ -50,7 +60,7 @@ class Blast:
     clients: tuple[Client, ...] = ()
     """Clients that get a sticky error, in the order of discovery."""
     contexts: frozenset[int] = frozenset()
-    """Serials of all contexts to tear down."""
+    """Ids of all contexts to tear down."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -76,7 +86,7 @@ def blast_of(faulty: Iterable[FaultDomain], clients: Iterable[Client]) -> Blast:
                     each.fault_domain for each in _contexts(client) if each.fault_domain not in domains
                 )
     slots = {domain.slot for domain in domains if not domain.partition}
-    contexts = frozenset(context.serial for client in affected for context in _contexts(client))
+    contexts = frozenset(context.id for client in affected for context in _contexts(client))
     return Blast(tuple(steps), tuple(sorted(slots)), tuple(affected), contexts)
 
 

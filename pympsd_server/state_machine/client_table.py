@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
+from pympsd.errors import InternalError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import MemoryGroup
@@ -11,15 +12,15 @@ from pympsd_server.state_machine.connections import Pool
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, FaultDomain
 
 
-class NoSuchContext(KeyError):
+class NoSuchContext(InternalError, KeyError):
     """The client has no such context."""
 
 
 @frozen
 class Context:
-    """A client context; ``serial`` counts the server's contexts, ``number`` those of the process, from 1."""
+    """A client context; ``id`` counts the server's contexts, ``number`` those of the process, from 1."""
 
-    serial: int
+    id: int
     number: int
     device: int
     client: int
@@ -45,18 +46,18 @@ class Context:
 
 @define
 class Client:
-    """A client process with its contexts by serial."""
+    """A client process with its contexts by id."""
 
-    serial: int
+    id: int
     pid: int
     priority: int
     environment: dict[str, str]
     uid: int = 0
     contexts: dict[int, Context] = field(factory=dict)
     contexts_made: int = 0
-    """The number of contexts made so far."""
+    """The number of contexts that it has opened."""
     terminated: set[int] = field(factory=set)
-    """Serials of contexts that an operator terminated; they stay until the process closes them."""
+    """Ids of contexts that an operator terminated; they stay until the process closes them."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
     audited: bool = False
@@ -67,26 +68,28 @@ class Client:
 
     def active_contexts(self) -> list[Context]:
         """Return the contexts that were not terminated."""
-        return [context for serial, context in self.contexts.items() if serial not in self.terminated]
+        return [context for context_id, context in self.contexts.items() if context_id not in self.terminated]
 
 
 @define
-class Roster:
-    """All clients of a server, by serial, and the connections of its devices, by ordinal."""
+class ClientTable:
+    """All clients of a server, by id, and the connections of its devices, by ordinal."""
 
     clients: dict[int, Client] = field(factory=dict)
     pools: dict[int, Pool] = field(factory=dict)
     _serials: Serials = field(factory=Serials, init=False)
 
     @classmethod
-    def of(cls, devices: tuple[DeviceFacts, ...]) -> Roster:
-        """Return an empty roster for devices."""
+    def of(cls, devices: tuple[DeviceFacts, ...]) -> ClientTable:
+        """Return an empty client table for devices."""
         return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 
-    def add_client(self, serial: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0) -> Client:
+    def add_client(
+        self, client_id: int, pid: int, priority: int, environment: dict[str, str], uid: int = 0
+    ) -> Client:
         """Add a client."""
-        client = Client(serial, pid, priority, environment, uid)
-        self.clients[serial] = client
+        client = Client(client_id, pid, priority, environment, uid)
+        self.clients[client_id] = client
         return client
 
     def open_context(
@@ -103,34 +106,34 @@ class Roster:
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.contexts_made += 1
-        numbers = self._serials.take(), client.contexts_made, device, client.serial, generation
+        numbers = self._serials.take(), client.contexts_made, device, client.id, generation
         context = Context(*numbers, user, partition, has_executor)
-        pool.take(context.serial, slots)
-        client.contexts[context.serial] = context
+        pool.take(context.id, slots)
+        client.contexts[context.id] = context
         return context
 
     def mark_terminated(self, client: Client, context: Context) -> None:
         """Mark a context terminated: it stays until its process closes it, but frees its connections."""
-        client.terminated.add(context.serial)
-        self.pools[context.device].release(context.serial)
+        client.terminated.add(context.id)
+        self.pools[context.device].release(context.id)
 
-    def context_of(self, client: Client, serial: int) -> Context:
+    def context_of(self, client: Client, context_id: int) -> Context:
         """Return a client's context; raise NoSuchContext."""
-        if serial not in client.contexts:
-            raise NoSuchContext(serial)
-        return client.contexts[serial]
+        if context_id not in client.contexts:
+            raise NoSuchContext(context_id)
+        return client.contexts[context_id]
 
-    def close_context(self, client: Client, serial: int) -> Context:
+    def close_context(self, client: Client, context_id: int) -> Context:
         """Remove and return a context, freeing its connections; raise NoSuchContext."""
-        context = self.context_of(client, serial)
-        self.pools[context.device].release(serial)
-        return client.contexts.pop(serial)
+        context = self.context_of(client, context_id)
+        self.pools[context.device].release(context_id)
+        return client.contexts.pop(context_id)
 
-    def remove_client(self, serial: int) -> Client:
+    def remove_client(self, client_id: int) -> Client:
         """Remove and return a client, still with its contexts, whose connections are freed."""
-        client = self.clients.pop(serial)
+        client = self.clients.pop(client_id)
         for context in client.contexts.values():
-            self.pools[context.device].release(context.serial)
+            self.pools[context.device].release(context.id)
         return client
 
     def contexts_in(self, slot: ExecutorSlot) -> list[Context]:

@@ -10,17 +10,18 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 VOLTA_SLOTS: Final = 48
 PRE_VOLTA_SLOTS: Final = 16
 DEFAULT_CONNECTIONS: Final = 2
 """The default of a client (MPS documents, 4.2.4): one slot."""
-MOST_CONNECTIONS: Final = 32
+MAX_CONNECTIONS: Final = 32
 
 
-class PoolExhausted(Exception):
-    """A device has no room for another context; ``size``: the number of its slots."""
+class PoolExhausted(DeviceError):
+    """A device has too few free connections for another context; ``size``: the number of its slots."""
 
     def __init__(self, size: int, slots: int, free: int) -> None:
         super().__init__(
@@ -39,7 +40,7 @@ def connection_slots(environment: Mapping[str, str]) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         return -(-DEFAULT_CONNECTIONS // 2)
     # The length first: never convert thousands of digits.
-    asked = MOST_CONNECTIONS if len(digits) > 2 else min(int(digits), MOST_CONNECTIONS)
+    asked = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
     return -(-asked // 2)
 
 
@@ -49,7 +50,7 @@ class Pool:
 
     size: int = VOLTA_SLOTS
     _held: dict[int, int] = field(factory=dict, init=False)
-    """Slots by context serial."""
+    """Slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceFacts) -> Pool:
@@ -62,15 +63,15 @@ class Pool:
         return self.size - sum(self._held.values())
 
     def check(self, slots: int) -> None:
-        """Raise PoolExhausted if there is no room for a context that takes ``slots``."""
+        """Raise PoolExhausted if fewer than ``slots`` are free."""
         if slots > self.free:
             raise PoolExhausted(self.size, slots, self.free)
 
-    def take(self, serial: int, slots: int) -> None:
+    def take(self, context_id: int, slots: int) -> None:
         """Give a context its slots; raise PoolExhausted."""
         self.check(slots)
-        self._held[serial] = slots
+        self._held[context_id] = slots
 
-    def release(self, serial: int) -> None:
+    def release(self, context_id: int) -> None:
         """Free the slots of a context, if it holds any."""
-        self._held.pop(serial, None)
+        self._held.pop(context_id, None)

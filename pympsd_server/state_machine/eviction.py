@@ -15,7 +15,7 @@ from attrs import frozen
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd_server.state_machine.client_table import Client
 
-MOST_VICTIMS: Final = 3
+MAX_VICTIMS: Final = 3
 """More clients are not ended for one allocation."""
 
 
@@ -35,42 +35,42 @@ def choose(
     """Return the clients to end, whose memory on a device is as many bytes as are short: none if no client is above
     a soft limit, None if no MOST_VICTIMS of these have that.
 
-    ``used``: bytes by client, by serial, as are the ``endable`` ones; what others hold counts for their groups only.
+    ``used``: bytes by client, by id, as are the ``endable`` ones; what others hold counts for their groups only.
     Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then one
     that has what is short, else the most, then the youngest. A client that has come within its soft limit stays.
     """
-    left = {client.serial: client for client in clients if used.get(client.serial)}
+    left = {client.id: client for client in clients if used.get(client.id)}
     limits = _latest_limits(clients, device)
     victims = list[Victim]()
     missing = short
     while missing > 0:
         held = _held(left.values(), device, used)
-        found = [_excess(left[serial], device, held, limits, used) for serial in endable if serial in left]
+        found = [_excess(left[client_id], device, held, limits, used) for client_id in endable if client_id in left]
         above = [one for one in found if one is not None]
         if not above and not victims:
             return []
-        if not above or len(victims) == MOST_VICTIMS:
+        if not above or len(victims) == MAX_VICTIMS:
             return None
         victims.append(max(above, key=lambda one: _precedence(one, used, missing)))
-        missing -= used[victims[-1].client.serial]
-        del left[victims[-1].client.serial]
+        missing -= used[victims[-1].client.id]
+        del left[victims[-1].client.id]
     for victim in tuple(victims):
         # The later ones may have enough without this one.
-        if missing + used[victim.client.serial] <= 0:
-            missing += used[victim.client.serial]
+        if missing + used[victim.client.id] <= 0:
+            missing += used[victim.client.id]
             victims.remove(victim)
     return victims
 
 
 def _precedence(one: Victim, used: Mapping[int, int], missing: int) -> tuple[int, ...]:
-    return one.excess, one.client.priority, min(used[one.client.serial], missing), one.client.serial
+    return one.excess, one.client.priority, min(used[one.client.id], missing), one.client.id
 
 
 def _latest_limits(clients: Iterable[Client], device: int) -> dict[str, MemoryGroup]:
     """Return the limits of the groups by name, as they came with the latest client of each."""
     return {
         group.name: group
-        for client in sorted(clients, key=lambda client: client.serial)
+        for client in sorted(clients, key=lambda client: client.id)
         for group in client.groups.get(device, ())
     }
 
@@ -80,7 +80,7 @@ def _held(clients: Iterable[Client], device: int, used: Mapping[int, int]) -> Co
     held = Counter[str]()
     for client in clients:
         for group in client.groups.get(device, ()):
-            held[group.name] += used[client.serial]
+            held[group.name] += used[client.id]
     return held
 
 
@@ -90,6 +90,6 @@ def _excess(
     """Return how far a client is above its soft limits; None if it is within them."""
     soft = [limits[each.name] for each in client.groups.get(device, ()) if limits[each.name].soft]
     if not soft:
-        return Victim(client, "", used[client.serial])
+        return Victim(client, "", used[client.id])
     excess, name = max((held[each.name] - each.soft, each.name) for each in soft)
     return Victim(client, name, excess) if excess > 0 else None

@@ -35,6 +35,6 @@ class FaultDomain:
     partition: str = ""
 
 
-def slot_of(uid: int, device: int, facts: DeviceFacts, partition: str = "") -> ExecutorSlot:
+def slot_of(uid: int, device: int, properties: DeviceFacts, partition: str = "") -> ExecutorSlot:
     """Return the slot of a user's contexts on a device; ``partition``: that which has an executor of its own."""
-    return ExecutorSlot(device) if facts.isolates_address_spaces else ExecutorSlot(device, uid, partition)
+    return ExecutorSlot(device) if properties.isolates_address_spaces else ExecutorSlot(device, uid, partition)

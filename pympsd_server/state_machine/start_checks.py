@@ -9,7 +9,7 @@ from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 
-LEAST_CAPABILITY: Final = (3, 5)
+MIN_CAPABILITY: Final = (3, 5)
 POINTER_BITS: Final = 64
 PROHIBITED: Final = 2
 EXCLUSIVE_PROCESS: Final = 3
@@ -32,7 +32,7 @@ def refusals(
     too_old = [
         f"{_subject(ordinal, device)} is SM {'.'.join(map(str, device.compute_capability))}."
         for ordinal, device in checked
-        if device.compute_capability < LEAST_CAPABILITY
+        if device.compute_capability < MIN_CAPABILITY
     ]
     others = [reason for ordinal, device in checked for reason in _unfit(ordinal, device)]
     return (*((SUPPORTED, *too_old) if too_old else ()), *others)
@@ -64,7 +64,7 @@ class DeviceHolder:
 
     @property
     def description(self) -> str:
-        """What it is, in parentheses; empty if that cannot be read."""
+        """Its description, in parentheses; empty if that cannot be read."""
         if not self.name:
             return ""
         directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""

@@ -18,7 +18,7 @@ import daemon
 from timing import Report, median_seconds
 
 from pympsd.wire import messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 USERS = (10001, 10002)
 CLIENTS = 48

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from pympsd.process.build import EXTRAS
+from pympsd.process.version import EXTRAS
 
 PACKAGES = ("pympsd", "pympsd_server", "pympsd_client")
 

@@ -50,10 +50,10 @@ def test_the_packages_modules_on_the_path_are_few() -> None:
     assert {name for name in imported if name.startswith("pympsd")} <= {
         "pympsd",
         "pympsd.cli",
+        "pympsd.errors",
         "pympsd.cli.command_line",
         "pympsd.cli.options",
         "pympsd.cli.control_client",
-        "pympsd.cli.pipe_sockets",
         "pympsd.vocabulary",
         "pympsd.vocabulary.files",
         "pympsd.wire",

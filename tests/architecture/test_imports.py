@@ -23,7 +23,8 @@ PURE = (
     "pympsd.journal.line_format",
     "pympsd.journal.recognition",
     "pympsd_server.state_machine",
-    "pympsd.version",
+    "pympsd.process.version",
+    "pympsd.errors",
 )
 IMPURE = frozenset(
     (
@@ -41,11 +42,11 @@ WITH_EFFECTS = frozenset(
     }
 )
 """Modules of a pure package that are not pure: a program that prints, and files that keep a machine's state."""
-SMI_MAY = ("pympsd.smi", "pympsd.devices", "pympsd.vocabulary", "pympsd.version")
+SMI_MAY = ("pympsd.smi", "pympsd.devices", "pympsd.vocabulary", "pympsd.errors", "pympsd.process.version")
 SERVER_MAY = tuple(
-    f"pympsd.{package}" for package in ("vocabulary", "wire", "journal", "devices", "channel", "version", "process")
+    f"pympsd.{package}" for package in ("vocabulary", "wire", "journal", "devices", "channel", "errors", "process")
 )
-CLIENT_MAY = ("pympsd.vocabulary", "pympsd.wire", "pympsd.channel", "pympsd.version", "pympsd.process.build")
+CLIENT_MAY = ("pympsd.vocabulary", "pympsd.wire", "pympsd.channel", "pympsd.errors", "pympsd.process.version")
 ENUMS_MAY = ("pympsd.vocabulary", "pympsd_client", "pympsd_server.backends.cuda")
 
 
@@ -102,7 +103,7 @@ def test_pure_packages_import_only_pure_packages(modules: tuple[Module, ...]) ->
 
 
 def test_the_state_machine_does_not_know_the_commands(modules: tuple[Module, ...]) -> None:
-    may = ("pympsd.state_machine", "pympsd.takeover.state", "pympsd.devices", "pympsd.vocabulary")
+    may = ("pympsd.errors", "pympsd.state_machine", "pympsd.takeover.state", "pympsd.devices", "pympsd.vocabulary")
     assert _breaches(_of(modules, "pympsd.state_machine"), "pympsd", may) == []
 
 
@@ -118,7 +119,7 @@ def test_pure_modules_import_no_module_with_effects(modules: tuple[Module, ...])
 def test_the_command_that_shows_devices_needs_no_daemon(modules: tuple[Module, ...]) -> None:
     asks_daemon = {
         "pympsd.smi.memory_limits": ("pympsd.control",),
-        "pympsd.smi.source": ("pympsd.cli.control_client", "pympsd.cli.pipe_sockets", "pympsd.wire.frames"),
+        "pympsd.smi.source": ("pympsd.cli.control_client", "pympsd.cli.control_client", "pympsd.wire.frames"),
     }
     shows = [module for module in _of(modules, "pympsd.smi") if module.name not in asks_daemon]
     assert _breaches(shows, "pympsd", SMI_MAY) == []
@@ -225,12 +226,14 @@ def test_the_client_imports_neither_trio_nor_structlog(modules: tuple[Module, ..
 
 
 def test_the_keeper_imports_only_what_is_built_in(modules: tuple[Module, ...]) -> None:
-    (keeper,) = [module for module in modules if module.name == "pympsd.takeover.keeper"]
-    (its_packets,) = [module for module in modules if module.name == "pympsd.wire.keeper_packets"]
+    (keeper,) = [module for module in modules if module.name == "pympsd.takeover.keeper.program"]
+    (its_packets,) = [module for module in modules if module.name == "pympsd.takeover.keeper.packets"]
     built_in = {"__future__", "_signal", "_socket", "errno", "fcntl", "os", "resource", "select", "sys", "time"}
     assert keeper.imported_roots() == built_in | {"pympsd"}
-    assert {name for name in keeper.imports() if _is_in(name, ("pympsd",))} == {"pympsd.wire.keeper_packets"}
-    assert its_packets.imported_roots() == {"__future__"}
+    assert {name for name in keeper.imports() if _is_in(name, ("pympsd",))} == {"pympsd.takeover.keeper.packets"}
+    assert set(its_packets.imports()) == {"__future__.annotations", "pympsd.errors.ProtocolError"}
+    (errors,) = [module for module in modules if module.name == "pympsd.errors"]
+    assert errors.imported_roots() == set()
 
 
 def _rings(arrows: dict[str, set[str]]) -> list[list[str]]:

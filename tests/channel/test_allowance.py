@@ -15,8 +15,8 @@ from time_limit import bounded
 from pympsd.channel.allowance import FRAME_SECONDS, UNREAD_SECONDS, BufferBudget
 from pympsd.channel.message_channel import RECEIVE_BYTES, MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import LimitExceeded
 from pympsd.wire import frames
-from pympsd.wire.errors import LimitExceeded
 
 USER, OTHER = 10001, 10002
 FULL = "the user has all"

@@ -14,8 +14,8 @@ from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.send_queue import QUEUE_BYTES
+from pympsd.errors import RemoteError
 from pympsd.wire import frames, messages
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.link_messages import AdmitClient, ShutDown
 
 ADMIT = AdmitClient(1, 2, 3, 4, "c", 0, {"A": "b"})

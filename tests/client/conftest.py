@@ -114,7 +114,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
     this_thread.stack.clear()
     process.connection, process.primaries = None, {}
     process.calls_back = False
-    yield process._connected
+    yield process._set_connection
     process.connection, process.primaries = before
     process.native, process.forked = None, False
     for table, was in zip(tables, kept, strict=True):
@@ -162,7 +162,7 @@ def started(devices: str, workers: str) -> PrivateExecutors:
     connection = PrivateExecutors(chosen)
     for device in connection.devices:
         opened = connection.open_context(device, 0)
-        connection.close_context(device, opened.serial)
+        connection.close_context(device, opened.context_id)
         assert (opened.transport.writer is not None) == (workers == "native" and is_native())
     return connection
 

@@ -54,7 +54,7 @@ class FakeExecutor:
     """
 
     reply: Callable[[Record], bytes | None] | None = None
-    serial: int = 1
+    context_id: int = 1
     ordinal: int = 0
     ring: bool = False
     """Records come by a ring, whose reader says that it sleeps, so that a bell follows each record."""
@@ -104,9 +104,9 @@ class FakeExecutor:
         self, device: Device, flags: int, affinity: int | None = None, partition: int | None = None
     ) -> Opened:
         """Open at once."""
-        return Opened(self.serial, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
+        return Opened(self.context_id, 1, self.transport, affinity or 132, 1 << 30, (0, -5))
 
-    def close_context(self, device: Device, serial: int) -> None:
+    def close_context(self, device: Device, context_id: int) -> None:
         """Close at once."""
 
     def check(self) -> None:

@@ -19,7 +19,7 @@ import pytest
 from pympsd.wire.module_layout import FunctionLayout
 from pympsd.wire.ring_layout import AREA_BYTES, ASLEEP, DATA, HEAD, RING_BYTES, TAIL
 from pympsd_client._arguments.bindings import CUdeviceptr
-from pympsd_client._command_stream.kernel_parameters import LAUNCH_BYTES, code_of, record_bytes, typed_packer
+from pympsd_client._command_stream.kernel_parameters import LAUNCH_BYTES, code_of, packer_for_types, record_bytes
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
 
 SECONDS: Final = 30.0
@@ -93,7 +93,7 @@ class Kernel:
         self.places: Final = tuple(
             (LAUNCH_BYTES + begin, code_of(ctype)) for ctype, (begin, _) in zip(types, parameters, strict=True)
         )
-        packer = typed_packer(self.layout, types)
+        packer = packer_for_types(self.layout, types)
         assert packer is not None
         self._packer: Final = packer
 

@@ -78,7 +78,7 @@ def test_an_array_of_packed_channels_has_elements_of_four_bytes(context: Any) ->
         ((0, 5, 0), Result.CUDA_ERROR_INVALID_VALUE, "at least 1"),
         ((7, 0, 3), Result.CUDA_ERROR_INVALID_VALUE, "a height too"),
         ((7, 5, 0, FLOAT, 3), Result.CUDA_ERROR_INVALID_VALUE, "1, 2 or 4 channels"),
-        ((7, 5, 0, None), Result.CUDA_ERROR_INVALID_VALUE, "no CUarray_format"),
+        ((7, 5, 0, None), Result.CUDA_ERROR_INVALID_VALUE, "not a CUarray_format"),
         ((7, 5, 0, Format.CU_AD_FORMAT_NV12), Result.CUDA_ERROR_NOT_SUPPORTED, "CU_AD_FORMAT_NV12 is not"),
         ((8, 8, 0, Format.CU_AD_FORMAT_BC1_UNORM), Result.CUDA_ERROR_NOT_SUPPORTED, "CU_AD_FORMAT_BC1_UNORM is not"),
         ((7, 5, 0, Format.CU_AD_FORMAT_UNORM_INT_101010_2), Result.CUDA_ERROR_INVALID_VALUE, "have 4 channels"),
@@ -109,9 +109,9 @@ def test_arrays_need_a_context_and_a_device_that_has_them(devices: None) -> None
     handle = ok(cuda.cuCtxCreate(None, 0, 0))
     assert cuda.cuArrayCreate(None) == (*INVALID, None)
     context = contexts[int(handle)]
-    without = {**context.device.facts.attributes, "MAXIMUM_TEXTURE2D_WIDTH": 0}
+    without = {**context.device.properties.attributes, "MAXIMUM_TEXTURE2D_WIDTH": 0}
     object.__setattr__(
-        context, "device", evolve(context.device, facts=evolve(context.device.facts, attributes=without))
+        context, "device", evolve(context.device, properties=evolve(context.device.properties, attributes=without))
     )
     assert cuda.cuArray3DCreate(described(4, 4, 0)) == (Result.CUDA_ERROR_NOT_SUPPORTED, None)
     assert "linear memory" in last_error()

@@ -47,7 +47,7 @@ def test_the_hello_says_traced_and_the_answer_is_a_reason(
     ends: tuple[socket.socket, socket.socket], traced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends
-    monkeypatch.setattr(handshake, "_traced", lambda: traced)
+    monkeypatch.setattr(handshake, "_is_being_traced", lambda: traced)
     daemon.sendall(encode(GoWithoutMps("because")))
     assert handshake.request_session(client, {}) == NoDaemon("because")
     (frame,) = FrameReader(fds_allowed=0).feed(daemon.recv(65536))
@@ -60,7 +60,7 @@ def test_a_traced_process_that_requires_mps_sends_no_hello(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, daemon = ends
-    monkeypatch.setattr(handshake, "_traced", lambda: True)
+    monkeypatch.setattr(handshake, "_is_being_traced", lambda: True)
     answer = handshake.request_session(client, {"PYMPSD_REQUIRE_MPS": "1"})
     assert isinstance(answer, NoDaemon)
     assert "under a debugger" in answer.reason

@@ -176,7 +176,7 @@ def test_addresses_that_the_program_uses_are_not_taken_over(context: Any) -> Non
 def test_a_device_without_it_refuses_it(context: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     lacking = dict.fromkeys((f"{kind}_MEMORY_POOLS_SUPPORTED", "HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"), 0)
     devices = tuple(
-        evolve(one, facts=evolve(one.facts, attributes={**one.facts.attributes, **lacking}))
+        evolve(one, properties=evolve(one.properties, attributes={**one.properties.attributes, **lacking}))
         for one in process.require().devices
     )
     found = contexts[int(context)]

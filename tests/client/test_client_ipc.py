@@ -183,8 +183,10 @@ def test_mistakes_with_events(context: Any) -> None:
 
 def test_a_device_without_them_refuses_them_by_name(context: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     found = contexts[int(context)]
-    without = {**found.device.facts.attributes, "IPC_EVENT_SUPPORTED": 0}
-    monkeypatch.setattr(found, "device", evolve(found.device, facts=evolve(found.device.facts, attributes=without)))
+    without = {**found.device.properties.attributes, "IPC_EVENT_SUPPORTED": 0}
+    monkeypatch.setattr(
+        found, "device", evolve(found.device, properties=evolve(found.device.properties, attributes=without))
+    )
     for name in NAMES:
         answer = getattr(cuda, name)(*given(name))
         assert answer[0] == R.CUDA_ERROR_NOT_SUPPORTED

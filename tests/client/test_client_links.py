@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd_client import driver as cuda
-from pympsd_client._objects.code.ptx_text import LinkError, join, limited
+from pympsd_client._objects.code.ptx_text import LinkError, join, limit_registers
 from pympsd_server.backends.emulated.ptx.loading.program import load_program
 from tests.client.conftest import ok
 
@@ -178,7 +178,7 @@ def test_ptx_and_fatbins_with_ptx_as_inputs_of_other_kinds(context: Any, kind: A
 @pytest.mark.parametrize(
     ("image", "error", "words"),
     [
-        ("linked-sm_90.cubin", "NOT_SUPPORTED", b"is no PTX and no fatbin with PTX"),
+        ("linked-sm_90.cubin", "NOT_SUPPORTED", b"is neither PTX nor a fatbin with PTX"),
         ("linked.fatbin", "NO_BINARY_FOR_GPU", b"machine code for sm_80"),
         ("lto.fatbin", "NOT_SUPPORTED", b"link-time optimization"),
     ],
@@ -234,9 +234,9 @@ def test_limits_of_registers(context: Any) -> None:
 
 def test_a_limit_of_registers_is_set_where_there_is_none() -> None:
     text = b".entry a() .maxnreg 5 {} .entry b() /* .maxnreg */ {} // .entry c() {\n.entry d();"
-    assert limited(text, 7).count(b".maxnreg 7") == 1
-    assert limited(text, 0) == text
-    assert limited(b"\x7fELF.entry a(){\0}", 7) == b"\x7fELF.entry a(){\0}"
+    assert limit_registers(text, 7).count(b".maxnreg 7") == 1
+    assert limit_registers(text, 0) == text
+    assert limit_registers(b"\x7fELF.entry a(){\0}", 7) == b"\x7fELF.entry a(){\0}"
 
 
 NAMES = st.sampled_from(["a", "b", "c"])

@@ -225,8 +225,10 @@ def test_a_device_without_it_refuses_it_by_name(context: Any, monkeypatch: pytes
     from pympsd_client._objects.context import contexts
 
     found = contexts[int(context)]
-    facts = evolve(found.device.facts, attributes={**found.device.facts.attributes, "MANAGED_MEMORY": 0})
-    monkeypatch.setattr(found, "device", evolve(found.device, facts=facts))
+    properties = evolve(
+        found.device.properties, attributes={**found.device.properties.attributes, "MANAGED_MEMORY": 0}
+    )
+    monkeypatch.setattr(found, "device", evolve(found.device, properties=properties))
     assert cuda.cuMemAllocManaged(8, GLOBAL) == (R.CUDA_ERROR_NOT_SUPPORTED, None)
     assert last_error().startswith("cuMemAllocManaged: managed memory is not supported")
     answer = cuda.cuMemAdvise(8, 8, ADVISE.CU_MEM_ADVISE_SET_READ_MOSTLY, located("DEVICE"))

@@ -197,7 +197,7 @@ def test_a_launch_attribute_that_is_not_there_is_named(count: Any) -> None:
 
 
 def test_a_device_without_cooperative_launches(count: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    attributes = context_of(int(ok(cuda.cuCtxGetCurrent()))).device.facts.attributes
+    attributes = context_of(int(ok(cuda.cuCtxGetCurrent()))).device.properties.attributes
     monkeypatch.setitem(attributes, "COOPERATIVE_LAUNCH", 0)
     answer = _cooperative(count, (1, 1, 1), 1, ((0,), (ctypes.c_void_p,)))
     assert answer == (cuda.CUresult.CUDA_ERROR_NOT_SUPPORTED,)

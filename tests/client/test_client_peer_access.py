@@ -354,7 +354,7 @@ def test_contexts_that_have_failed_are_closed_with_what_is_mapped(first: int, pe
     assert cuda.cuMemRelease(handle) == DONE
     for peer in peers:
         found = contexts[int(peer)]
-        found.poison(found.serial, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
+        found.fault(found.id, int(R.CUDA_ERROR_MPS_CLIENT_TERMINATED), "it was ended")
     for number in (first, 1 - first):
         assert cuda.cuCtxDestroy(peers[number]) == DONE, last_error()
     ok(cuda.cuCtxCreate(None, 0, 0))
@@ -368,7 +368,7 @@ def test_all_of_a_range_is_unmapped_though_the_memory_s_context_has_failed(peers
     for at in (address, address + GRANULE):
         assert cuda.cuMemRelease(made(at, 1)) == DONE
     found = contexts[int(peers[1])]
-    found.poison(found.serial, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    found.fault(found.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     assert cuda.cuMemUnmap(address, 2 * GRANULE) == DONE, last_error()
     assert cuda.cuMemAddressFree(address, 2 * GRANULE) == DONE
     ok(cuda.cuCtxSynchronize())

@@ -34,9 +34,9 @@ def pipe(tmp_path: Path) -> Iterator[Path]:
         ("a/typo", "no namespace 'typo' on server 'a'; there are: default, hi"),
         ("a/empty", "no namespace 'empty' on server 'a'; there are: default, hi"),
         ("a/typo/", "no namespace 'typo' on server 'a'; there are: default, hi"),
-        ("b", "no server 'b', or one that has failed (server list says); there are: a"),
-        ("b/hi", "no server 'b', or one that has failed (server list says); there are: a"),
-        ("file", "no server 'file', or one that has failed (server list says); there are: a"),
+        ("b", "no server 'b', or it has failed (see server list); there are: a"),
+        ("b/hi", "no server 'b', or it has failed (see server list); there are: a"),
+        ("file", "no server 'file', or it has failed (see server list); there are: a"),
     ],
 )
 def test_a_name_that_is_not_there(pipe: Path, place: str, said: str) -> None:

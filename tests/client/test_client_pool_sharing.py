@@ -229,7 +229,12 @@ def test_what_pools_are_not_exported(context: Any, monkeypatch: pytest.MonkeyPat
     fabric.handleTypes = cuda.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
     assert cuda.cuMemPoolCreate(fabric) == (NOT_SUPPORTED, None)
     devices = tuple(
-        evolve(one, facts=evolve(one.facts, attributes={**one.facts.attributes, "MEMPOOL_SUPPORTED_HANDLE_TYPES": 0}))
+        evolve(
+            one,
+            properties=evolve(
+                one.properties, attributes={**one.properties.attributes, "MEMPOOL_SUPPORTED_HANDLE_TYPES": 0}
+            ),
+        )
         for one in process.require().devices
     )
     monkeypatch.setattr(process.connection, "devices", devices)

@@ -457,7 +457,7 @@ def test_a_pool_in_a_context_in_error_gives_its_error(pool: Any, context: Any) -
     from pympsd_client._objects.context import contexts
 
     found = contexts[int(context)]
-    found.poison(found.serial, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    found.fault(found.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     assert cuda.cuMemAllocFromPoolAsync(8, pool, 0) == (R.CUDA_ERROR_ILLEGAL_ADDRESS, None)
     done(cuda.cuCtxDestroy(context))
     gc.collect()
@@ -474,7 +474,7 @@ def test_a_fault_of_another_context_leaves_a_pool_whole(context: Any) -> None:
     slow = Held()
     done(cuda.cuMemFreeAsync(addresses[1], slow.stream))
     found = contexts[int(other)]
-    found.poison(found.serial, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
+    found.fault(found.id, int(R.CUDA_ERROR_ILLEGAL_ADDRESS), "a fault")
     slow.let_go()
     done(cuda.cuCtxSetCurrent(context))
     assert {take(pool, 2 * MIB), take(pool, 2 * MIB)} == set(addresses)

@@ -146,7 +146,7 @@ def test_without_mps_no_limit_of_the_environment_holds() -> None:
     try:
         (device,) = connection.devices
         opened = connection.open_context(device, 0)
-        assert device.facts.attributes["MULTIPROCESSOR_COUNT"] == opened.multiprocessors == 132
-        assert opened.memory_bytes == device.facts.memory_bytes
+        assert device.properties.attributes["MULTIPROCESSOR_COUNT"] == opened.multiprocessors == 132
+        assert opened.memory_bytes == device.properties.memory_bytes
     finally:
         connection.close()

@@ -281,7 +281,7 @@ def test_sides_are_of_the_types_of_memory_that_there_are(context: Any) -> None:
     assert cuda.cuMemcpy2D(described(shape, (HOST, 0), device, cuda.CUDA_MEMCPY2D())) == INVALID
     assert "NULL" in last_error()
     assert cuda.cuMemcpy2D(described(shape, device, (DEVICE, 0x1000), cuda.CUDA_MEMCPY2D())) == INVALID
-    assert "no address of a visible device" in last_error()
+    assert "not an address of a visible device" in last_error()
     assert cuda.cuMemcpy3D(None) == INVALID
     with pytest.raises(TypeError, match="CUDA_MEMCPY3D is required"):
         cuda.cuMemcpy3D(cuda.CUDA_MEMCPY2D())

@@ -14,7 +14,7 @@ from processes import SECONDS, suspend
 import pympsd_client
 import pympsd_server
 from pympsd.control import Daemon
-from pympsd.version import VERSION
+from pympsd.process.version import VERSION
 
 
 def report(tmp_path: Path, *arguments: str, **settings: str) -> tuple[int, str, str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._arguments.errors import CudaError
-from pympsd_client._connect.session import check_api_version, forced_version
+from pympsd_client._connect.session import check_api_version, read_forced_version
 from tests.client.conftest import ok
 
 DONE = (cuda.CUresult.CUDA_SUCCESS,)
@@ -77,7 +77,7 @@ def test_a_module_with_dynamic_parallelism_is_refused_at_load(context: Any) -> N
     ],
 )  # fmt: skip
 def test_a_forced_api_version_is_read_as_c_reads_a_number(text: str | None, version: int | None) -> None:
-    assert forced_version(text) == version
+    assert read_forced_version(text) == version
 
 
 @given(st.integers(0, 20000), st.text(alphabet="abc .", max_size=3))

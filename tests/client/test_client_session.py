@@ -14,7 +14,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.channel import daemon_owner
-from pympsd.process.build import build_id
+from pympsd.process.version import build_id
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING
 from pympsd.vocabulary.results import Result
 from pympsd.wire import messages
@@ -208,7 +208,7 @@ def test_the_hello_describes_the_process(daemon: FakeDaemon, session_with: Sessi
 
 
 def opens_in_order(daemon: FakeDaemon) -> None:
-    """Contexts get serials from 11 on, and a device's first one its command stream."""
+    """Contexts get ids from 11 on, and a device's first one its command stream."""
     given: list[int] = []
 
     def serve(server: Peer, request: object) -> None:
@@ -224,7 +224,7 @@ def test_contexts_of_one_device_share_a_stream(daemon: FakeDaemon, session_with:
     opens_in_order(daemon)
     session = session_with(daemon)
     one, two, other = (session.open_context(session.devices[number], 0) for number in (0, 0, 1))
-    assert (one.serial, two.serial, other.serial) == (11, 12, 13)
+    assert (one.context_id, two.context_id, other.context_id) == (11, 12, 13)
     assert one.transport is two.transport
     assert other.transport is not one.transport
     assert (one.generation, one.multiprocessors, one.stream_priorities) == (3, 66, (0, -5))
@@ -243,7 +243,7 @@ def test_a_refused_request_leaves_the_session_as_it_was(daemon: FakeDaemon, sess
         session.open_context(session.devices[1], 0)
     assert caught.value.code == MAX_CLIENTS
     opened_one = session.open_context(session.devices[0], 0)
-    session.close_context(session.devices[0], opened_one.serial)
+    session.close_context(session.devices[0], opened_one.context_id)
 
 
 def test_an_executors_end_is_not_the_servers_end(daemon: FakeDaemon, session_with: SessionWith) -> None:
@@ -257,7 +257,7 @@ def test_an_executors_end_is_not_the_servers_end(daemon: FakeDaemon, session_wit
         session.open_context(session.devices[0], 0)
     assert caught.value.code == Result.ERROR_LAUNCH_FAILED
     session.check()
-    assert session.open_context(session.devices[1], 0).serial == 13
+    assert session.open_context(session.devices[1], 0).context_id == 13
 
 
 def test_a_context_whose_request_was_interrupted_is_closed(
@@ -281,7 +281,7 @@ def test_a_context_whose_request_was_interrupted_is_closed(
     session = session_with(daemon)
     with pytest.raises(KeyboardInterrupt):
         session.open_context(session.devices[0], 0)
-    assert session.open_context(session.devices[0], 0).serial == 100
+    assert session.open_context(session.devices[0], 0).context_id == 100
     session.close_context(session.devices[0], 100)
     assert closed == [99, 100]
 
@@ -365,7 +365,7 @@ def test_a_daemon_that_ends_without_an_answer_is_not_asked_again(
     daemon.start()
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(daemon.directory))
     assert cuda.cuInit(0) == (cuda.CUresult(CONNECTION_FAILED),)
-    assert "it closed the conversation; control.log may say why" in last_error()
+    assert "it closed the conversation; the reason may be in control.log" in last_error()
     listener = daemon.sockets[0]
     listener.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -405,7 +405,7 @@ def test_a_long_wait_is_warned_of_once_and_goes_on(
         assert cuda.cuInit(0) == (cuda.CUresult(SERVER_NOT_READY),)
     ((message, category, filename),) = shown
     expected = {
-        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (control.log",
+        "the daemon": f"the MPS control daemon at {daemon.directory}/control: others have their turn (see ",
         "the server": "the welcome of its MPS server (PID 4321), which is stopped or busy",
     }
     assert expected[peer_name] in message

@@ -261,10 +261,11 @@ def test_kernels_are_given_the_same_address_where_the_device_maps_it(
 ) -> None:
     Giver(executor)
     fresh_process(executor)
-    facts = evolve(
-        executor.devices[0].facts, attributes={**executor.devices[0].facts.attributes, "CAN_MAP_HOST_MEMORY": 1}
+    properties = evolve(
+        executor.devices[0].properties,
+        attributes={**executor.devices[0].properties.attributes, "CAN_MAP_HOST_MEMORY": 1},
     )
-    mapping = Context(evolve(executor.devices[0], facts=facts), 0, primary=False)
+    mapping = Context(evolve(executor.devices[0], properties=properties), 0, primary=False)
     mapping.open(executor)
     ok((*cuda.cuCtxSetCurrent(cuda.CUcontext(mapping.handle)), None))
     address = ok(cuda.cuMemHostAlloc(COUNT, 2))
@@ -358,7 +359,7 @@ def test_mistakes_are_refused_and_nothing_is_copied(context: Any) -> None:
         (lambda: cuda.cuMemcpyDtoH(address + 1, data, 1000), "not all within the 1000 bytes of page-locked memory"),
         (lambda: cuda.cuMemcpyHtoD(int(data) + 1, address, 1000), "not all within the 1000 bytes"),
         (lambda: cuda.cuMemcpyDtoH(address, int(data) + 1, 1000), "not all within the 1000 bytes"),
-        (lambda: cuda.cuMemcpyHtoD(0x1000, address, 1000), "no address of a visible device"),
+        (lambda: cuda.cuMemcpyHtoD(0x1000, address, 1000), "not an address of a visible device"),
     ):
         assert int(call()[0]) == INVALID
         assert words in last_error()
@@ -402,7 +403,7 @@ def test_more_than_a_clients_limit_is_refused_with_the_limit(context: Any) -> No
 def test_a_poisoned_contexts_memory_stays_the_processs(context: Any) -> None:
     address = ok(cuda.cuMemAllocHost(COUNT))
     current = contexts[int(context)]
-    current.poison(current.serial, 700, "a fault")
+    current.fault(current.id, 700, "a fault")
     at(address)[:] = 3
     assert int(cuda.cuMemcpyHtoD(pinned_window_of(0), address, 1)[0]) == 700
     assert cuda.cuMemFreeHost(address) == DONE

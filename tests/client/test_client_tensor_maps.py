@@ -171,9 +171,9 @@ def test_a_context_and_a_device_that_has_them_are_needed(devices: None) -> None:
     assert tiled()[0] == cuda.CUresult.CUDA_ERROR_INVALID_CONTEXT
     context = contexts[int(ok(cuda.cuCtxCreate(None, 0, 0)))]
     assert ok(cuda.cuDeviceGetAttribute(127, 0)) == 1
-    without = {**context.device.facts.attributes, "TENSOR_MAP_ACCESS_SUPPORTED": 0}
-    facts = evolve(context.device.facts, attributes=without)
-    object.__setattr__(context, "device", evolve(context.device, facts=facts))
+    without = {**context.device.properties.attributes, "TENSOR_MAP_ACCESS_SUPPORTED": 0}
+    properties = evolve(context.device.properties, attributes=without)
+    object.__setattr__(context, "device", evolve(context.device, properties=properties))
     assert tiled() == im2col() == NOT_SUPPORTED
     assert "TENSOR_MAP_ACCESS_SUPPORTED" in last_error()
 

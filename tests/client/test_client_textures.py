@@ -206,8 +206,8 @@ def cube() -> Any:
 REFUSED = {
     "no resource": (lambda m, a, p: (None, sampled(), None), INVALID, "NULL"),
     "no description": (lambda m, a, p: (of_array(a), None, None), INVALID, "NULL"),
-    "a freed array": (lambda m, a, p: (of_array(77), sampled(), None), NO_HANDLE[0], "no CUDA array"),
-    "a host address": (lambda m, a, p: (of_memory(4096, 64), sampled(), None), INVALID, "no address of a visible"),
+    "a freed array": (lambda m, a, p: (of_array(77), sampled(), None), NO_HANDLE[0], "not a CUDA array"),
+    "a host address": (lambda m, a, p: (of_memory(4096, 64), sampled(), None), INVALID, "not an address"),
     "not aligned": (lambda m, a, p: (of_memory(m + 4, 64), sampled(), None), INVALID, "TEXTURE_ALIGNMENT"),
     "empty": (lambda m, a, p: (of_memory(m, 3), sampled(), None), INVALID, "elements, not 0"),
     "too long": (lambda m, a, p: (of_memory(m, 1 << 40), sampled(), None), INVALID, "elements"),

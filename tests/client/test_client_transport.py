@@ -222,7 +222,7 @@ def test_two_full_sides_do_not_block_each_other(make_executor: MakeExecutor) -> 
     context, transport = executor.context(), executor.transport
     for number in range(3000):
         sequence = transport.sequence()
-        transport.post(operations.QUERY_EVENT.record(context.serial, sequence, number, flags=1))
+        transport.post(operations.QUERY_EVENT.record(context.id, sequence, number, flags=1))
     context.synchronize()
     assert len(executor.seen) == 3001
 
@@ -257,7 +257,7 @@ def test_the_end_of_the_executor_wakes_every_waiter(make_executor: MakeExecutor)
 @pytest.mark.parametrize("garbage", [b"\xff" * 64, HEADER.pack(1, 0, 24, 0, 1), HEADER.pack(0x8001, 0, 7, 0, 1)])
 def test_garbage_ends_the_stream(make_executor: MakeExecutor, garbage: bytes) -> None:
     context = make_executor(reply=lambda record: garbage).context()
-    with pytest.raises(CudaError, match="what is no answer") as caught:
+    with pytest.raises(CudaError, match="something that is not an answer") as caught:
         context.synchronize()
     assert caught.value.code == RPC_FAILURE
 
@@ -281,7 +281,7 @@ def test_ctrl_c_in_a_wait_leaves_the_stream_usable(
         context.synchronize()
     executor.send(executor.answer(interrupted[0]))  # no caller waits for this answer any more
     assert context.call(operations.ALLOCATE, 1)
-    assert executor.transport.answered() == ()
+    assert executor.transport.list_answered() == ()
 
 
 def test_after_ctrl_c_in_the_leader_another_thread_leads(

@@ -165,10 +165,10 @@ def test_destroying_a_graph_ends_the_handles_of_all_in_it() -> None:
     outer.work = ChildWork(inner)
     works.destroy(graph)
     for handle in (graph.handle, inner.handle):
-        with pytest.raises(CudaError, match="no graph"):
+        with pytest.raises(CudaError, match="not a graph"):
             graphs.find(handle)
     for handle in (outer.handle, node.handle):
-        with pytest.raises(CudaError, match="no node"):
+        with pytest.raises(CudaError, match="not a node"):
             graphs.find_node(handle)
 
 
@@ -193,11 +193,11 @@ def test_work_of_another_stream_must_be_joined() -> None:
     capture, origin, other = sequence()
     capture.add(origin, EmptyWork())
     capture.next[other] = dict(capture.next[origin])
-    assert not capture.unjoined(), "a stream that did nothing"
+    assert not capture.has_unjoined_work(), "a stream that did nothing"
     node = capture.add(other, EmptyWork())
-    assert capture.unjoined()
+    assert capture.has_unjoined_work()
     capture.next[origin][node] = Edge()
-    assert not capture.unjoined()
+    assert not capture.has_unjoined_work()
 
 
 def test_nodes_that_a_program_added_or_removed_itself_need_no_joining() -> None:
@@ -206,4 +206,4 @@ def test_nodes_that_a_program_added_or_removed_itself_need_no_joining() -> None:
     capture.graph.add(EmptyWork(), {})
     capture.add(origin, EmptyWork())
     capture.graph.remove(node)
-    assert not capture.unjoined()
+    assert not capture.has_unjoined_work()

@@ -156,7 +156,7 @@ def test_a_stream_that_was_destroyed(launches: Launches, counter: Counter, strea
     ok(cuda.cuStreamDestroy(stream))
     for _ in range(3):
         assert cuda.cuLaunchKernel(*call) == INVALID_HANDLE
-        assert "no stream of this process" in last_error()
+        assert "not a stream of this process" in last_error()
     assert counter.count == 3
 
 
@@ -165,7 +165,7 @@ def test_a_module_that_was_unloaded(launches: Launches, counter: Counter, stream
     ok(cuda.cuModuleUnload(counter.module))
     for _ in range(3):
         assert cuda.cuLaunchKernel(*call) == INVALID_HANDLE
-        assert "no kernel of this process" in last_error()
+        assert "not a kernel of this process" in last_error()
     ok(cuda.cuCtxSynchronize())
 
 

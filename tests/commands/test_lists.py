@@ -7,10 +7,12 @@ import json
 import pytest
 from attrs import evolve
 
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.registry import COMMANDS, Decision
 from pympsd.commands.operator_line import decide_line
-from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import QueueEntry
@@ -21,22 +23,31 @@ from pympsd.vocabulary.limits import ThreadPercentage
 UUIDS = ("GPU-7685caad-23a2-2403-a46b-a1dfeabe3819", "GPU-c194f552-d094-dc8e-63fd-a74b1b2f9eeb")
 
 
+def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
+    return decide_line(daemon, caller, parse(line, daemon.options.protocol))
+
+
 @pytest.fixture
 def daemon() -> Daemon:
     """Two devices; a server 847 with a client of two contexts, one of one on the second device, one of none."""
     daemon = Daemon(DaemonOptions(0), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
-        1: Client(1, 907, 0, "python a.py", 4026531836, {1: Context(1, 1, 0), 3: Context(3, 2, 0)}),
-        2: Client(2, 920, 0, "python b.py", 4026531836, {2: Context(2, 1, 1)}),
-        3: Client(3, 930, 0, "python c.py", 4026531836),
+        1: Client(
+            1,
+            0,
+            ClientProcess(Peer(907, 0, 0), "python a.py", 4026531836),
+            {1: Context(1, 1, 0), 3: Context(3, 2, 0)},
+        ),
+        2: Client(2, 0, ClientProcess(Peer(920, 0, 0), "python b.py", 4026531836), {2: Context(2, 1, 1)}),
+        3: Client(3, 0, ClientProcess(Peer(930, 0, 0), "python c.py", 4026531836)),
     }
     daemon.servers = {1: server}
     return daemon
 
 
 def _printed(daemon: Daemon, line: bytes, uid: int = 0) -> str:
-    answer = decide_line(daemon, Caller(1, uid), line).answer
+    answer = _decide(daemon, Caller(1, uid), line).answer
     assert answer is not None
     return answer.printed
 
@@ -112,7 +123,7 @@ def test_device_query_shows_the_daemons_devices_then_the_servers(daemon: Daemon)
     ],
 )
 def test_a_query_with_unknown_arguments_is_refused(daemon: Daemon, line: str) -> None:
-    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    answer = _decide(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     assert answer.refused
     assert (answer.printed, "is not understood" in answer.diagnostic) == ("", True)
@@ -123,10 +134,11 @@ def test_what_driver_580_answers_to_unknown_arguments_is_refused_all_the_same(
     daemon: Daemon, line: str, printed: str
 ) -> None:
     """Recorded (grammar.jsonl): it prints the percentage."""
-    answer = decide_line(daemon, Caller(1, 0), f"get_default_active_thread_percentage {line}".encode()).answer
+    answer = _decide(daemon, Caller(1, 0), f"get_default_active_thread_percentage {line}".encode()).answer
     assert answer is not None
     assert (answer.printed, answer.refused) == (printed, True)
-    assert answer.diagnostic == "get_default_active_thread_percentage: 'x' is not understood; see -h"
+    name = "get_default_active_thread_percentage"
+    assert answer.diagnostic == f"{name}: 'x' is not understood; usage: {name} [--json]"
 
 
 @pytest.mark.parametrize("protocol", [2, 3])
@@ -140,13 +152,13 @@ def test_what_driver_580_answers_to_unknown_arguments_is_refused_all_the_same(
 )
 def test_modules_of_both_protocols_say_what_they_take(daemon: Daemon, protocol: int, line: str, said: str) -> None:
     daemon.options = evolve(daemon.options, protocol=protocol)
-    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    answer = _decide(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     assert (answer.printed, answer.diagnostic, answer.refused) == ("", said, True)
 
 
 def test_the_list_of_commands_has_the_modules_of_both_protocols(daemon: Daemon) -> None:
-    answer = decide_line(daemon, Caller(1, 0), b"trac").answer
+    answer = _decide(daemon, Caller(1, 0), b"trac").answer
     assert answer is not None
     meant, known = answer.diagnostic.split("the commands are ")
     assert meant == "did you mean trace? "
@@ -171,11 +183,13 @@ def test_json_of_servers_has_their_clients_and_contexts(daemon: Daemon) -> None:
     assert json.loads(_printed(daemon, b"get_server_status --json 847")) == server
 
 
-@pytest.mark.parametrize("name", sorted(name for name, each in REGISTRY.items() if each.takes is not None))
+@pytest.mark.parametrize(
+    "name", sorted(name for name, each in COMMANDS.items() if each.is_query and 2 in each.protocols and not each.verb)
+)
 def test_every_query_prints_json_that_is_not_logged(daemon: Daemon, name: str) -> None:
     arguments = {"get_device_pinned_mem_limit": "847 0", "get_default_device_pinned_mem_limit": "0"}.get(name, "")
-    line = f"{name} {arguments or ('847' if 'pid' in REGISTRY[name].readers and name != 'ps' else '')} --json"
-    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    line = f"{name} {arguments or ('847' if COMMANDS[name].names_server and name != 'ps' else '')} --json"
+    answer = _decide(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     assert not answer.refused
     assert json.loads(answer.printed) is not None
@@ -190,7 +204,10 @@ def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
 
 
 def test_who_waits_is_listed(daemon: Daemon) -> None:
-    daemon.queue.entries = [QueueEntry(1, 1001, 5, Peer(77, 1001, 1001), "python d.py"), QueueEntry(2, 1002)]
+    daemon.queue.entries = [
+        QueueEntry(1, 1001, 5, ClientProcess(Peer(77, 1001, 1001), "python d.py")),
+        QueueEntry(2, 1002),
+    ]
     assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
     waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
     assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}
@@ -213,8 +230,8 @@ def test_another_user_may_not_start_or_quit(daemon: Daemon) -> None:
 
 def test_a_users_own_daemon_starts_servers_for_that_user_only() -> None:
     own = Daemon(DaemonOptions(1000), from_toml("[[device]]"))
-    refused = decide_line(own, Caller(1, 1000), b"start_server -uid 1001")
+    refused = _decide(own, Caller(1, 1000), b"start_server -uid 1001")
     assert refused.answer is not None
     assert refused.answer.refused
     assert "can serve only that user" in refused.answer.diagnostic
-    assert decide_line(own, Caller(1, 1000), b"start_server -uid 1000").instructions
+    assert _decide(own, Caller(1, 1000), b"start_server -uid 1000").instructions

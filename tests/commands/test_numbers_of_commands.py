@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import OperatorLine
-from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
 
 INT_MAX = (1 << 31) - 1
@@ -26,13 +28,13 @@ def daemon() -> Daemon:
     daemon = Daemon(DaemonOptions(0, max_servers=9), describe("2xH200"))
     for serial, pid in ((1, 847), (2, INT_MAX)):
         server = daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=pid, phase=Phase.ACTIVE)
-        server.clients = {serial: Client(serial, 907, 7, "python", 0)}
+        server.clients = {serial: Client(serial, 7, ClientProcess(Peer(907, 7, 7), "python", 0))}
     return daemon
 
 
 def _give(daemon: Daemon, line: str) -> tuple[str, str, list[do.Instruction]]:
     """Return what a command prints, its line on standard error, and what is done otherwise."""
-    done = handle(daemon, OperatorLine(1, 0, line.encode()), answer_line)
+    done = handle(daemon, OperatorLine(1, 0, parse(line.encode(), 2)), answer_line)
     answers = [each.answer for each in done if isinstance(each, do.Reply)]
     notes = [each.text for each in done if isinstance(each, do.Note)]
     others = [each for each in done if not isinstance(each, do.Reply | do.Note | do.Log | do.SetTimer)]
@@ -92,7 +94,7 @@ def test_a_priority_that_is_misread_is_refused(daemon: Daemon, word: str) -> Non
     assert daemon.defaults.client_priority.level == 0
 
 
-NO_DOMAINS = "-mlopart is left out: no device of this machine has locality domains"
+NO_DOMAINS = "-mlopart has no effect: no device of this machine has locality domains"
 
 
 @pytest.mark.parametrize(
@@ -130,5 +132,5 @@ def test_a_refused_command_has_its_own_reason(daemon: Daemon) -> None:
 )
 def test_the_option_of_a_query_that_was_meant_is_suggested(daemon: Daemon, line: str, meant: str) -> None:
     said = _give(daemon, line)[1]
-    assert (f" is not understood (did you mean {meant}?); see -h" in said) == bool(meant)
+    assert (f" is not understood (did you mean {meant}?); usage: " in said) == bool(meant)
     assert "is not understood" in said

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.registry import COMMANDS, Decision
 from pympsd.commands.operator_line import decide_line
-from pympsd.commands.registry import REGISTRY, Caller
 from pympsd.devices.machine import from_toml
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
@@ -26,6 +28,10 @@ LINES = [
 ]
 
 
+def _decide(daemon: Daemon, caller: Caller, line: bytes) -> Decision:
+    return decide_line(daemon, caller, parse(line, daemon.options.protocol))
+
+
 def machine(toml: str) -> Daemon:
     """A daemon with a server 847 on one device."""
     daemon = Daemon(DaemonOptions(0), from_toml(toml))
@@ -34,7 +40,7 @@ def machine(toml: str) -> Daemon:
 
 
 def ask(daemon: Daemon, line: str) -> Answer:
-    answer = decide_line(daemon, Caller(1, 0), line.encode()).answer
+    answer = _decide(daemon, Caller(1, 0), line.encode()).answer
     assert answer is not None
     return answer
 
@@ -58,7 +64,7 @@ def test_unknown_devices_are_not_said_to_be_old() -> None:
         answer = ask(daemon, line)
         if "mem_limit" not in line:  # no device has the number 0 yet
             assert (answer.printed, answer.refused) == (printed, False)
-            assert "not known yet" in answer.diagnostic
+            assert "the first server reports" in answer.diagnostic
         assert "older than Volta" not in answer.diagnostic
 
 
@@ -78,5 +84,5 @@ def test_a_refusal_has_no_note(line: str) -> None:
 
 
 def test_a_command_with_a_note_keeps_its_help() -> None:
-    docstring = REGISTRY["get_default_active_thread_percentage"].handler.__doc__
+    docstring = COMMANDS["get_default_active_thread_percentage"].handler.__doc__
     assert docstring == "Print the active thread percentage that the next server starts with."

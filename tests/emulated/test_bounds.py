@@ -7,7 +7,7 @@ import pytest
 
 from pympsd.vocabulary.settings import check_executor_settings
 from pympsd.vocabulary.variables import BadSetting
-from pympsd_server.backends.emulated.memory.address_space import HARDWARE, STRICT, AddressSpace, Bounds, chosen_bounds
+from pympsd_server.backends.emulated.memory.address_space import HARDWARE, STRICT, AddressSpace, Bounds, choose_bounds
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
 from tests.emulated.harness import BASE, HEADER, Device
 
@@ -83,8 +83,8 @@ def test_of_shared_memory(bounds: Bounds, size: int, offset: int, is_reached: bo
 
 
 def test_the_setting() -> None:
-    assert chosen_bounds({}) == chosen_bounds({"PYMPSD_STRICT_BOUNDS": "0"}) == HARDWARE
-    assert chosen_bounds({"PYMPSD_STRICT_BOUNDS": "1"}) == STRICT
+    assert choose_bounds({}) == choose_bounds({"PYMPSD_STRICT_BOUNDS": "0"}) == HARDWARE
+    assert choose_bounds({"PYMPSD_STRICT_BOUNDS": "1"}) == STRICT
     with pytest.raises(BadSetting, match="0 or 1"):
         check_executor_settings({"PYMPSD_STRICT_BOUNDS": "yes"}, "emulated")
 

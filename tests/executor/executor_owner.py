@@ -14,7 +14,7 @@ from typing import Any
 from attrs import define, field
 
 from pympsd.devices.machine import describe
-from pympsd.process.build import build_id
+from pympsd.process import version
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire import messages
 from pympsd.wire.executor_messages import (
@@ -35,6 +35,12 @@ PROGRAM = Path(__file__).resolve().parents[2] / "pympsd_server" / "executor" / "
 SECONDS = 30.0
 """The absolute limit of every wait."""
 GENERATION = 7
+
+
+def current_build() -> str:
+    """Return the build id of the sources as they are now: others may edit them while tests run."""
+    version._build.clear()
+    return version.build_id()
 
 
 @define
@@ -74,8 +80,7 @@ class ExecutorOwner:
 
     def set_up(self, device: DeviceFacts | None = None, **changes: Any) -> Any:
         """Send it its device; return its first message."""
-        # Others edit the sources while tests run: the digest must not be an older one than the executor's.
-        build = changes.get("build", build_id.__wrapped__())
+        build = changes.get("build", current_build())
         backend = changes.get("backend", "emulated")
         facts = device or describe("H200")[0]
         self.send(ExecutorSetup(build, changes.get("ordinal", 0), GENERATION, backend, facts))

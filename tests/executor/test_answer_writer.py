@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pympsd.wire.records import HEADER_BYTES
-from pympsd_server.executor.requests.answers import KEPT_BYTES, AnswerWriter
+from pympsd_server.executor.requests.answers import MAX_KEPT_BYTES, AnswerWriter
 
 SECONDS = 30.0
 
@@ -72,7 +72,7 @@ def test_what_is_kept_is_closed_when_the_client_is_cut_off(ends: tuple[socket.so
     ours, client = ends
     writer = AnswerWriter(ours)
     before = len(os.listdir("/proc/self/fd"))
-    large = bytes(KEPT_BYTES // 16)
+    large = bytes(MAX_KEPT_BYTES // 16)
     for _ in range(12):
         fd = made(1)
         writer.send(large, (fd,))
@@ -91,7 +91,7 @@ def test_what_is_kept_is_closed_when_the_client_is_cut_off(ends: tuple[socket.so
 def test_text_may_be_longer_than_what_is_kept_of_answers(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, client = ends
     writer = AnswerWriter(ours)
-    text = [numbered(number) * 1000 for number in range(2 * KEPT_BYTES // (1000 * HEADER_BYTES))]
+    text = [numbered(number) * 1000 for number in range(2 * MAX_KEPT_BYTES // (1000 * HEADER_BYTES))]
     writer.send_text(lambda: text)
     writer.send(numbered(7))
     # The client has not read all of it: further text is not even asked for.
@@ -106,7 +106,7 @@ def test_after_text_answers_are_kept_as_before(ends: tuple[socket.socket, socket
     writer = AnswerWriter(ours)
     writer.send_text(lambda: [numbered(1)] * 1000)
     read_all(client, 1000)
-    for _ in range(2 * KEPT_BYTES // (1000 * HEADER_BYTES)):
+    for _ in range(2 * MAX_KEPT_BYTES // (1000 * HEADER_BYTES)):
         writer.send(numbered(2) * 1000)
     writer.close()
     with pytest.raises(AssertionError, match="cut off"):

@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import define, field
 
-from pympsd_server.backends.interface import Outcome
-from pympsd_server.executor.requests.backpressure import HALF, LIMIT, Backpressure
+from pympsd_server.backends.interface import Status
+from pympsd_server.executor.requests.backpressure import HALF_OF_MAX, MAX_UNFINISHED, Backpressure
 
 
 @define(eq=False)
@@ -22,7 +22,7 @@ class FakeStream:
     def finish(self) -> None:
         waiting, self.done = self.done, []
         for each in waiting:
-            each(Outcome())
+            each(Status())
 
 
 @define(eq=False)
@@ -34,12 +34,12 @@ class Entry:
 
 
 def is_full(limit: Backpressure) -> bool:
-    return limit._unfinished >= LIMIT
+    return limit._unfinished >= MAX_UNFINISHED
 
 
 def test_one_stream_fills_it_and_its_end_empties_it() -> None:
     limit, entry = Backpressure(), Entry()
-    for _ in range(LIMIT):
+    for _ in range(MAX_UNFINISHED):
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
     assert is_full(limit)
     entry.backend.finish()
@@ -48,7 +48,7 @@ def test_one_stream_fills_it_and_its_end_empties_it() -> None:
 
 
 def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
-    limit, entries = Backpressure(), [Entry() for _ in range(LIMIT)]
+    limit, entries = Backpressure(), [Entry() for _ in range(MAX_UNFINISHED)]
     for entry in entries:
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
     assert is_full(limit)
@@ -60,7 +60,7 @@ def test_one_operation_in_each_of_very_many_streams_fills_it() -> None:
 def test_waiters_are_notified_when_half_is_free() -> None:
     limit, entry, notified = Backpressure(), Entry(), []
     limit.when_half_is_free(lambda: notified.append("at once"))
-    for _ in range(HALF):
+    for _ in range(HALF_OF_MAX):
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
     limit.when_half_is_free(lambda: notified.append("later"))
     limit.when_half_is_free(lambda: notified.append("later too"))
@@ -73,7 +73,7 @@ def test_waiters_are_notified_when_half_is_free() -> None:
 
 
 def test_a_request_for_room_counts_work_that_is_not_counted_yet() -> None:
-    limit, entries, notified = Backpressure(), [Entry() for _ in range(HALF)], []
+    limit, entries, notified = Backpressure(), [Entry() for _ in range(HALF_OF_MAX)], []
     for entry in entries:
         limit.enter(entry)  # type: ignore[arg-type]  # a fake
     limit.when_half_is_free(lambda: notified.append(True))

@@ -9,8 +9,8 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.graph_items import EDGE_LIMIT, ITEM_LIMIT, Conditional, ConditionalKind, GraphItem, encode
-from pympsd_server.executor.graphs.streams import CLIENT_STREAM_LIMIT
-from pympsd_server.executor.requests.backpressure import HALF
+from pympsd_server.executor.graphs.streams import MAX_CLIENT_STREAMS
+from pympsd_server.executor.requests.backpressure import HALF_OF_MAX
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import EMPTY, STORE, RawClient
 
@@ -221,7 +221,7 @@ def test_a_kernel_whose_module_is_unloaded_is_not_launched_again(client: RawClie
 def test_what_a_refused_launch_has_queued_counts_as_unfinished(client: RawClient) -> None:
     address, stream = client.allocate(4), stream_of(client)
     host = records.pack("HOST_FUNCTION", client.context, 0, 0, 0)
-    graph = make(client, *[GraphItem(fill(client, address, 1, 1))] * HALF, GraphItem(host))
+    graph = make(client, *[GraphItem(fill(client, address, 1, 1))] * HALF_OF_MAX, GraphItem(host))
     begun = client.send("HOST_FUNCTION", stream, 7, flags=QUIET)
     client.send("LAUNCH_GRAPH", stream, graph)  # refused at its end: its host function is not given
     room = client.send("ROOM", flags=QUIET)
@@ -289,7 +289,7 @@ def test_what_cannot_be_in_a_body(client: RawClient) -> None:
 def test_the_streams_of_a_clients_graphs_are_limited_and_given_back(client: RawClient) -> None:
     wide = encode([GraphItem(b"")] * 16)
     graphs = []
-    for _ in range(CLIENT_STREAM_LIMIT // 15):
+    for _ in range(MAX_CLIENT_STREAMS // 15):
         graphs.append(upload(client, wide))
         client.good("INSTANTIATE_GRAPH", graphs[-1])
     refused = client.call("INSTANTIATE_GRAPH", upload(client, wide))

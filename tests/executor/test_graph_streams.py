@@ -99,12 +99,12 @@ def test_what_graphs_take_is_within_the_limit_and_comes_back(graphs: list[list[S
     assert all(graph.size == 11 for graph in wide)
 
 
-def test_bodies_in_one_lane_share_their_streams() -> None:
+def test_bodies_in_one_slot_share_their_streams() -> None:
     context = FakeContext()
     wide = [Step(None)] * 3
     chain = [node(wide), Step(None, (0,)), Step(node(wide, wide).act, (1,)), Step(node(wide).act, (2,))]
     ExecutableGraph.make(context, chain, StreamBudget())  # type: ignore[arg-type]
-    assert len(context.streams) == 3, "the stream of the bodies, and two more lanes"
+    assert len(context.streams) == 3, "the stream of the bodies, and two more slots"
 
 
 def test_a_backend_that_evaluates_no_conditions_refuses_them() -> None:

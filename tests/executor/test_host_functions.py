@@ -9,7 +9,7 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, ContextFaulted, ExecutorDone, Terminate
-from pympsd_server.executor.requests.backpressure import HALF, LIMIT
+from pympsd_server.executor.requests.backpressure import HALF_OF_MAX, MAX_UNFINISHED
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import EMPTY, STORE, TRAPPED, RawClient
 
@@ -197,7 +197,7 @@ def test_room_is_reported_when_half_of_the_limit_is_free(client: RawClient) -> N
     stream, address = make_stream(client), client.allocate(64)
     client.good("ROOM")
     begun(client, stream, 1)
-    for _ in range(HALF):
+    for _ in range(HALF_OF_MAX):
         client.send("FILL", stream, address, 0, 1, 1, 0, 1)
     room = client.send("ROOM")
     assert pending(client, stream)
@@ -211,7 +211,7 @@ def test_a_client_that_asks_for_no_room_delays_only_itself(executor: ExecutorOwn
     client, neighbour = executor.attach(client=1, context=1), executor.attach(client=2, context=2)
     stream, address = make_stream(client), client.allocate(64)
     begun(client, stream, 1)
-    for _ in range(LIMIT):
+    for _ in range(MAX_UNFINISHED):
         client.send("FILL", stream, address, 0, 1, 1, 0, 1)
     unread = client.send("QUERY_STREAM", stream)
     begun(neighbour, 0, 1)

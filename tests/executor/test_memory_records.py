@@ -10,7 +10,7 @@ from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach
-from pympsd_server.executor.requests.answers import KEPT_BYTES
+from pympsd_server.executor.requests.answers import MAX_KEPT_BYTES
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient
 
@@ -221,7 +221,7 @@ def test_a_copy_that_is_not_answered_does_not_reach_the_shared_memory(client: Ra
 
 def test_copies_of_rows_on_the_device_leave_no_answers_unread(client: RawClient) -> None:
     # 24 bytes of answer to each of them would be more than an executor keeps for a client that reads none.
-    count = KEPT_BYTES // records.HEADER_BYTES + 100
+    count = MAX_KEPT_BYTES // records.HEADER_BYTES + 100
     address = client.allocate(4096)
     copies = records.pack("COPY_3D", 1, 1, 0, DEVICE, address + 64, 8, 24, DEVICE, address, 8, 24, 8, 2, 1) * 1000
     for _ in range(count // 1000 + 1):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pympsd.devices.machine import describe
-from pympsd.process.build import build_id
 from pympsd.wire.executor_messages import (
     Attach,
     Attached,
@@ -17,7 +16,7 @@ from pympsd.wire.executor_messages import (
     MemoryUsed,
     Ping,
 )
-from tests.executor.executor_owner import GENERATION, ExecutorOwner
+from tests.executor.executor_owner import GENERATION, ExecutorOwner, current_build
 from tests.executor.raw_client import RawClient
 
 Start = Callable[..., ExecutorOwner]
@@ -29,7 +28,7 @@ class Reports:
     def __init__(self, owner: ExecutorOwner) -> None:
         self.owner = owner
         self.held: dict[int, int] = {}
-        build = build_id.__wrapped__()
+        build = current_build()
         owner.send(ExecutorSetup(build, 0, GENERATION, "emulated", describe("H200")[0], reports_memory=True))
         assert owner.receive()[0] == ExecutorReady(owner.process.pid)
 

@@ -9,7 +9,7 @@ import pytest
 from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, Attached, DropClient, ExecutorDone, MemoryShort, RoomMade
-from pympsd_server.executor.memory.device_memory import MOST_TRIES
+from pympsd_server.executor.memory.device_memory import MAX_TRIES
 from tests.executor.executor_owner import GENERATION, ExecutorOwner
 from tests.executor.raw_client import RawClient
 from tests.support.processes import wait_until
@@ -61,7 +61,7 @@ def test_others_that_take_the_freed_memory_are_not_waited_for_without_end(
     executor: ExecutorOwner, guaranteed: RawClient
 ) -> None:
     sequence = guaranteed.send("ALLOCATE", COUNT)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_TRIES):
         executor.send(RoomMade(shortage(executor).request, freed=True))
     assert guaranteed.answer(sequence).result == Result.ERROR_OUT_OF_MEMORY
 

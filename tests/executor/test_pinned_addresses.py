@@ -15,7 +15,7 @@ from pympsd.vocabulary.device_facts import PINNED_BITS, PINNED_END, PINNED_WINDO
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.executor.memory.pinned_addresses import (
-    PIECES_LIMIT,
+    MAX_PIECES,
     PinnedAddresses,
     available_bytes,
     machine_bytes,
@@ -129,9 +129,9 @@ def test_a_control_group_may_have_less_than_the_machine(tmp_path: Path) -> None:
 
 def test_pieces_are_bounded() -> None:
     tested = room(1 << 40)
-    for _ in range(PIECES_LIMIT):
+    for _ in range(MAX_PIECES):
         tested.take(PAGE, "a")
-    with refused(f"at most {PIECES_LIMIT} pieces"):
+    with refused(f"at most {MAX_PIECES} pieces"):
         tested.take(PAGE, "a")
     tested.take(PAGE, "b")
 

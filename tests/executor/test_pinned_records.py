@@ -18,7 +18,7 @@ from pympsd.vocabulary.device_facts import mapped_window_of, pinned_window_of, w
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
 from pympsd.wire.executor_messages import Attach, Attached
-from pympsd_server.executor.memory.pinned_addresses import PIECES_LIMIT
+from pympsd_server.executor.memory.pinned_addresses import MAX_PIECES
 from tests.executor.executor_owner import ExecutorOwner
 from tests.executor.raw_client import ENDLESS, RawClient
 
@@ -257,14 +257,14 @@ def test_what_one_client_may_have_is_bounded_in_bytes_and_pieces(executor: Execu
         assert "a quarter of this machine's memory" in answer.reason
     descriptors = executor.fd_count()
     addresses = []
-    for _ in range(PIECES_LIMIT):
+    for _ in range(MAX_PIECES):
         address, memory = client.allocate_pinned(1)
         memory.close()
         addresses.append(address)
-    assert len(set(addresses)) == PIECES_LIMIT
+    assert len(set(addresses)) == MAX_PIECES
     answer = client.call("ALLOCATE_PINNED", 1)
     assert answer.result == MEMORY
-    assert str(PIECES_LIMIT) in answer.reason
+    assert str(MAX_PIECES) in answer.reason
     assert client.received_fds == []
     neighbour.allocate_pinned(1)
     deadline = time.monotonic() + SECONDS
@@ -294,11 +294,11 @@ def test_a_poisoned_context_frees_and_copies_nothing_more(executor: ExecutorOwne
     data = client.allocate(PAGE)
     module, _ = client.load()
     client.launch(module, 3)  # trap
-    poisoned = client.call("SYNCHRONIZE_CONTEXT").result
-    assert poisoned == Result.ERROR_LAUNCH_FAILED
+    is_faulted = client.call("SYNCHRONIZE_CONTEXT").result
+    assert is_faulted == Result.ERROR_LAUNCH_FAILED
     executor.receive()
     client.send("COPY_FROM_DEVICE_PINNED", 0, address, data, PAGE)
-    assert client.call("ALLOCATE_PINNED", PAGE).result == poisoned
+    assert client.call("ALLOCATE_PINNED", PAGE).result == is_faulted
     assert client.free_pinned(address).result == 0
     assert not any(memory[:])
     wait_until_unmapped(executor)

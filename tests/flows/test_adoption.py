@@ -32,8 +32,7 @@ from processes import (
 
 from pympsd.takeover.servers import READY_SECONDS
 from pympsd.wire import messages
-from pympsd.wire.messages import ClientHello
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, Versions
 
 Make = Callable[..., ClientProcess]
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

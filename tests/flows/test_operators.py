@@ -309,8 +309,7 @@ def test_mute_peers_delay_no_other(daemon: DaemonProcess) -> None:
 
 
 def test_clients_are_refused_at_the_privileged_socket(daemon: DaemonProcess) -> None:
-    from pympsd.wire.messages import ClientHello, encode
-    from pympsd.wire.versions import Versions
+    from pympsd.wire.messages import ClientHello, Versions, encode
 
     hello = encode(ClientHello(Versions(), 1, "x", 1, {}))
     assert send(daemon, hello, "control_privileged") == b""
@@ -320,7 +319,7 @@ def test_clients_are_refused_at_the_privileged_socket(daemon: DaemonProcess) -> 
 def test_a_client_of_another_version_gets_the_reason(daemon: DaemonProcess) -> None:
     from pympsd.wire import messages
     from pympsd.wire.framing import FrameReader
-    from pympsd.wire.versions import Versions
+    from pympsd.wire.messages import Versions
 
     hello = messages.encode(messages.ClientHello(Versions(oldest=90, newest=99), 1, "x", 1, {}))
     (frame,) = FrameReader().feed(send(daemon, hello))

@@ -19,8 +19,7 @@ from processes import SECONDS, ClientProcess, DaemonProcess, children_of, shared
 
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
-from pympsd.wire.messages import ClientHello
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, Versions
 
 OWNER, STRANGER = 10001, 10002
 RIGHT = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"

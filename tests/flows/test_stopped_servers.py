@@ -13,8 +13,7 @@ from processes import SECONDS, ClientProcess, DaemonProcess, alive, wait_until
 
 from pympsd.channel.descriptors import close_all
 from pympsd.wire.framing import FrameReader
-from pympsd.wire.messages import ClientHello, Refused, SessionGranted, decode, encode
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, Refused, SessionGranted, Versions, decode, encode
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes other users")
 

@@ -16,8 +16,7 @@ from processes import PYMPSD, SECONDS, ClientProcess, DaemonProcess, alive, chil
 
 from pympsd.cli.options import MULTIUSER
 from pympsd.wire.framing import FrameReader
-from pympsd.wire.messages import ClientHello, Refused, decode, encode
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, Refused, Versions, decode, encode
 
 NOBODY = pwd.getpwnam("nobody").pw_uid
 OTHER = 12345

@@ -15,7 +15,7 @@ from at_terminal import at_terminal
 from processes import PYMPSD, DaemonProcess
 
 from pympsd.control import CannotAsk, Control, RunningDaemon
-from pympsd.vocabulary import queries
+from pympsd.vocabulary import untrusted
 from pympsd.wire import frames
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another user's daemon")
@@ -122,20 +122,12 @@ CHANGES = (
 )
 
 
-def test_a_query_is_what_both_registries_call_one() -> None:
-    import pympsd.commands.operator_line  # noqa: F401 - registers the commands
-    from pympsd.commands.registry import REGISTRY
-    from pympsd.commands.v3.registry import COMMANDS
+def test_the_words_of_a_query_say_that_it_is_one() -> None:
+    from pympsd.commands.grammar.registry import COMMANDS
 
-    assert {name: queries.is_query(f"{name} 5") for name in REGISTRY} == {
-        name: command.takes is not None for name, command in REGISTRY.items()
-    }
-    in_v3 = {f"{module} {verb}": command for module, verbs in COMMANDS.items() for verb, command in verbs.items()}
-    assert {name: queries.is_query(name) for name in in_v3} == {
-        name: command.is_query for name, command in in_v3.items()
-    }
-    assert not any(command.takes_file and command.is_query for command in in_v3.values())
-    assert all(map(queries.is_query, ("", "help", "--help", "server help", "get_server_list --json")))
+    assert not any(command.takes_file and command.is_query for command in COMMANDS.values())
+    assert all(untrusted.is_query(f"{command.name} 5") == command.is_query for command in COMMANDS.values())
+    assert all(map(untrusted.is_query, ("", "help", "--help", "server help", "get_server_list --json")))
 
 
 @pytest.mark.parametrize("words", CHANGES[:7])

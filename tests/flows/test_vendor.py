@@ -301,7 +301,7 @@ def test_an_operator_learns_that_a_server_does_not_answer(daemon: DaemonProcess,
     try:
         done = daemon.run([], "ps\n")
         assert str(client.pid) in done.stdout
-        assert done.stderr == f"server {server} does not answer: of it this says what was known before\n"
+        assert done.stderr == f"server {server} did not respond; showing its last reported state\n"
     finally:
         os.kill(server, signal.SIGCONT)
 

@@ -72,7 +72,7 @@ class Bench:
         index = [function.name for function in loaded.functions].index(name)
         self.at_work.default.launch(Launch(loaded, index, tuple(grid), tuple(block), shared, parameters))
         result = self.at_work.synchronize()
-        return int(result), "" if result == Result.SUCCESS else self.at_work.context.outcome.reason
+        return int(result), "" if result == Result.SUCCESS else self.at_work.context.status.reason
 
 
 def facts_of(backend: str) -> DeviceFacts:

@@ -156,11 +156,11 @@ def test_a_wait_for_a_destroyed_stream_is_answered_by_its_marker(rig: Rig, drive
     rig.worker.drop_stream(SERIAL, STREAM)
     late = rig.launch(STREAM)
     assert rig.run(late) == [DeclinedRecord(late, 0)]
-    settled = stream.settled
+    completed = stream.completed
     driver.advance(stream)
     assert rig.run() == []
     assert rig.answers(1) == [_sequence(record)]
-    assert stream.settled == settled, "its state is no longer touched"
+    assert stream.completed == completed, "its state is no longer touched"
 
 
 def test_a_stream_that_reuses_a_handle_is_another_stream(rig: Rig, driver: FakeDriver) -> None:
@@ -175,7 +175,7 @@ def test_a_stream_that_reuses_a_handle_is_another_stream(rig: Rig, driver: FakeD
     driver.advance(first)
     assert rig.run() == []
     assert rig.answers(1) == [_sequence(record)]
-    assert (second.issued, second.settled) == (1, 0)
+    assert (second.issued, second.completed) == (1, 0)
 
 
 def test_dropping_unknown_streams_and_modules_has_no_effect(rig: Rig) -> None:

@@ -16,10 +16,10 @@ from pympsd_server.native.worker import DeclinedRecord
 from tests.native.fake_driver import (
     CONTEXT,
     LAUNCH,
+    MAX_SHARED_BYTES,
     QUERY_EVENT,
     RECORD_EVENT,
     SET_CURRENT,
-    SHARED_LIMIT,
     THREADS_LIMIT,
     FakeDriver,
 )
@@ -29,9 +29,9 @@ STREAM, OTHER = 0x10, 0x11
 LAUNCH_FAILED = 719
 DRIVERS_QUEUE = 1024
 LAUNCHES_AN_EVENT = source_constant("fast_path.c", "LAUNCHES_AN_EVENT")
-LAUNCHES_BY_FORCE = source_constant("fast_path.c", "LAUNCHES_BY_FORCE")
+MAX_FORCED_LAUNCHES = source_constant("fast_path.c", "MAX_FORCED_LAUNCHES")
 BOUND = STREAM_EVENTS * LAUNCHES_AN_EVENT
-FULL_PATIENCE_SECONDS = source_constant("worker.c", "FULL_PATIENCE") / 1000
+FULL_TIMEOUT_SECONDS = source_constant("worker.c", "FULL_TIMEOUT") / 1000
 
 
 def test_a_launch_arrives_with_all_its_arguments(rig: Rig, driver: FakeDriver) -> None:
@@ -176,10 +176,10 @@ def test_a_row_past_the_end_of_a_module_is_not_used(rig: Rig) -> None:
 
 
 def test_static_and_dynamic_shared_memory_count_together(rig: Rig) -> None:
-    rows = (KernelRow * 1)((FUNCTION, 0, 1024, 1024, SHARED_LIMIT))
+    rows = (KernelRow * 1)((FUNCTION, 0, 1024, 1024, MAX_SHARED_BYTES))
     rig.worker.add_module(SERIAL, 0x77, rows)
-    good = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, SHARED_LIMIT - 1024, 0)
-    bad = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, SHARED_LIMIT - 1023, 0)
+    good = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, MAX_SHARED_BYTES - 1024, 0)
+    bad = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, MAX_SHARED_BYTES - 1023, 0)
     assert rig.run(good, bad) == [DeclinedRecord(bad, 0)]
     rows[0].dynamic_bytes = 0
     again = rig.pack("LAUNCH", 0, 0x77, 0, *[1] * 6, 1, 0)
@@ -308,7 +308,7 @@ def test_beyond_the_limit_a_launch_waits_for_room(rig: Rig, driver: FakeDriver) 
     # Now there is no room again, so the launch is forced in the end.
     assert rig.run(rig.launch()) == []
     assert len(driver.calls(QUERY_EVENT)) > 1
-    assert time.monotonic() - began >= FULL_PATIENCE_SECONDS
+    assert time.monotonic() - began >= FULL_TIMEOUT_SECONDS
     assert len(driver.calls(LAUNCH)) == BOUND + LAUNCHES_AN_EVENT + 1
 
 
@@ -317,7 +317,7 @@ def test_forced_launches_need_no_further_events(rig: Rig, driver: FakeDriver) ->
     forced = 5
     began = time.monotonic()
     assert rig.run(*(rig.launch() for _ in range(forced))) == []
-    assert time.monotonic() - began >= forced * FULL_PATIENCE_SECONDS, "each is forced"
+    assert time.monotonic() - began >= forced * FULL_TIMEOUT_SECONDS, "each is forced"
     assert rig.default_stream.recorded == STREAM_EVENTS
     driver.advance(rig.default_stream)
     assert rig.run(*(rig.launch() for _ in range(LAUNCHES_AN_EVENT))) == []
@@ -325,14 +325,14 @@ def test_forced_launches_need_no_further_events(rig: Rig, driver: FakeDriver) ->
 
 
 def test_forcing_stops_before_the_drivers_queue_is_full(rig: Rig, driver: FakeDriver) -> None:
-    assert BOUND + LAUNCHES_BY_FORCE < DRIVERS_QUEUE
+    assert BOUND + MAX_FORCED_LAUNCHES < DRIVERS_QUEUE
     _fill(rig)
-    rig.default_stream.since_event = LAUNCHES_BY_FORCE - 1
+    rig.default_stream.since_event = MAX_FORCED_LAUNCHES - 1
     assert rig.run(rig.launch()) == [], "the last one"
     rig.start()
     began, before = time.monotonic(), len(driver.calls(LAUNCH))
     rig.put(rig.launch())
-    while time.monotonic() - began < 3 * FULL_PATIENCE_SECONDS or driver.count < before + 10:
+    while time.monotonic() - began < 3 * FULL_TIMEOUT_SECONDS or driver.count < before + 10:
         assert time.monotonic() - began < SECONDS
     assert len(driver.calls(LAUNCH)) == before
     driver.advance(rig.default_stream)

@@ -13,7 +13,7 @@ from tests.native.fake_driver import WRITE_VALUE, FakeDriver
 from tests.native.rig import SERIAL, Rig, source_constant
 
 STREAMS = tuple(range(0x10, 0x18))
-PENDING_LIMIT = source_constant("worker.c", "PENDING_LIMIT")
+MAX_PENDING = source_constant("worker.c", "MAX_PENDING")
 REFUSED = 1
 
 
@@ -51,7 +51,7 @@ def test_a_wait_is_answered_when_the_marker_is_written_and_not_before(rig: Rig, 
     assert rig.answers(1) == [_sequence(record)]
     rig.drain()
     assert not rig.is_answered, "it is answered once"
-    assert rig.default_stream.settled == rig.default_stream.issued == 2
+    assert rig.default_stream.completed == rig.default_stream.issued == 2
 
 
 def test_work_known_to_be_done_needs_no_second_marker(rig: Rig, driver: FakeDriver) -> None:
@@ -118,15 +118,15 @@ def test_a_refused_marker_goes_to_python_with_its_code(rig: Rig, driver: FakeDri
 
 def test_waits_beyond_the_limit_go_to_python(rig: Rig, driver: FakeDriver) -> None:
     assert rig.run(rig.launch()) == []
-    some = [_synchronize(rig) for _ in range(PENDING_LIMIT + 2)]
-    assert rig.run(*some) == [DeclinedRecord(each, 0) for each in some[PENDING_LIMIT:]]
+    some = [_synchronize(rig) for _ in range(MAX_PENDING + 2)]
+    assert rig.run(*some) == [DeclinedRecord(each, 0) for each in some[MAX_PENDING:]]
     driver.advance(rig.default_stream)
     # These are more answers than the socket takes unread: the rest goes to Python.
     declined = [_sequence(taken.record) for taken in rig.run()]
-    answered = rig.answers(PENDING_LIMIT - len(declined))
+    answered = rig.answers(MAX_PENDING - len(declined))
     assert declined
     assert answered
-    assert sorted(answered + declined) == [_sequence(each) for each in some[:PENDING_LIMIT]]
+    assert sorted(answered + declined) == [_sequence(each) for each in some[:MAX_PENDING]]
 
 
 # --- queries

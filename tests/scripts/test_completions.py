@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from processes import SECONDS
 
+from pympsd.commands.grammar.registry import COMMANDS, verbs_of
 from pympsd.commands.manual import OPTIONS
-from pympsd.commands.registry import REGISTRY
-from pympsd.commands.v3.registry import COMMANDS
 from pympsd.smi.options import PLAIN, SHORT, VALUED
 
 FILES = Path(__file__).parents[2] / "docs/completions"
@@ -40,6 +39,9 @@ CASES = [
     ("pympsd-smi dmon -", ["-c", "-d", "-f", "-h", "-i", "-o", "-s"]),
     ("pympsd-run -", ["--help", "-m"]),
 ]
+
+
+MODULES = {command.module for command in COMMANDS.values() if command.verb}
 
 
 def shell(command: list[str]) -> list[str]:
@@ -97,16 +99,16 @@ def test_zsh_completes(line: str, completed: list[str]) -> None:
 
 def test_every_command_and_option_is_completed() -> None:
     first = set(bash("pympsd "))
-    assert first >= {*REGISTRY, *COMMANDS, "top", "plot"}
+    assert first >= {*MODULES, *(command.module for command in COMMANDS.values()), "top", "plot"}
     assert first >= {word for left, _ in OPTIONS for word in left.replace(",", "").split() if word.startswith("-")}
-    for module, verbs in COMMANDS.items():
-        assert set(bash(f"pympsd {module} ")) == set(verbs)
+    for module in MODULES:
+        assert set(bash(f"pympsd {module} ")) == set(verbs_of(module, 3))
     assert set(bash("pympsd-smi -")) == {*SHORT, *PLAIN, *VALUED}
 
 
-@pytest.mark.parametrize("command", [(m, v) for m, verbs in COMMANDS.items() for v in verbs], ids=" ".join)
-def test_every_option_of_protocol_3_is_completed(command: tuple[str, str]) -> None:
-    module, verb = command
-    syntax = COMMANDS[module][verb].syntax
-    found = bash(f"pympsd {module} {verb} -") or []
-    assert [word for word in found if word] == sorted(f"--{name}" for name in (*syntax.options, *syntax.flags))
+@pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.verb])
+def test_every_option_of_protocol_3_is_completed(name: str) -> None:
+    command = COMMANDS[name]
+    found = bash(f"pympsd {name} -") or []
+    json = ["--json"] if command.usage.endswith(" [--json]") else []
+    assert [word for word in found if word] == sorted([*command.syntax.option_words, *json])

@@ -13,8 +13,7 @@ import pytest
 from processes import BIN, SECONDS
 
 from pympsd.cli.extras import LINKS
-from pympsd.commands.manual import takes_server
-from pympsd.commands.registry import REGISTRY
+from pympsd.commands.grammar.registry import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 COMPLETED = ("pympsd", "nvidia-cuda-mps-control", "pympsd-smi", "pympsd-run")
@@ -159,7 +158,7 @@ def test_what_differs_is_put_aside_and_links_are_not_followed(prefix: Path, tmp_
 
 
 def test_the_commands_that_take_a_server() -> None:
-    assert {name for name in REGISTRY if takes_server(name)} == {
+    assert {name for name, command in COMMANDS.items() if command.names_server} == {
         "device_query", "get_active_thread_percentage", "get_client_list", "get_device_client_list",
         "get_device_pinned_mem_limit", "get_server_status", "ps", "set_active_thread_percentage",
         "set_device_pinned_mem_limit", "shutdown_server", "terminate_client",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.version import VERSION
+from pympsd.process.version import VERSION
 
 ROOT = Path(__file__).parents[2]
 PTH = Path("pympsd_client/routing/pympsd-routing.pth")

@@ -293,7 +293,7 @@ class Recorder:
 def test_the_end_of_a_client_is_reported_to_the_daemon_before_it_is_logged() -> None:
     recorder: Any = Recorder()
     server = Server(recorder, recorder, describe("1xH200"), ThreadPercentage(100), {})
-    server.client_left(server.roster.add_client(7, 100, 0, {}), connected=True)
+    server.client_left(server.client_table.add_client(7, 100, 0, {}), connected=True)
     assert recorder.events == ["reported to the daemon", "client_receive_failed", "client_disconnected"]
 
 

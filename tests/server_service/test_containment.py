@@ -107,9 +107,9 @@ def _serving(nursery: trio.Nursery, executors: _Executors, devices: int) -> tupl
 
 
 def _client(server: Server, serial: int, *devices: int, user: int = ALL_USERS) -> Client:
-    client = server.roster.add_client(serial, 100 + serial, 0, {}, max(user, 0))
+    client = server.client_table.add_client(serial, 100 + serial, 0, {}, max(user, 0))
     for device in devices:
-        server.roster.open_context(client, device, 1, user=user)
+        server.client_table.open_context(client, device, 1, user=user)
     return client
 
 
@@ -230,11 +230,13 @@ async def test_a_fault_in_the_executor_of_a_partition_leaves_the_server_active(a
     async with trio.open_nursery() as nursery:
         server, containment, recorder = _serving(nursery, executors, 1)
         server.devices = from_toml("isolates_address_spaces = false\n[[device]]\n")
-        culprit, other, newcomer = (server.roster.add_client(serial, 100 + serial, 0, {}) for serial in (1, 2, 3))
+        culprit, other, newcomer = (
+            server.client_table.add_client(serial, 100 + serial, 0, {}) for serial in (1, 2, 3)
+        )
         for client, partition in ((culprit, "p"), (other, "q"), (newcomer, "p")):
             client.partitions = {0: partition}
         for client in (culprit, other):
-            server.roster.open_context(client, 0, 1, user=0, partition=client.partitions[0], has_executor=True)
+            server.client_table.open_context(client, 0, 1, user=0, partition=client.partitions[0], has_executor=True)
         containment.context_faulted(min(culprit.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         await trio.sleep(0.01)
         assert executors.running[slots[1]].requests == []
@@ -254,12 +256,12 @@ async def test_a_newcomer_is_held_for_a_bounded_time_and_not_while_a_reached_pro
     async with trio.open_nursery() as nursery:
         server, containment, _ = _serving(nursery, executors, 1)
         culprit, newcomer = _client(server, 1, 0), _client(server, 2)
-        containment.pidfds[culprit.serial] = -1
+        containment.pidfds[culprit.id] = -1
         containment.context_faulted(min(culprit.contexts), Result.ERROR_ILLEGAL_ADDRESS, "wild")
         began = trio.current_time()
         await containment.hold(newcomer)
         assert trio.current_time() == began
-        del containment.pidfds[culprit.serial]  # its session has ended, what it held is never freed
+        del containment.pidfds[culprit.id]  # its session has ended, what it held is never freed
         await containment.hold(newcomer)
         assert trio.current_time() == began + HOLD_SECONDS
         server.client_left(culprit, connected=True)

@@ -11,7 +11,7 @@ import trio
 from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
 from pympsd_server.service import daemon_link
 from pympsd_server.service.daemon_link import DaemonLink
@@ -23,8 +23,8 @@ Ends = tuple[DaemonLink, MessageChannel]
 @pytest.fixture
 async def ends(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Ends]:
     """A link of two clients, of which one has a context, and the daemon's end, which takes little."""
-    monkeypatch.setattr(daemon_link, "ROSTER_BYTES", 2000)
-    monkeypatch.setattr(daemon_link, "LOG_BYTES", 1000)
+    monkeypatch.setattr(daemon_link, "MAX_CLIENT_TABLE_BYTES", 2000)
+    monkeypatch.setattr(daemon_link, "MAX_LOG_BYTES", 1000)
     theirs, ours = trio.socket.socketpair(type=socket.SOCK_SEQPACKET)
     server, daemon = DaemonLink(MessageChannel(ours, fds_allowed=2)), MessageChannel(theirs)
     nursery.start_soon(server.run_sender)
@@ -52,7 +52,7 @@ async def receive_first(daemon: MessageChannel, kind: type[Message]) -> Message:
 
 def fill(server: DaemonLink) -> None:
     """Log until nothing more is taken."""
-    while server.channel.queued_bytes <= daemon_link.LOG_BYTES:
+    while server.channel.queued_bytes <= daemon_link.MAX_LOG_BYTES:
         server.log("client_disconnected", {"pid": 1}, 0.0)
 
 
@@ -72,16 +72,16 @@ async def test_contexts_that_come_and_go_without_a_daemon_do_not_break_the_link(
     server.context_closed(5, 1)
     server.client_left(5)
     server.status(ServerStatus.FAULT)
-    assert server.channel.queued_bytes < 2 * daemon_link.ROSTER_BYTES
-    roster: dict[int, set[int]] = {5: set(), 6: set()}
-    while roster != {6: {300_000}}:
+    assert server.channel.queued_bytes < 2 * daemon_link.MAX_CLIENT_TABLE_BYTES
+    client_table: dict[int, set[int]] = {5: set(), 6: set()}
+    while client_table != {6: {300_000}}:
         match await receive(daemon):
             case link.ContextReported(client, serial, _, _):
-                roster[client].add(serial)
+                client_table[client].add(serial)
             case link.ContextGone(client, serial):
-                roster[client].remove(serial)
+                client_table[client].remove(serial)
             case link.ClientGone(client):
-                assert not roster.pop(client), "its contexts went before it"
+                assert not client_table.pop(client), "its contexts went before it"
     # Then changes are sent as they come.
     server.context_closed(6, 300_000)
     while (message := await receive(daemon)) != link.ContextGone(6, 300_000):
@@ -107,7 +107,7 @@ async def test_log_records_beyond_the_limit_are_counted(ends: Ends) -> None:
     fill(server)
     for _ in range(3):
         server.log("client_disconnected", {"pid": 2}, 0.0)
-    while server.channel.queued_bytes > daemon_link.LOG_BYTES:
+    while server.channel.queued_bytes > daemon_link.MAX_LOG_BYTES:
         await receive(daemon)
     server.log("client_disconnected", {"pid": 3}, 0.0)
     assert await receive_first(daemon, link.LogDropped) == link.LogDropped(3)

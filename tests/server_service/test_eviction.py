@@ -53,9 +53,9 @@ class _Executors:
 
     async def free(self, context: int, seconds: float) -> None:
         await trio.sleep(seconds)
-        for client in self.server.roster.clients.values():
+        for client in self.server.client_table.clients.values():
             if context in client.contexts:
-                self.bytes_held[client.serial] = 0
+                self.bytes_held[client.id] = 0
         self.changed.unpark_all()
 
 
@@ -85,15 +85,15 @@ def _full(nursery: trio.Nursery, seconds: float = 0.0) -> tuple[Any, _Log]:
     server = Server(None, log, describe("H200"), ThreadPercentage(), {})  # type: ignore[arg-type]
     executors = _Executors(nursery, server, seconds=seconds)
     for serial, soft, count in ((1, 0, 10), (2, 0, 8), (3, 5, 1), (4, 5, 1)):
-        client = server.roster.add_client(serial, 100 + serial, 0, {})
+        client = server.client_table.add_client(serial, 100 + serial, 0, {})
         client.groups = {0: (MemoryGroup(f"cgroup /{serial}", MOST_MEMORY, soft),)}
-        server.roster.open_context(client, 0, 1)
+        server.client_table.open_context(client, 0, 1)
         executors.bytes_held[serial] = count
     return _Containment(server, executors), log
 
 
 def _caller(containment: _Containment, serial: int) -> Client:
-    return containment.server.roster.clients[serial]
+    return containment.server.client_table.clients[serial]
 
 
 async def test_two_shortages_at_once_end_no_more_clients_than_one() -> None:
@@ -122,7 +122,7 @@ async def test_nobody_is_ended_for_a_client_that_has_gone() -> None:
     async with trio.open_nursery() as nursery:
         containment, log = _full(nursery)
         caller = _caller(containment, 3)
-        containment.server.roster.remove_client(3)
+        containment.server.client_table.remove_client(3)
         assert not await make_room(containment, 0, caller, 1)
     assert log.evicted() == []
 

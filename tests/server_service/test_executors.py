@@ -204,14 +204,14 @@ async def test_a_wedged_executor_is_killed_and_a_stopped_one_is_not(
     module = "pympsd_server.service.executors"
     monkeypatch.setattr(f"{module}.HEARTBEAT_SECONDS", 0.01)
     monkeypatch.setattr(f"{module}.SILENCE_SECONDS", 0.2)
-    asked, look = trio.Event(), executors_module._stopped
+    asked, look = trio.Event(), executors_module._is_stopped
 
     def is_stopped(pid: int) -> bool:
         asked.set()
         monkeypatch.setattr(f"{module}.SILENCE_SECONDS", SECONDS)  # any delay is fine once it continues
         return look(pid)
 
-    monkeypatch.setattr(f"{module}._stopped", is_stopped)
+    monkeypatch.setattr(f"{module}._is_stopped", is_stopped)
     log = Recorder()
     with trio.fail_after(SECONDS):
         async with trio.open_nursery() as nursery:

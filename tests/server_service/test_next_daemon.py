@@ -22,7 +22,7 @@ from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
 from pympsd.wire.framing import FrameReader
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 Reports = tuple[link.ServerReturn, list[link.ReturningClient]]
 SETUP = link.ServerSetup(0, "control", "emulated", describe("H200"), 100.0, 0, {})

@@ -72,11 +72,11 @@ class _Containment:
     server: Server
     executors: _Executors
     reset_contexts: list[int] = field(factory=list)
-    expelled: set[int] = field(factory=set)
+    evicted: set[int] = field(factory=set)
 
     async def reset(self, context: Context, reason: str) -> None:
         assert "process 500" in reason
-        self.reset_contexts.append(context.serial)
+        self.reset_contexts.append(context.id)
 
 
 def _containment(stuck: bool) -> tuple[_Containment, _Executor, _Link, _Log]:
@@ -84,8 +84,8 @@ def _containment(stuck: bool) -> tuple[_Containment, _Executor, _Link, _Log]:
     log = _Log()
     server = Server(link, log, describe("H200"), ThreadPercentage(), {})
     executor = _Executor(stuck)
-    client = server.roster.add_client(1, 500, 0, {})
-    server.roster.open_context(client, 0, 1)
+    client = server.client_table.add_client(1, 500, 0, {})
+    server.client_table.open_context(client, 0, 1)
     return _Containment(server, _Executors(executor)), executor, link, log
 
 
@@ -121,7 +121,7 @@ async def _terminate_with_a_kernel(by_reset: bool) -> tuple[_Containment, _Link,
     """Terminate a client with two contexts; the kernel of the second one never ends."""
     containment, executor, link, log = _containment(stuck=False)
     server = containment.server
-    server.roster.open_context(server.roster.clients[1], 0, 1)
+    server.client_table.open_context(server.client_table.clients[1], 0, 1)
     executor.running.add(2)
     await _terminate(containment, TerminateClient(7, 500, by_reset))
     return containment, link, log
@@ -131,7 +131,7 @@ async def test_without_by_reset_a_kernel_that_never_ends_is_answered_with_702(au
     containment, link, log = await _terminate_with_a_kernel(by_reset=False)
     assert link.answers == [(7, Result.ERROR_LAUNCH_TIMEOUT)]
     assert containment.reset_contexts == []
-    assert [context.serial for context in containment.server.roster.clients[1].active_contexts()] == [2]
+    assert [context.id for context in containment.server.client_table.clients[1].active_contexts()] == [2]
     assert log.said[-1] == "termination_overdue"
 
 
@@ -139,7 +139,7 @@ async def test_with_by_reset_running_work_is_ended_and_success_is_answered(autoj
     containment, link, log = await _terminate_with_a_kernel(by_reset=True)
     assert link.answers == [(7, Result.SUCCESS)]
     assert containment.reset_contexts == [2]
-    assert containment.server.roster.clients[1].active_contexts() == []
+    assert containment.server.client_table.clients[1].active_contexts() == []
     assert log.said[-3:] == ["termination_overdue", "termination_by_reset", "termination_succeeded"]
 
 

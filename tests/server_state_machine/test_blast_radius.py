@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.state_machine.blast_radius import Blast, OnDevice, WholeProcess, blast_of, sticky_error
-from pympsd_server.state_machine.client_table import Roster
+from pympsd_server.state_machine.client_table import ClientTable
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 
 GRAPHS = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=8)
 """For each client the devices of its contexts."""
 
 
-def _roster(graph: list[list[int]]) -> Roster:
-    roster = Roster()
+def _roster(graph: list[list[int]]) -> ClientTable:
+    client_table = ClientTable()
     for number, devices in enumerate(graph):
-        client = roster.add_client(number + 1, 100 + number, 0, {})
+        client = client_table.add_client(number + 1, 100 + number, 0, {})
         for device in devices:
-            roster.open_context(client, device, 1)
-    return roster
+            client_table.open_context(client, device, 1)
+    return client_table
 
 
 def _lines(blast: Blast) -> list[str]:
@@ -37,38 +37,38 @@ def _lines(blast: Blast) -> list[str]:
 
 def test_the_fault_of_a_context_in_a_partition_stays_there() -> None:
     # Two clients in p, one in q, one in q and with a whole device beside it.
-    roster = Roster()
+    client_table = ClientTable()
     for number, places in enumerate([[(0, "p")], [(0, "p")], [(0, "q")], [(0, "q"), (1, "")]]):
-        client = roster.add_client(number + 1, 100 + number, 0, {})
+        client = client_table.add_client(number + 1, 100 + number, 0, {})
         for device, partition in places:
-            roster.open_context(client, device, 1, partition=partition)
-    blast = blast_of([FaultDomain(ExecutorSlot(0), "p")], roster.clients.values())
+            client_table.open_context(client, device, 1, partition=partition)
+    blast = blast_of([FaultDomain(ExecutorSlot(0), "p")], client_table.clients.values())
     assert ([client.pid for client in blast.clients], blast.slots) == ([100, 101], ())
-    blast = blast_of([FaultDomain(ExecutorSlot(0), "q")], roster.clients.values())
+    blast = blast_of([FaultDomain(ExecutorSlot(0), "q")], client_table.clients.values())
     assert ([client.pid for client in blast.clients], blast.slots) == ([102, 103], (ExecutorSlot(1),))
     # Whoever loses the executor reaches every partition of its device.
     everywhere = [FaultDomain(ExecutorSlot(0)), FaultDomain(ExecutorSlot(0), "p"), FaultDomain(ExecutorSlot(0), "q")]
-    blast = blast_of(everywhere, roster.clients.values())
+    blast = blast_of(everywhere, client_table.clients.values())
     assert ([client.pid for client in blast.clients], blast.devices) == ([100, 101, 102, 103], (0, 1))
 
 
 def test_the_fault_in_an_executor_of_a_partition_stays_there() -> None:
-    roster = Roster()
+    client_table = ClientTable()
     for number, partition in enumerate(["p", "p", "q"]):
-        client = roster.add_client(number + 1, 100 + number, 0, {})
-        roster.open_context(client, 0, 1, user=0, partition=partition, has_executor=True)
+        client = client_table.add_client(number + 1, 100 + number, 0, {})
+        client_table.open_context(client, 0, 1, user=0, partition=partition, has_executor=True)
     slot = ExecutorSlot(0, 0, "p")
-    assert [context.fault_domain for context in roster.contexts_in(slot)] == [FaultDomain(slot)] * 2
-    blast = blast_of([FaultDomain(slot)], roster.clients.values())
+    assert [context.fault_domain for context in client_table.contexts_in(slot)] == [FaultDomain(slot)] * 2
+    blast = blast_of([FaultDomain(slot)], client_table.clients.values())
     assert ([client.pid for client in blast.clients], blast.slots) == ([100, 101], (slot,))
 
 
 def test_the_documents_example_in_the_recorded_order() -> None:
     # A on device 0 (twice, as recorded), B on 0 and 1, C on 1, D on 2; A faults.
-    roster = _roster([[0], [0, 1], [1], [2]])
-    first = roster.clients[1]
-    roster.open_context(first, 0, 1)
-    blast = blast_of([FaultDomain(ExecutorSlot(0))], roster.clients.values())
+    client_table = _roster([[0], [0, 1], [1], [2]])
+    first = client_table.clients[1]
+    client_table.open_context(first, 0, 1)
+    blast = blast_of([FaultDomain(ExecutorSlot(0))], client_table.clients.values())
     assert blast.devices == (0, 1)
     assert [client.pid for client in blast.clients] == [100, 101, 102]
     assert _lines(blast) == [
@@ -95,20 +95,20 @@ def test_a_fault_on_a_device_without_clients_replaces_that_device_only() -> None
 
 
 def test_contexts_on_other_devices_get_launch_failed() -> None:
-    roster = _roster([[0, 1]])
-    first, second = roster.clients[1].contexts.values()
+    client_table = _roster([[0, 1]])
+    first, second = client_table.clients[1].contexts.values()
     assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, first) == Result.ERROR_ILLEGAL_ADDRESS
     assert sticky_error(0, Result.ERROR_ILLEGAL_ADDRESS, second) == Result.ERROR_LAUNCH_FAILED
 
 
 def test_another_users_contexts_on_the_same_devices_are_not_reached() -> None:
     """Two users have clients on devices 0 and 1 in executors of their own; the first user's client faults."""
-    roster = Roster()
+    client_table = ClientTable()
     for serial, user in ((1, 500), (2, 600), (3, 500)):
-        client = roster.add_client(serial, 100 + serial, 0, {}, user)
+        client = client_table.add_client(serial, 100 + serial, 0, {}, user)
         for device in (0, 1) if serial < 3 else (1,):
-            roster.open_context(client, device, serial, user=user)
-    blast = blast_of([FaultDomain(ExecutorSlot(0, 500))], roster.clients.values())
+            client_table.open_context(client, device, serial, user=user)
+    blast = blast_of([FaultDomain(ExecutorSlot(0, 500))], client_table.clients.values())
     assert blast.slots == (ExecutorSlot(0, 500), ExecutorSlot(1, 500))
     assert [client.pid for client in blast.clients] == [101, 103]
     assert blast.contexts == {1, 2, 5}
@@ -129,16 +129,16 @@ def _reachable(graph: list[list[int]], start: int) -> set[int]:
 def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
     graph: list[list[int]], fault_on: int
 ) -> None:
-    roster = _roster(graph)
-    blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], roster.clients.values())
+    client_table = _roster(graph)
+    blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], client_table.clients.values())
     devices = _reachable(graph, fault_on)
     assert blast.devices == tuple(sorted(devices))
     assert {client.pid - 100 for client in blast.clients} == {
         number for number, its in enumerate(graph) if set(its) & devices
     }
     assert blast.contexts == {
-        context.serial
-        for client in roster.clients.values()
+        context.id
+        for client in client_table.clients.values()
         for context in client.contexts.values()
         if context.device in devices
     }
@@ -147,6 +147,6 @@ def test_a_fault_reaches_exactly_the_devices_connected_through_shared_clients(
 @given(GRAPHS, st.integers(0, 5))
 def test_every_context_is_named_once_by_device_and_once_by_process(graph: list[list[int]], fault_on: int) -> None:
     blast = blast_of([FaultDomain(ExecutorSlot(fault_on))], _roster(graph).clients.values())
-    by_device = [step.context.serial for step in blast.steps if isinstance(step, OnDevice)]
-    by_process = [each.serial for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
+    by_device = [step.context.id for step in blast.steps if isinstance(step, OnDevice)]
+    by_process = [each.id for step in blast.steps if isinstance(step, WholeProcess) for each in step.contexts]
     assert sorted(by_device) == sorted(by_process) == sorted(blast.contexts)

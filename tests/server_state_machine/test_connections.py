@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pympsd.devices.machine import describe
-from pympsd_server.state_machine.client_table import Client, NoSuchContext, Roster
+from pympsd_server.state_machine.client_table import Client, ClientTable, NoSuchContext
 from pympsd_server.state_machine.connections import Pool, PoolExhausted, connection_slots
 
 DEVICES = describe("2xH200")
@@ -38,25 +38,25 @@ def test_a_pool_has_48_slots_and_16_before_volta(machine: str, size: int) -> Non
 
 def test_the_49th_context_is_refused_and_takes_no_number() -> None:
     """Recorded: the 49th is refused, and the next context that fits has the serial 49."""
-    roster = Roster.of(DEVICES)
-    one, other = roster.add_client(1, 100, 0, {}), roster.add_client(2, 200, 0, {})
-    contexts = [roster.open_context(one, 0, 1) for _ in range(48)]
+    client_table = ClientTable.of(DEVICES)
+    one, other = client_table.add_client(1, 100, 0, {}), client_table.add_client(2, 200, 0, {})
+    contexts = [client_table.open_context(one, 0, 1) for _ in range(48)]
     with pytest.raises(PoolExhausted, match="1 of the device's 48 connections, and 0 are free"):
-        roster.open_context(other, 0, 1)
+        client_table.open_context(other, 0, 1)
     assert (other.contexts_made, other.contexts) == (0, {})
-    assert roster.open_context(other, 1, 1).serial == 49, "the other device has its own pool"
-    roster.close_context(one, contexts[7].serial)
-    freed = roster.open_context(other, 0, 1)
-    assert (freed.serial, freed.number) == (50, 2)
+    assert client_table.open_context(other, 1, 1).id == 49, "the other device has its own pool"
+    client_table.close_context(one, contexts[7].id)
+    freed = client_table.open_context(other, 0, 1)
+    assert (freed.id, freed.number) == (50, 2)
 
 
 def test_removing_a_client_frees_its_slots() -> None:
-    roster = Roster.of(DEVICES)
-    client = roster.add_client(1, 100, 0, {})
+    client_table = ClientTable.of(DEVICES)
+    client = client_table.add_client(1, 100, 0, {})
     for _ in range(3):
-        roster.open_context(client, 0, 1, 16)
-    roster.remove_client(1)
-    assert roster.pools[0].free == 48
+        client_table.open_context(client, 0, 1, 16)
+    client_table.remove_client(1)
+    assert client_table.pools[0].free == 48
 
 
 def test_slots_are_not_freed_twice() -> None:
@@ -86,7 +86,7 @@ class Clients(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.roster = Roster.of(DEVICES)
+        self.client_table = ClientTable.of(DEVICES)
         self.slots: dict[int, tuple[int, int]] = {}
         """The device and the slots of each open context, by serial."""
         self.serials: list[int] = []
@@ -96,51 +96,51 @@ class Clients(RuleBasedStateMachine):
         return sum(slots for on, slots in self.slots.values() if on == device)
 
     def _some(self, data: st.DataObject) -> Client:
-        return self.roster.clients[data.draw(st.sampled_from(sorted(self.roster.clients)))]
+        return self.client_table.clients[data.draw(st.sampled_from(sorted(self.client_table.clients)))]
 
     @rule()
     def arrive(self) -> None:
         self.arrivals += 1
-        self.roster.add_client(self.arrivals, 100 + self.arrivals, 0, {})
+        self.client_table.add_client(self.arrivals, 100 + self.arrivals, 0, {})
 
-    @precondition(lambda self: self.roster.clients)
+    @precondition(lambda self: self.client_table.clients)
     @rule(data=st.data(), device=st.integers(0, 1), slots=st.integers(1, 16))
     def open(self, data: st.DataObject, device: int, slots: int) -> None:
         client = self._some(data)
         room = 48 - self._taken(device)
         made = client.contexts_made
         try:
-            context = self.roster.open_context(client, device, 1, slots)
+            context = self.client_table.open_context(client, device, 1, slots)
         except PoolExhausted:
             assert slots > room, "refused although there was room"
             assert client.contexts_made == made
             return
         assert slots <= room
-        self.slots[context.serial] = (device, slots)
-        self.serials.append(context.serial)
+        self.slots[context.id] = (device, slots)
+        self.serials.append(context.id)
 
     @precondition(lambda self: self.slots)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         serial = data.draw(st.sampled_from(sorted(self.slots)))
-        for client in self.roster.clients.values():
+        for client in self.client_table.clients.values():
             if serial in client.contexts:
-                self.roster.close_context(client, serial)
+                self.client_table.close_context(client, serial)
                 with_no_such_context = client
         del self.slots[serial]
         with pytest.raises(NoSuchContext):
-            self.roster.close_context(with_no_such_context, serial)
+            self.client_table.close_context(with_no_such_context, serial)
 
-    @precondition(lambda self: self.roster.clients)
+    @precondition(lambda self: self.client_table.clients)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        client = self.roster.remove_client(self._some(data).serial)
+        client = self.client_table.remove_client(self._some(data).id)
         for serial in client.contexts:
             del self.slots[serial]
 
     @invariant()
     def the_pool_is_what_the_contexts_hold(self) -> None:
-        for device, pool in self.roster.pools.items():
+        for device, pool in self.client_table.pools.items():
             assert pool.free == 48 - self._taken(device) >= 0
 
     @invariant()

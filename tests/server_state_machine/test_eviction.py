@@ -6,116 +6,116 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.limits import MOST_MEMORY, MemoryGroup
-from pympsd_server.state_machine.client_table import Client, Roster
-from pympsd_server.state_machine.eviction import MOST_VICTIMS, choose
+from pympsd_server.state_machine.client_table import Client, ClientTable
+from pympsd_server.state_machine.eviction import MAX_VICTIMS, choose
 
 SOFT = {"cgroup /a": 30, "cgroup /a/x": 10, "cgroup /b": 50, "cgroup /c": 0}
 CALLER = 1
 MEMBERS = ((), ("cgroup /a",), ("cgroup /a", "cgroup /a/x"), ("cgroup /b",), ("cgroup /c",))
 
 
-def client(roster: Roster, serial: int, groups: tuple[str, ...], priority: int = 0) -> Client:
+def client(client_table: ClientTable, serial: int, groups: tuple[str, ...], priority: int = 0) -> Client:
     """Add a client of groups."""
-    made = roster.add_client(serial, 100 + serial, priority, {})
+    made = client_table.add_client(serial, 100 + serial, priority, {})
     made.groups = {0: tuple(MemoryGroup(name, MOST_MEMORY, SOFT[name]) for name in groups)}
     return made
 
 
-def chosen(roster: Roster, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
+def chosen(client_table: ClientTable, used: dict[int, int], short: int) -> list[tuple[int, str, int]] | None:
     """Return the victims' serials, groups and excesses."""
-    endable = [serial for serial in roster.clients if serial != CALLER]
-    victims = choose(roster.clients.values(), 0, used, endable, short)
-    return None if victims is None else [(one.client.serial, one.group, one.excess) for one in victims]
+    endable = [serial for serial in client_table.clients if serial != CALLER]
+    victims = choose(client_table.clients.values(), 0, used, endable, short)
+    return None if victims is None else [(one.client.id, one.group, one.excess) for one in victims]
 
 
 def test_who_is_furthest_above_its_soft_limit_goes_first() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
-    client(roster, 2, ("cgroup /a",))
-    client(roster, 3, ())
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
+    client(client_table, 2, ("cgroup /a",))
+    client(client_table, 3, ())
     used = {CALLER: 1, 2: 80, 3: 49}
-    assert chosen(roster, used, 10) == [(2, "cgroup /a", 50)]
-    assert chosen(roster, {**used, 3: 51}, 10) == [(3, "", 51)]
-    assert chosen(roster, used, 90) == [(2, "cgroup /a", 50), (3, "", 49)]
-    assert chosen(roster, used, 130) is None
+    assert chosen(client_table, used, 10) == [(2, "cgroup /a", 50)]
+    assert chosen(client_table, {**used, 3: 51}, 10) == [(3, "", 51)]
+    assert chosen(client_table, used, 90) == [(2, "cgroup /a", 50), (3, "", 49)]
+    assert chosen(client_table, used, 130) is None
 
 
 def test_of_equals_the_lower_priority_goes_first_then_the_youngest() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
     for serial, priority in ((2, 0), (3, 1), (4, 1), (5, 0)):
-        client(roster, serial, ("cgroup /a",), priority)
+        client(client_table, serial, ("cgroup /a",), priority)
     used = dict.fromkeys((2, 3, 4, 5), 20)
-    assert chosen(roster, used, 1) == [(4, "cgroup /a", 50)]
-    assert chosen(roster, used, 41) == [(4, "cgroup /a", 50), (3, "cgroup /a", 30), (5, "cgroup /a", 10)]
+    assert chosen(client_table, used, 1) == [(4, "cgroup /a", 50)]
+    assert chosen(client_table, used, 41) == [(4, "cgroup /a", 50), (3, "cgroup /a", 30), (5, "cgroup /a", 10)]
 
 
 def test_who_is_within_its_soft_limit_once_another_has_gone_stays() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
-    client(roster, 2, ("cgroup /a",))
-    client(roster, 3, ("cgroup /a",))
-    assert chosen(roster, {2: 20, 3: 30}, 30) == [(3, "cgroup /a", 20)]
-    assert chosen(roster, {2: 20, 3: 30}, 31) is None
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
+    client(client_table, 2, ("cgroup /a",))
+    client(client_table, 3, ("cgroup /a",))
+    assert chosen(client_table, {2: 20, 3: 30}, 30) == [(3, "cgroup /a", 20)]
+    assert chosen(client_table, {2: 20, 3: 30}, 31) is None
 
 
 def test_nobody_goes_who_is_within_its_soft_limits() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
-    client(roster, 2, ("cgroup /a", "cgroup /a/x"))
-    assert chosen(roster, {2: 10, CALLER: 100}, 1) == []
-    assert chosen(roster, {2: 11, CALLER: 100}, 1) == [(2, "cgroup /a/x", 1)]
-    assert chosen(roster, {2: 11}, 12) is None
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
+    client(client_table, 2, ("cgroup /a", "cgroup /a/x"))
+    assert chosen(client_table, {2: 10, CALLER: 100}, 1) == []
+    assert chosen(client_table, {2: 11, CALLER: 100}, 1) == [(2, "cgroup /a/x", 1)]
+    assert chosen(client_table, {2: 11}, 12) is None
 
 
 def test_small_clients_of_a_group_do_not_shield_a_large_one() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
     for serial in (2, 3, 4, 5):
-        client(roster, serial, ("cgroup /c",))
+        client(client_table, serial, ("cgroup /c",))
     used = {2: 40, 3: 1, 4: 1, 5: 6}
     soft = MemoryGroup("cgroup /c", MOST_MEMORY, 1)
     for serial in used:
-        roster.clients[serial].groups = {0: (soft,)}
-    assert chosen(roster, used, 20) == [(2, "cgroup /c", 47)]
-    assert chosen(roster, used, 5) == [(5, "cgroup /c", 47)]
-    assert chosen(roster, used, 45) == [(2, "cgroup /c", 47), (5, "cgroup /c", 7)]
+        client_table.clients[serial].groups = {0: (soft,)}
+    assert chosen(client_table, used, 20) == [(2, "cgroup /c", 47)]
+    assert chosen(client_table, used, 5) == [(5, "cgroup /c", 47)]
+    assert chosen(client_table, used, 45) == [(2, "cgroup /c", 47), (5, "cgroup /c", 7)]
 
 
 def test_who_is_not_needed_in_the_end_stays() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
-    client(roster, 2, ("cgroup /a",), priority=1)
-    client(roster, 3, ("cgroup /a",))
-    assert chosen(roster, {2: 5, 3: 60}, 40) == [(3, "cgroup /a", 30)]
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
+    client(client_table, 2, ("cgroup /a",), priority=1)
+    client(client_table, 3, ("cgroup /a",))
+    assert chosen(client_table, {2: 5, 3: 60}, 40) == [(3, "cgroup /a", 30)]
 
 
 def test_who_has_no_context_to_end_counts_for_its_group_only() -> None:
-    roster = Roster()
-    client(roster, 2, ("cgroup /a",))
-    client(roster, 3, ("cgroup /a",))
+    client_table = ClientTable()
+    client(client_table, 2, ("cgroup /a",))
+    client(client_table, 3, ("cgroup /a",))
     used = {2: 25, 3: 10}
-    (victim,) = choose(roster.clients.values(), 0, used, [3], 10) or []
-    assert (victim.client.serial, victim.excess) == (3, 5)
-    assert choose(roster.clients.values(), 0, used, [3], 11) is None
+    (victim,) = choose(client_table.clients.values(), 0, used, [3], 10) or []
+    assert (victim.client.id, victim.excess) == (3, 5)
+    assert choose(client_table.clients.values(), 0, used, [3], 11) is None
 
 
 def test_of_nested_groups_the_one_furthest_above_its_limit_counts() -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
-    client(roster, 2, ("cgroup /a", "cgroup /a/x"))
-    client(roster, 3, ())
-    assert chosen(roster, {2: 60, 3: 40}, 10) == [(2, "cgroup /a/x", 50)]
-    client(roster, 4, ("cgroup /a",))
-    assert chosen(roster, {2: 12, 3: 40, 4: 70}, 10) == [(4, "cgroup /a", 52)]
-    assert chosen(roster, {2: 12, 3: 5, 4: 24}, 10) == [(4, "cgroup /a", 6)]
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
+    client(client_table, 2, ("cgroup /a", "cgroup /a/x"))
+    client(client_table, 3, ())
+    assert chosen(client_table, {2: 60, 3: 40}, 10) == [(2, "cgroup /a/x", 50)]
+    client(client_table, 4, ("cgroup /a",))
+    assert chosen(client_table, {2: 12, 3: 40, 4: 70}, 10) == [(4, "cgroup /a", 52)]
+    assert chosen(client_table, {2: 12, 3: 5, 4: 24}, 10) == [(4, "cgroup /a", 6)]
 
 
 def test_the_limits_hold_that_came_with_the_latest_client() -> None:
-    roster = Roster()
-    client(roster, 3, ("cgroup /a",)).groups = {0: (MemoryGroup("cgroup /a", MOST_MEMORY, 100),)}
-    client(roster, 2, ("cgroup /a",))
-    assert chosen(roster, {2: 40, 3: 1}, 10) == []
+    client_table = ClientTable()
+    client(client_table, 3, ("cgroup /a",)).groups = {0: (MemoryGroup("cgroup /a", MOST_MEMORY, 100),)}
+    client(client_table, 2, ("cgroup /a",))
+    assert chosen(client_table, {2: 40, 3: 1}, 10) == []
 
 
 @given(
@@ -125,23 +125,23 @@ def test_the_limits_hold_that_came_with_the_latest_client() -> None:
 def test_the_clients_that_go_have_what_is_short_and_were_above_their_limits(
     others: list[tuple[int, int, int]], short: int
 ) -> None:
-    roster = Roster()
-    client(roster, CALLER, ("cgroup /b",))
+    client_table = ClientTable()
+    client(client_table, CALLER, ("cgroup /b",))
     used = {CALLER: 40}
     for serial, (member, count, priority) in enumerate(others, CALLER + 1):
-        client(roster, serial, MEMBERS[member], priority)
+        client(client_table, serial, MEMBERS[member], priority)
         used[serial] = count
-    endable = [serial for serial in roster.clients if serial != CALLER]
-    victims = choose(roster.clients.values(), 0, used, endable, short)
+    endable = [serial for serial in client_table.clients if serial != CALLER]
+    victims = choose(client_table.clients.values(), 0, used, endable, short)
     if not victims:
         return
-    gone = [one.client.serial for one in victims]
+    gone = [one.client.id for one in victims]
     assert CALLER not in gone
-    assert len(set(gone)) == len(gone) <= MOST_VICTIMS
+    assert len(set(gone)) == len(gone) <= MAX_VICTIMS
     freed = sum(used[serial] for serial in gone)
     assert freed >= short > freed - min(used[serial] for serial in gone)
     for number, victim in enumerate(victims):
-        present = [each for each in roster.clients.values() if each.serial not in gone[:number]]
+        present = [each for each in client_table.clients.values() if each.id not in gone[:number]]
         soft = [group for group in victim.client.groups[0] if group.soft]
-        held = {group.name: sum(used[each.serial] for each in present if group in each.groups[0]) for group in soft}
+        held = {group.name: sum(used[each.id] for each in present if group in each.groups[0]) for group in soft}
         assert not soft or any(held[group.name] > group.soft for group in soft)

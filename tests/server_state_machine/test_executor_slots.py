@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pympsd.devices.machine import describe, from_toml
-from pympsd_server.state_machine.client_table import Roster
+from pympsd_server.state_machine.client_table import ClientTable
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, slot_of
 
 SHARING = "isolates_address_spaces = false\n[[device]]\n"
@@ -22,11 +22,11 @@ def test_a_partition_has_an_executor_of_its_own_only_where_faults_would_leave_it
 
 
 def test_the_roster_lists_the_contexts_in_a_slot() -> None:
-    roster = Roster()
+    client_table = ClientTable()
     for serial, user in ((1, 500), (2, 600)):
-        roster.open_context(roster.add_client(serial, 100, 0, {}, user), 0, 1, user=user)
-    (context,) = roster.contexts_in(ExecutorSlot(0, 600))
+        client_table.open_context(client_table.add_client(serial, 100, 0, {}, user), 0, 1, user=user)
+    (context,) = client_table.contexts_in(ExecutorSlot(0, 600))
     assert (context.client, context.slot) == (2, ExecutorSlot(0, 600))
-    assert roster.contexts_in(ExecutorSlot(0)) == roster.contexts_in(ExecutorSlot(1, 600)) == []
-    roster.remove_client(2)
-    assert roster.contexts_in(ExecutorSlot(0, 600)) == []
+    assert client_table.contexts_in(ExecutorSlot(0)) == client_table.contexts_in(ExecutorSlot(1, 600)) == []
+    client_table.remove_client(2)
+    assert client_table.contexts_in(ExecutorSlot(0, 600)) == []

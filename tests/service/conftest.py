@@ -22,9 +22,10 @@ from pympsd.service.sessions.conversation import Conversation
 from pympsd.state_machine.instructions import SpawnServer
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.takeover.keeper_link import Keeper
-from pympsd.takeover.kept_entries import Inherited, Noted
-from pympsd.takeover.servers import AwaitedServer, inherit
+from pympsd.takeover.keeper.entries import KeptEntries
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.servers import PendingServer, take_over
+from pympsd.takeover.state.entries import KeptFd
 from pympsd.takeover.state.records import PersistentServer, PersistentState
 from pympsd.takeover.state_file import StateFile, device_keys
 from pympsd.vocabulary import files
@@ -32,7 +33,7 @@ from pympsd.vocabulary.settings import Settings
 from pympsd.wire import frames, messages
 from pympsd.wire import link_messages as link
 from pympsd.wire.framing import Frame, FrameReader
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 
 @define
@@ -101,7 +102,7 @@ class RunningDaemon:
     path: str
     log: Path
     spawned: list[SpawnServer]
-    awaited: list[AwaitedServer]
+    pending: list[PendingServer]
     callers: list[Caller] = field(factory=list)
 
     async def connect(self) -> Caller:
@@ -130,7 +131,7 @@ class RunningDaemon:
         file.save(PersistentState(servers=(server,)))
         return folder / files.STATE
 
-    def inherit(self, *links: int, full: bool = False) -> list[Caller]:
+    def take_over(self, *links: int, full: bool = False) -> list[Caller]:
         """Restore the state of the earlier daemon, as at the start; return the servers' ends of these links.
 
         ``full``: the earlier daemon sent them as much as they hold.
@@ -141,14 +142,14 @@ class RunningDaemon:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     ours.send(messages.encode(link.ShutDown(False)))
-        left = Inherited(links={serial: ours.detach() for serial, (ours, _) in zip(links, pairs, strict=True)})
+        left = KeptEntries(links={serial: ours.detach() for serial, (ours, _) in zip(links, pairs, strict=True)})
         ends = [Caller(trio.socket.from_stdlib_socket(theirs)) for _, theirs in pairs]
         self.callers += ends
-        self.awaited += inherit(self.dispatcher, str(self.log.parent), left)
+        self.pending += take_over(self.dispatcher, str(self.log.parent), left)
         left.close()
         return ends
 
-    async def go_on_with(self, *connections: Noted[bytes], keeper: Keeper | None = None) -> None:
+    async def go_on_with(self, *connections: KeptFd[bytes], keeper: KeeperLink | None = None) -> None:
         """Serve connections that an earlier daemon accepted, on a listener that nobody else connects to."""
         self.dispatcher.keeper = keeper
         listener = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -167,7 +168,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
     """A daemon without server processes."""
     journal = Journal(LogFile(str(tmp_path / "control.log")), LogFile(str(tmp_path / "server.log")))
     spawned: list[SpawnServer] = []
-    awaited: list[AwaitedServer] = []
+    pending: list[PendingServer] = []
 
     async def spawn(_: Dispatcher, instruction: SpawnServer) -> None:
         spawned.append(instruction)
@@ -191,7 +192,7 @@ async def daemon(tmp_path: Path, nursery: trio.Nursery) -> AsyncIterator[Running
                     )  # fmt: skip
                     made.append(
                         RunningDaemon(
-                            dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, awaited
+                            dispatcher, str(tmp_path / "control"), tmp_path / "control.log", spawned, pending
                         )
                     )
                     inner.start_soon(

@@ -12,8 +12,8 @@ import trio
 import trio.testing
 from time_limit import SECONDS, bounded
 
+from pympsd.service import children
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.service.processes import children
 from pympsd.state_machine.events import SpawnFailed
 from pympsd.state_machine.instructions import SpawnServer
 from tests.service.conftest import RunningDaemon

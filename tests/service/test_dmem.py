@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pympsd.devices.machine import describe
-from pympsd.service.files.dmem import MOST_LEVELS, has_dmem, kernel_limits
+from pympsd.service.files.cgroups import MOST_LEVELS, has_dmem, kernel_limits
 from pympsd.vocabulary.limits import CgroupLimit, PinnedMemory
 
 DEVICES = describe("2xH200")

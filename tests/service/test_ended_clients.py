@@ -16,17 +16,17 @@ import trio.testing
 from time_limit import bounded
 
 from pympsd.channel.message_channel import MessageChannel
-from pympsd.service import fd_quota
-from pympsd.service.processes.known_process import KnownProcess
+from pympsd.service.processes import fd_quota
+from pympsd.service.processes.peers import KnownPeer
 from pympsd.service.sessions import conversation
-from pympsd.service.sessions.peers import KnownPeer
 from pympsd.service.sessions.server import ServerSession
 from pympsd.state_machine import events
+from pympsd.takeover.processes import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
@@ -209,7 +209,7 @@ async def test_the_clients_of_a_server_that_returns_are_watched_by_their_pids(
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
-    (server_end,) = daemon.inherit(1)
+    (server_end,) = daemon.take_over(1)
     before = pidfds()
     # One that lives, one that has ended, and two PIDs that no process can have.
     pids = (process.pid, ended.pid, 0, 1 << 40)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from attrs import define
 
-from pympsd.service import fd_quota
-from pympsd.service.fd_quota import ASSURED, may_queue, may_watch
+from pympsd.service.processes import fd_quota
+from pympsd.service.processes.fd_quota import ASSURED, may_queue, may_watch
 
 EXEMPT = frozenset({0})
 LIMIT = 1024

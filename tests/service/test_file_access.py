@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.service.processes.file_access import unreachable_folder
+from pympsd.process.files import unreachable_folder
 
 UID, GID, OTHER_GID = 12345, 23456, 23457
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can access files as another user")

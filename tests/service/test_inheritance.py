@@ -21,26 +21,18 @@ from time_limit import bounded
 import pympsd
 from pympsd.service import listeners
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.service.sessions.peers import credentials
+from pympsd.service.processes.peers import credentials
 from pympsd.service.sessions.server import ServerSession
-from pympsd.takeover.keeper_link import Keeper
-from pympsd.takeover.keeper_process import Held
-from pympsd.takeover.kept_entries import (
-    FIFO,
-    ClientNote,
-    Inherited,
-    Noted,
-    connection_name,
-    file_note,
-    link_name,
-    listener_name,
-)
+from pympsd.takeover.keeper import packets as packets
+from pympsd.takeover.keeper.entries import KeptEntries, file_note
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.keeper.process import Entry
+from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, connection_name, link_name, listener_name
 from pympsd.vocabulary import files
 from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
-from pympsd.wire import keeper_packets as packets
 from pympsd.wire.framing import FrameReader
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from tests.service.conftest import Caller, RunningDaemon
 
 HELLO = messages.encode(messages.ClientHello(Versions(), 1, "reported", 2, {}))
@@ -98,7 +90,7 @@ def earlier(tmp_path: Path) -> Iterator[EarlierDaemon]:
     listener.bind(str(folder / files.KEEPER))
     listener.listen()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    main = str(Path(pympsd.__file__).parent / "takeover" / "keeper.py")
+    main = str(Path(pympsd.__file__).parent / "takeover" / "keeper" / "program.py")
     with listener, theirs:
         fds = (listener.fileno(), theirs.fileno())
         process = subprocess.Popen([sys.executable, "-I", "-S", main, *map(str, fds), "60"], pass_fds=fds)
@@ -108,16 +100,16 @@ def earlier(tmp_path: Path) -> Iterator[EarlierDaemon]:
 
 
 @contextlib.asynccontextmanager
-async def next_daemon(daemon: RunningDaemon, earlier: EarlierDaemon) -> AsyncIterator[Inherited]:
+async def next_daemon(daemon: RunningDaemon, earlier: EarlierDaemon) -> AsyncIterator[KeptEntries]:
     """Let the earlier daemon die, and the next one have what it left, and its keeper."""
     earlier.die()
     directory = PipeDirectory.claim(str(earlier.folder))
-    found = await Keeper.fetch(directory, daemon.dispatcher.log)
+    found = await KeeperLink.fetch(directory, daemon.dispatcher.log)
     assert found is not None
     keeper, held = found
     daemon.dispatcher.keeper = keeper
     daemon.dispatcher.nursery.start_soon(keeper.run)
-    left = Inherited.of(keeper, held)
+    left = KeptEntries.of(keeper, held)
     try:
         yield left
     finally:
@@ -125,7 +117,7 @@ async def next_daemon(daemon: RunningDaemon, earlier: EarlierDaemon) -> AsyncIte
         directory.release()
 
 
-async def go_on(daemon: RunningDaemon, left: Inherited) -> None:
+async def go_on(daemon: RunningDaemon, left: KeptEntries) -> None:
     """Serve the connections that are left."""
     connections, left.connections = left.connections, []
     await daemon.go_on_with(*connections, keeper=left.keeper)
@@ -182,7 +174,9 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
                 await trio.lowlevel.checkpoint()
             ((serial, session),) = daemon.dispatcher.clients.items()
             assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
-            assert daemon.dispatcher.state.queue.entries[0].command.startswith(sys.executable), "of that process"
+            assert daemon.dispatcher.state.queue.entries[0].process.command.startswith(sys.executable), (
+                "of that process"
+            )
             assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
             daemon.dispatcher._refuse(serial, 805, "a reason")
             answer = await trio.to_thread.run_sync(said, process)
@@ -282,13 +276,13 @@ async def test_a_client_whose_hello_is_too_long_for_a_note_is_not_held(
     ],
 )
 def test_no_new_connection_has_the_name_of_an_earlier_one(names: list[str], first: int) -> None:
-    left = Inherited(connections=[Noted(name, -1, b"") for name in names])
+    left = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
     assert left.next_connection() == first
 
 
 def test_each_listening_socket_goes_on_with_its_own_connections() -> None:
     names = [connection_name(3, "control"), connection_name(4, "control_privileged"), connection_name(5, "control")]
-    left = Inherited(connections=[Noted(name, -1, b"") for name in names])
+    left = KeptEntries(connections=[KeptFd(name, -1, b"") for name in names])
     assert [one.name for one in left.take_connections("control")] == [names[0], names[2]]
     assert [one.name for one in left.take_connections("pympsd.control")] == []
     assert [one.name for one in left.take_connections("control_privileged")] == [names[1]]
@@ -342,7 +336,7 @@ async def test_what_is_held_during_a_block(
     daemon: RunningDaemon, earlier: EarlierDaemon, end: str, is_held: bool
 ) -> None:
     async with next_daemon(daemon, earlier) as left:
-        assert left == Inherited(daemon.dispatcher.keeper)
+        assert left == KeptEntries(daemon.dispatcher.keeper)
         with (
             socket.socket() as sock,
             trio.CancelScope() as scope,
@@ -407,16 +401,16 @@ async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_i
         assert {file: one.note for file, one in left.listeners.items()} == {"control": b"1 2"}
         assert list(left.links) == [1]
         assert {serial: one.note for serial, one in left.clients.items()} == {5: ClientNote(1, 4105, 0, "train", 9)}
-        assert [(one.name, one.note) for one in left.newcomers] == [("newcomer 6", 1)]
+        assert [(one.name, one.note) for one in left.new_clients] == [("newcomer 6", 1)]
         (connection,) = left.connections
         assert (connection.name, connection.note) == (NAME, HELLO)
         taken = left.links.pop(1)
-        mine = [left.fifo, connection.fd, left.clients[5].fd, left.newcomers[0].fd, left.listeners["control"].fd]
+        mine = [left.fifo, connection.fd, left.clients[5].fd, left.new_clients[0].fd, left.listeners["control"].fd]
         assert all(map(is_open, mine))
         left.close()
         assert not any(map(is_open, mine))
         assert is_open(taken)
-        assert left == Inherited(left.keeper)
+        assert left == KeptEntries(left.keeper)
         assert earlier.left() == {link_name(1): b""}
         os.close(taken)
 
@@ -425,18 +419,18 @@ async def test_what_is_left_is_sorted_by_name_and_closed_and_dropped_unless_it_i
 
 
 @pytest.fixture
-def bound(tmp_path: Path) -> Iterator[tuple[str, Inherited]]:
+def bound(tmp_path: Path) -> Iterator[tuple[str, KeptEntries]]:
     """The path of an earlier daemon's listening socket, and what it left."""
     path = str(tmp_path / "control")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
         note = file_note(path)
-        left = Inherited(listeners={"control": Noted("listener control", os.dup(listener.fileno()), note)})
+        left = KeptEntries(listeners={"control": KeptFd("listener control", os.dup(listener.fileno()), note)})
     yield path, left
     left.close()
 
 
-def test_a_listening_socket_is_taken_once(bound: tuple[str, Inherited]) -> None:
+def test_a_listening_socket_is_taken_once(bound: tuple[str, KeptEntries]) -> None:
     path, left = bound
     assert left.take_listener("control_privileged", path, socket.SOCK_SEQPACKET) is None
     listener = left.take_listener("control", path, socket.SOCK_SEQPACKET)
@@ -447,7 +441,7 @@ def test_a_listening_socket_is_taken_once(bound: tuple[str, Inherited]) -> None:
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "another kind", "no note"])
-def test_a_listening_socket_that_nobody_would_reach_is_closed(bound: tuple[str, Inherited], change: str) -> None:
+def test_a_listening_socket_that_nobody_would_reach_is_closed(bound: tuple[str, KeptEntries], change: str) -> None:
     path, left = bound
     kind = socket.SOCK_STREAM if change == "another kind" else socket.SOCK_SEQPACKET
     fd = left.listeners["control"].fd
@@ -476,7 +470,7 @@ def test_a_log_fifo_is_taken_if_it_is_still_the_same(tmp_path: Path, change: str
         os.unlink(path)
     if change == "replaced":
         os.mkfifo(path)
-    left = Inherited(fifo=fd)
+    left = KeptEntries(fifo=fd)
     assert left.take_fifo(path) == (-1 if change else fd)
     assert is_open(fd) is not bool(change)
     assert left.take_fifo(path) == -1
@@ -530,9 +524,9 @@ def test_a_client_goes_on_with_the_connection_that_it_was_offered_if_both_ends_a
     notes = {"newcomer 4": b"9"}
     names += [f"connection {serial} control" for serial in range(1, 5)]
     fds = dict(zip(names, descriptors(len(names)), strict=True))
-    left = Inherited.of(None, {name: Held(notes.get(name, b""), fd) for name, fd in fds.items()})
+    left = KeptEntries.of(None, {name: Entry(notes.get(name, b""), fd) for name, fd in fds.items()})
     # A server that may have the end that is still on offer is freed from it, too, if the client does not answer.
-    ((name, end),) = left.take_newcomers(9)
+    ((name, end),) = left.take_new_clients(9)
     assert (name, os.path.sameopenfile(end, fds["newcomer 4"]), end == fds["newcomer 4"]) == (
         "newcomer 4",
         True,

@@ -22,10 +22,10 @@ from attrs import define, field
 from processes import SECONDS, adopt_orphans, alive, children_of, killed_after, suspend, wait_until
 
 from pympsd.service.files.pipe_directory import PipeDirectory
-from pympsd.takeover.keeper_link import Keeper
-from pympsd.takeover.keeper_process import Held
+from pympsd.takeover.keeper import packets as packets
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.keeper.process import Entry
 from pympsd.vocabulary import files
-from pympsd.wire import keeper_packets as packets
 
 PROGRAM = str(Path(__file__).parents[1] / "support" / "keeping_daemon.py")
 STRANGER = 10002
@@ -137,11 +137,11 @@ class Daemons:
         return self.started[-1]
 
     @contextlib.asynccontextmanager
-    async def fetched(self, seconds: float = SECONDS) -> AsyncIterator[tuple[dict[str, Held], list[str]]]:
+    async def fetched(self, seconds: float = SECONDS) -> AsyncIterator[tuple[dict[str, Entry], list[str]]]:
         """Fetch what the keeper holds, as the next daemon, and end the keeper when the block is left."""
         directory = PipeDirectory.claim(str(self.folder))
         log = Log()
-        found = await Keeper.fetch(directory, log, seconds)  # type: ignore[arg-type]
+        found = await KeeperLink.fetch(directory, log, seconds)  # type: ignore[arg-type]
         keeper, held = found or (None, {})
         try:
             yield held, log.events
@@ -667,10 +667,10 @@ async def test_another_users_keeper_is_not_believed(open_daemons: Daemons) -> No
 
 
 @contextlib.asynccontextmanager
-async def _keeper(folder: Path, log: Log) -> AsyncIterator[tuple[Keeper, str]]:
+async def _keeper(folder: Path, log: Log) -> AsyncIterator[tuple[KeeperLink, str]]:
     """A keeper with a listening socket; the second value is its address. This process stands for the daemon."""
     directory = PipeDirectory.claim(str(folder / "pipe"))
-    keeper = Keeper(directory, log, answer_seconds=SECONDS)  # type: ignore[arg-type]
+    keeper = KeeperLink(directory, log, answer_seconds=SECONDS)  # type: ignore[arg-type]
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(folder / "control"))
         listener.listen()

@@ -17,13 +17,13 @@ from attrs import define, evolve
 from time_limit import bounded
 
 from pympsd.service import listeners, rate_limit
+from pympsd.service.processes.peers import credentials
 from pympsd.service.sessions import conversation
-from pympsd.service.sessions.peers import credentials
 from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
 from pympsd.wire.framing import Frame
 from pympsd.wire.link_messages import ServerReturn, ShutDown
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from tests.service.conftest import Caller
 
 if TYPE_CHECKING:

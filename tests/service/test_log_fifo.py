@@ -13,7 +13,7 @@ import pytest
 import trio
 from time_limit import bounded
 
-from pympsd.service.files.log_fifo import LINES_PER_SECOND, read_fifo
+from pympsd.service.log_fifo import LINES_PER_SECOND, read_fifo
 from pympsd.wire.driver.log_records import LogRecord, Origin
 from tests.service.conftest import RunningDaemon
 
@@ -189,7 +189,7 @@ async def test_servers_do_not_share_the_limit_of_others(daemon: RunningDaemon, f
 async def test_a_servers_flood_is_cut_and_counted(
     daemon: RunningDaemon, fifo: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pympsd.service.files.log_fifo.RECORDS_PER_SECOND", 10)
+    monkeypatch.setattr("pympsd.service.log_fifo.RECORDS_PER_SECOND", 10)
     os.write(fifo, _record(b"Exiting") * 15)
     assert await _lines(daemon, 11) == ["Exiting"] * 10 + ["5 log lines were dropped: too many at once"]
     assert _stamps(daemon)[-1].endswith(" Server   430")

@@ -9,7 +9,7 @@ from time_limit import bounded
 
 from pympsd.service import listeners, pacing
 from pympsd.service.pacing import BURST_SECONDS, MAX_IDLE_USERS, USER_RATE, Pacing
-from pympsd.service.sessions.peers import credentials
+from pympsd.service.processes.peers import credentials
 from pympsd.wire import frames
 from tests.service.conftest import Caller, RunningDaemon
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pympsd.service.sessions import peers
-from pympsd.service.sessions.peers import (
+from pympsd.service.processes import peers
+from pympsd.service.processes.peers import (
     KnownPeer,
     command_of,
     command_of_hidden,

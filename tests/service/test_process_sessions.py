@@ -15,8 +15,8 @@ import trio.testing
 from attrs import frozen
 from processes import alive, wait_until
 
-from pympsd.service.processes.process_sessions import kill_session
 from pympsd.service.processes.status import process_end, started_at
+from pympsd.takeover.processes import kill_session
 
 LEADER = """
 import os, signal, sys

@@ -13,15 +13,15 @@ from time_limit import bounded
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.setup import control_logger
 from pympsd.service import listeners, rate_limit
-from pympsd.service.processes.known_process import KnownProcess
+from pympsd.service.processes.peers import credentials
 from pympsd.service.rate_limit import RateLimit
 from pympsd.service.sessions import conversation
 from pympsd.service.sessions import server as server_session
-from pympsd.service.sessions.peers import credentials
+from pympsd.takeover.processes import KnownProcess
 from pympsd.takeover.state.records import PersistentServer
 from pympsd.wire import link_messages as link
 from pympsd.wire import messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 from tests.service.conftest import Caller, RunningDaemon
 
 ME = os.getpid()
@@ -148,7 +148,7 @@ async def server_of(daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.M
     # The test process plays the server.
     monkeypatch.setattr(KnownProcess, "kill", lambda _: None)
     daemon.save_predecessor(PersistentServer(1, ME, 0, 100.0, {}))
-    (caller,) = daemon.inherit(1)
+    (caller,) = daemon.take_over(1)
     await caller.report(ME, link.ReturningClient(5, 4105, 0, "train", 99, ()))
     assert await caller.message() == link.ServerAdopted()
     return caller, tmp_path / "server.log"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
-from pympsd.takeover import replacement
-from pympsd.takeover.replacement import DEAD_SECONDS, CannotReplace, claim, replace
+from pympsd.takeover import directory_claim
+from pympsd.takeover.directory_claim import DEAD_SECONDS, CannotReplace, claim, replace
 from pympsd.vocabulary import files
 
 HOLD = """
@@ -46,7 +46,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_daemon_that_ends_before_the_check_counts_as_gone(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reaped: bool
 ) -> None:
-    check = replacement._check
+    check = directory_claim._check
 
     def ends_first(folder: str, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
@@ -55,21 +55,21 @@ def test_a_daemon_that_ends_before_the_check_counts_as_gone(
             holder.wait()
         check(folder, pid)
 
-    monkeypatch.setattr(replacement, "_check", ends_first)
+    monkeypatch.setattr(directory_claim, "_check", ends_first)
     replace(str(tmp_path)).release()
 
 
 def test_a_daemon_that_ends_after_the_check_counts_as_gone(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check = replacement._check
+    check = directory_claim._check
 
     def ends_then(folder: str, pid: int) -> None:
         check(folder, pid)
         holder.kill()
         holder.wait()
 
-    monkeypatch.setattr(replacement, "_check", ends_then)
+    monkeypatch.setattr(directory_claim, "_check", ends_then)
     replace(str(tmp_path)).release()
 
 
@@ -88,16 +88,16 @@ def test_a_pid_file_that_is_not_written_yet_is_read_again(
     spoil: Callable[[Path], object],
 ) -> None:
     spoil(tmp_path / files.PID)
-    monkeypatch.setattr(replacement.time, "sleep", lambda _: (tmp_path / files.PID).write_text(str(holder.pid)))
+    monkeypatch.setattr(directory_claim.time, "sleep", lambda _: (tmp_path / files.PID).write_text(str(holder.pid)))
     replace(str(tmp_path)).release()
-    assert holder.wait() == -replacement.HAND_OVER
+    assert holder.wait() == -directory_claim.HAND_OVER
 
 
 def test_a_daemon_that_ends_after_removing_its_pid_file_counts_as_gone(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / files.PID).unlink()
-    monkeypatch.setattr(replacement.time, "sleep", lambda _: (holder.kill(), holder.wait()))
+    monkeypatch.setattr(directory_claim.time, "sleep", lambda _: (holder.kill(), holder.wait()))
     replace(str(tmp_path)).release()
 
 
@@ -107,7 +107,7 @@ def test_a_daemon_that_ends_after_removing_its_pid_file_counts_as_gone(
 def test_a_pid_file_that_is_never_written_is_an_error(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, reason: str
 ) -> None:
-    monkeypatch.setattr(replacement, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(directory_claim, "LOCK_SECONDS", 0)
     (tmp_path / files.PID).write_text(text)
     with pytest.raises(CannotReplace, match=reason):
         replace(str(tmp_path))
@@ -128,8 +128,8 @@ def test_a_stopped_daemon_is_not_signalled(holder: subprocess.Popen[bytes], tmp_
 def test_a_daemon_that_does_not_end_in_time_is_reported_to_end_later(
     holder: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replacement, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(replacement, "HAND_OVER", signal.SIGURG)  # which it ignores
+    monkeypatch.setattr(directory_claim, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(directory_claim, "HAND_OVER", signal.SIGURG)  # which it ignores
     with pytest.raises(CannotReplace, match="and will end when it goes on; kill -9"):
         replace(str(tmp_path))
 
@@ -149,7 +149,7 @@ def test_the_lock_of_a_killed_daemon_is_awaited(
         holder.kill()
         holder.wait()
 
-    monkeypatch.setattr(replacement.time, "sleep", goes)
+    monkeypatch.setattr(directory_claim.time, "sleep", goes)
     claim(str(tmp_path)).release()
     assert len(waits) == 1
 
@@ -160,8 +160,8 @@ def test_a_lock_that_stays_held_belongs_to_a_running_daemon(
 ) -> None:
     (tmp_path / files.PID).write_text(pid)
     waits: list[float] = []
-    monkeypatch.setattr(replacement.time, "sleep", waits.append)
-    monkeypatch.setattr(replacement.time, "monotonic", lambda: sum(waits))
+    monkeypatch.setattr(directory_claim.time, "sleep", waits.append)
+    monkeypatch.setattr(directory_claim.time, "monotonic", lambda: sum(waits))
     with pytest.raises(AlreadyRunning):
         claim(str(tmp_path))
     assert patience <= sum(waits) <= patience + 0.1

@@ -16,11 +16,11 @@ from time_limit import bounded
 
 from pympsd.channel.allowance import FRAME_SECONDS, UNREAD_SECONDS
 from pympsd.service import listeners
+from pympsd.service.processes.peers import credentials
 from pympsd.service.sessions.client import MAX_VARIABLES
-from pympsd.service.sessions.peers import credentials
 from pympsd.vocabulary.shares import Shares
 from pympsd.wire import frames, messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 if TYPE_CHECKING:
     from tests.service.conftest import Caller, RunningDaemon

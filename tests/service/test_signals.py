@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from pympsd.takeover.keeper import packets as packets
 from pympsd.vocabulary import files
-from pympsd.wire import keeper_packets as packets
 
 PROGRAM = """
 import os, sys
-from pympsd import daemonize
+from pympsd.cli import daemonize
 from pympsd.cli.options import Options
 from pympsd.service import run as running
 from pympsd.service.files.pipe_directory import PipeDirectory

@@ -12,7 +12,7 @@ from time_limit import bounded
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.wire import messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 if TYPE_CHECKING:
     from tests.service.conftest import RunningDaemon

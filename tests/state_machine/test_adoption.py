@@ -19,9 +19,10 @@ from pympsd.state_machine.instructions import (
     WatchClient,
     Working,
 )
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
-from pympsd.state_machine.takeover import RETURN_TIMEOUT, first_serial
+from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_serial
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import (
     EMPTY_STATE,
@@ -39,7 +40,7 @@ from tests.state_machine.conftest import DEVICES, Story
 
 A, B, C, D = 500, 600, 700, 800
 SERVER, PID = 1, 847
-CLIENT = events.ReturnedClient(7, 4107, "train", 99, (events.ReturnedContext(3, 1, 1),))
+CLIENT = Client(7, 0, ClientProcess(Peer(4107, 0, 0), "train", 99), {3: Context(3, 1, 1)})
 TIMER = Timer(TimerKind.RETURN, SERVER)
 PLACES = Timer(TimerKind.PLACES)
 
@@ -57,9 +58,9 @@ def printed(story: Story, line: str) -> str:
     return reply.answer.printed
 
 
-def returns(story: Story, status: str = "ACTIVE", *clients: events.ReturnedClient, leaving: bool = False):  # type: ignore[no-untyped-def]
+def returns(story: Story, status: str = "ACTIVE", *clients: events.TakenOverClient, leaving: bool = False):  # type: ignore[no-untyped-def]
     """Let the server come back."""
-    return story.feed(events.ServerReturned(SERVER, status, leaving, clients))
+    return story.feed(events.ServerTakenOver(SERVER, status, leaving, clients))
 
 
 @pytest.fixture
@@ -122,14 +123,14 @@ def test_a_server_that_does_not_return_is_killed_and_the_queue_moves_on(heir: St
     (spawn,) = heir.feed(events.ServerExited(SERVER, None))
     assert isinstance(spawn, SpawnServer)
     assert heir.take_log() == [
-        f"Server {PID} has not returned within {RETURN_TIMEOUT:g} s: killing it",
+        f"Server {PID} has not returned within {TAKEOVER_TIMEOUT:g} s: killing it",
         f"Server {PID} has ended; another daemon started it: its exit status is unknown",
     ]
 
 
 def test_a_server_that_is_not_adopted_is_no_longer_known(heir: Story) -> None:
     heir.connects(1, A)
-    (spawn,) = heir.feed(events.ServerNotAdopted(SERVER, "other devices"))
+    (spawn,) = heir.feed(events.ServerNotTakenOver(SERVER, "other devices"))
     assert isinstance(spawn, SpawnServer)
     assert heir.feed(events.ServerExited(SERVER, None)) == []
 
@@ -263,7 +264,7 @@ def queued(story: Story) -> PersistentState:
 def waits(story: Story, client: int, uid: int, connection: int) -> list[Instruction]:
     """Let a client connect; its connection has a serial."""
     peer = Peer(client + 100, uid, uid, (uid,))
-    return story.feed(events.ClientConnected(client, peer, "waits", 7, connection=connection))
+    return story.feed(events.ClientConnected(client, ClientProcess(peer, "waits", 7), connection=connection))
 
 
 def begins_for(instructions: list[Instruction]) -> list[int]:
@@ -296,7 +297,7 @@ def test_a_start_request_does_not_overtake_a_client_that_has_not_returned(story:
     kept = evolve(queued(story), servers=())
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     inherited = heir.feed(events.PredecessorDied(kept, connections=frozenset({11, 12})))
-    assert inherited == [SetTimer(PLACES, RETURN_TIMEOUT)], "no server is started"
+    assert inherited == [SetTimer(PLACES, TAKEOVER_TIMEOUT)], "no server is started"
     between = snapshot(heir.daemon, InitialDefaults.of(heir.daemon))
     assert between.queue_order == kept.queue_order, "a daemon that is killed soon leaves the same queue"
     assert begins_for(waits(heir, 5, A, connection=12)) == [A]
@@ -317,7 +318,7 @@ def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(kept, connections=frozenset({12})))
     foreign = Peer(105, A, A, (A,), foreign=True)
-    assert begins_for(heir.feed(events.ClientConnected(5, foreign, "waits", 7, connection=12))) == [B]
+    assert begins_for(heir.feed(events.ClientConnected(5, ClientProcess(foreign, "waits", 7), connection=12))) == [B]
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from itertools import count
 import pytest
 from attrs import evolve
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events, shares
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon, Usage
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.takeover.state.records import InitialDefaults, PersistentState, check, snapshot
@@ -53,7 +55,7 @@ def say(daemon: Daemon) -> Say:
 
     def command(uid: int, line: str, file: str | None = None) -> str:
         text = None if file is None else file.encode()
-        return said(daemon, events.OperatorLine(next(sessions), uid, line.encode(), file=text))
+        return said(daemon, events.OperatorLine(next(sessions), uid, parse(line.encode(), 3), file=text))
 
     return command
 
@@ -77,7 +79,9 @@ def said(daemon: Daemon, event: events.Event) -> str:
 def connect(daemon: Daemon, uid: int, server: str = "") -> str:
     """Connect a client of a user; return why it was refused."""
     client = daemon.queue.tickets.take() + 10_000
-    return said(daemon, events.ClientConnected(client, Peer(client, uid, uid), "train", 7, server=server))
+    return said(
+        daemon, events.ClientConnected(client, ClientProcess(Peer(client, uid, uid), "train", 7), server=server)
+    )
 
 
 def fill(say: Say, users: range) -> str:
@@ -222,7 +226,7 @@ def test_who_comes_by_a_namespaces_socket_sees_no_other_users_shares(daemon: Dae
     assert say(USER, "server create s") == ""
     answers: list[str] = []
     for place in ("", "s"):
-        line = events.OperatorLine(99, OTHER + 1, b"share list --format=csv,noheader", server=place)
+        line = events.OperatorLine(99, OTHER + 1, parse(b"share list --format=csv,noheader", 3), server=place)
         for each in handle(daemon, line, answer_line):
             if isinstance(each, do.Reply):
                 answers.append(each.answer.printed)

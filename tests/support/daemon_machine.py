@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from random import Random
+from typing import Any
 
 from attrs import asdict, evolve
 from fuzz_lines import NUMBERS, WORDS, Lines
@@ -27,9 +28,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from pympsd.commands.numbers import atoi
-from pympsd.commands.operator_line import LINE_LIMIT, answer_line, decide_line, split
-from pympsd.commands.registry import REGISTRY, Caller
+from pympsd.commands.grammar.line import parse
+from pympsd.commands.grammar.loose import read_words as read_loosely
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.registry import COMMANDS
+from pympsd.commands.grammar.syntax import Refused
+from pympsd.commands.operator_line import answer_line, decide_line
 from pympsd.devices.machine import describe
 from pympsd.journal.catalogue import CONTROL_LINES
 from pympsd.journal.dialects import Dialect
@@ -37,6 +41,7 @@ from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
@@ -45,6 +50,7 @@ from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.parsed_line import ParsedLine
 
 Waiter = tuple[str, int]
 """("client", its serial) or ("request", the uid of a start request)."""
@@ -52,6 +58,18 @@ UIDS = st.sampled_from([0, 500, 600, 65534])
 DEVICES = describe("2xH200")
 NUMBER = st.integers(0, 3)
 """Which one of several servers, if there are several."""
+
+
+def _arguments(line: ParsedLine) -> dict[str, Any]:
+    """Return the arguments of a change; none if it is refused for its words."""
+    command = COMMANDS.get(line.command)
+    if command is None or command.verb:
+        return {}
+    try:
+        reading = read_loosely(command.syntax, line.words[1:], flags_anywhere=False)
+    except Refused:
+        return {}
+    return {} if command.refuses_unknown and reading.left_over else reading.arguments
 
 
 class DaemonMachine(RuleBasedStateMachine):
@@ -63,7 +81,7 @@ class DaemonMachine(RuleBasedStateMachine):
         super().__init__()
         self.daemon = self._new_daemon()
         self.initial = InitialDefaults.of(self.daemon)
-        self.awaited: set[int] = set()
+        self.pending: set[int] = set()
         """Servers of a daemon that died, until they return."""
         self.moment = 0
         self.came: dict[Waiter, int] = {}
@@ -101,7 +119,7 @@ class DaemonMachine(RuleBasedStateMachine):
         """By user: the last of them, if it ended with its clients."""
         self.refusing: set[int] = set()
         """The users whose clients are refused for a while."""
-        self.proven: set[int] = set()
+        self.verified: set[int] = set()
         self.sent_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[Timer] = []
         self.replies: Counter[int] = Counter()
@@ -167,7 +185,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 del self.joining[client]
             case do.AdmitClient(client, server, pid, _):
                 assert self.running[server] == pid
-                assert server not in self.awaited
+                assert server not in self.pending
                 assert self.uid_of_server[server] == self.serving(self.uid_of[client])
                 assert server not in self.shutting_down
                 self._settle(client)
@@ -176,7 +194,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.watched.add(client)
             case do.WatchClient(client, server, pid):
                 assert (self.on_server[client], 5000 + client) == (server, pid)
-                assert server not in self.awaited
+                assert server not in self.pending
                 self.watched.add(client)
             case do.RefuseClient(client, code, reason):
                 assert code == 805
@@ -249,8 +267,8 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _clients(self, uid: int | None = None) -> set[int]:
         """Return the clients that are queued or admitted; with a user, those that his debugged clients wait for."""
-        unknown = {-server for server in self.awaited}
-        known = {client for client, server in self.on_server.items() if server not in self.awaited}
+        unknown = {-server for server in self.pending}
+        known = {client for client, server in self.on_server.items() if server not in self.pending}
         clients = self.in_queue | known | unknown
         if uid is None or not self.together:
             return clients
@@ -345,7 +363,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.in_queue.add(client)
         self._joins(("client", client))
-        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        self.feed(
+            events.ClientConnected(client, ClientProcess(Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        )
         if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.in_queue
         return client if client in self.in_queue else multiple()
@@ -357,7 +377,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.debugged[client] = self._clients(uid)
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
-        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        self.feed(events.ClientConnected(client, ClientProcess(Peer(5000 + client, uid, uid), "c", 1), traced=True))
         # It takes no turn.
         assert servers == (self.spawning, self.running, self.shutting_down, list(self.daemon.queue))
         if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
@@ -393,15 +413,16 @@ class DaemonMachine(RuleBasedStateMachine):
 
     @staticmethod
     def _is_quit(line: bytes) -> bool:
-        return split(line[:LINE_LIMIT])[:1] == ["quit"]
+        return parse(line, 2).command == "quit"
 
     def _give(self, line: bytes, uid: int) -> None:
         """Let an operator give a line; it is answered at once, unless its command takes some time."""
         self.session += 1
-        name, *words = split(line[:LINE_LIMIT]) or [""]
-        known = name if len(line) <= LINE_LIMIT and uid in (0, self.daemon_uid) else ""
+        parsed = parse(line, 2)
+        known = parsed.command if parsed.is_whole and uid in (0, self.daemon_uid) else ""
         spawning, terminating = set(self.spawning), set(self.terminating)
-        if known == "quit" and isinstance(REGISTRY[name].readers["timeout"](words), Answer):
+        arguments = _arguments(parsed)
+        if known == "quit" and not arguments:
             known = ""
         if known == "quit":
             self.quitters.add(self.session)
@@ -409,13 +430,13 @@ class DaemonMachine(RuleBasedStateMachine):
         else:
             self.expect_reply.add(self.session)
         if known == "shutdown_server":
-            pid = atoi(words[0] if words else None)
+            pid = arguments.get("pid", 0)
             self.shut_down |= {server for server, running in self.running.items() if running == pid}
-        if known == "start_server" and isinstance(user := REGISTRY[name].readers["uid"](words), int):
+        if known == "start_server" and isinstance(user := arguments.get("uid"), int):
             request = ("request", self.serving(user))
             if request not in self._waiters():
                 self._joins(request)
-        self.feed(events.OperatorLine(self.session, uid, line))
+        self.feed(events.OperatorLine(self.session, uid, parsed))
         started = set(self.spawning) - spawning
         later = started or set(self.terminating) - terminating or known == "quit"
         assert self.replies[self.session] == (0 if later else 1)
@@ -535,7 +556,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 del self.unserved[user]
             elif user not in self.refusing:
                 self._drop_failures(user)
-        elif kind is TimerKind.PROBATION and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
+        elif kind is TimerKind.TRIAL and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
             self._has_served(key)
 
     def _drop_failures(self, user: int) -> None:
@@ -544,7 +565,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.refusing.discard(user)
 
     def _has_served(self, server: int) -> None:
-        self.proven.add(server)
+        self.verified.add(server)
         self._drop_failures(self.uid_of_server[server])
 
     @precondition(lambda self: self.spawning)
@@ -580,9 +601,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self._drop_daemon_state(gone)
         left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
         self.daemon = self._new_daemon()
-        self.awaited = set(self.running)
-        self.proven |= self.awaited
-        self.phases = dict.fromkeys(self.awaited, Phase.RETURNING)
+        self.pending = set(self.running)
+        self.verified |= self.pending
+        self.phases = dict.fromkeys(self.pending, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
             self._joins(("request", uid))
         waited, traced = sorted(self.in_queue) + sorted(self.debugged), set(self.debugged)
@@ -611,7 +632,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.shut_down |= self.shutting_down & set(self.running)
         self.shutting_down, self.ever_forced = set(), set()
         # If no server is left, serials begin anew.
-        for marked in (self.proven, self.killed, self.shut_down):
+        for marked in (self.verified, self.killed, self.shut_down):
             marked &= set(self.running)
         # Without servers there is nothing left that it waits for.
         self.quit_begun = self.quit_asked = self.quit_asked and bool(self.running)
@@ -624,13 +645,17 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.in_queue.add(client)
                 self._joins(("client", client))
             uid = self.uid_of[client]
-            self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+            self.feed(
+                events.ClientConnected(
+                    client, ClientProcess(Peer(5000 + client, uid, uid), "c", 1), traced=client in traced
+                )
+            )
 
-    @precondition(lambda self: self.awaited)
+    @precondition(lambda self: self.pending)
     @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans(), number=NUMBER)
     def returns(self, status: str, leaving: bool, number: int = 0) -> None:
-        server = _one_of(self.awaited, number)
-        self.awaited.remove(server)
+        server = _one_of(self.pending, number)
+        self.pending.remove(server)
         clients = {client for client, on in self.on_server.items() if on == server}
         for others in self.debugged.values():
             if -server in others:
@@ -638,27 +663,27 @@ class DaemonMachine(RuleBasedStateMachine):
         if leaving:
             self.shutting_down.add(server)
         returned = tuple(
-            events.ReturnedClient(client, 5000 + client, "c", 1, (events.ReturnedContext(1, 1, 0),))
+            Client(client, 0, ClientProcess(Peer(5000 + client, 0, 0), "c", 1), {1: Context(1, 1, 0)})
             for client in sorted(clients)
         )
-        self.feed(events.ServerReturned(server, status, leaving, returned))
+        self.feed(events.ServerTakenOver(server, status, leaving, returned))
         known = self.daemon.servers[server].clients
         assert all(list(known[client].contexts) == [1] for client in clients)
         # A second return changes nothing.
         state = asdict(self.daemon)
-        self.feed(events.ServerReturned(server, status, not leaving, ()))
+        self.feed(events.ServerTakenOver(server, status, not leaving, ()))
         assert asdict(self.daemon) == state
 
-    @precondition(lambda self: self.awaited)
+    @precondition(lambda self: self.pending)
     @rule(number=NUMBER)
     def is_not_adopted(self, number: int) -> None:
-        server = _one_of(self.awaited, number)
-        self._server_ends(server, events.ServerNotAdopted(server, "other devices"))
+        server = _one_of(self.pending, number)
+        self._server_ends(server, events.ServerNotTakenOver(server, "other devices"))
 
-    @precondition(lambda self: set(self.running) - self.awaited)
+    @precondition(lambda self: set(self.running) - self.pending)
     @rule(fault=st.booleans(), number=NUMBER)
     def status(self, fault: bool, number: int = 0) -> None:
-        server = _one_of(set(self.running) - self.awaited, number)
+        server = _one_of(set(self.running) - self.pending, number)
         can_fault = self.phases[server] in (Phase.ACTIVE, Phase.LEAVING, Phase.FAULT)
         self.feed(events.StatusPushed(server, "FAULT" if fault and can_fault else "ACTIVE"))
 
@@ -668,7 +693,7 @@ class DaemonMachine(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(sorted(self.on_server)))
         server = self.on_server[client]
         event = events.ContextGonePushed(server, client, 1) if gone else events.ContextPushed(server, client, 1, 1, 0)
-        if not gone and server not in self.awaited:
+        if not gone and server not in self.pending:
             self._has_served(server)
         self.feed(event)
 
@@ -682,27 +707,25 @@ class DaemonMachine(RuleBasedStateMachine):
         self.joining[self.serial] = server
         self._has_served(server)
         peer = Peer(5000 + client, self.uid_of[client], self.uid_of[client])
-        self.feed(events.ClientConnected(self.serial, peer, "c", 1, joins=True))
+        self.feed(events.ClientConnected(self.serial, ClientProcess(peer, "c", 1), joins=True))
         assert not self.joining, "it waits, though its process was admitted"
 
     def _that_may_join(self) -> list[int]:
         """Return the clients whose servers take their further connections, whoever waits."""
-        ready = self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited - self.ever_forced
+        ready = self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending - self.ever_forced
         return sorted(client for client, server in self.on_server.items() if server in ready - self._forced())
 
     def _forced(self) -> set[int]:
         return {serial for serial, server in self.daemon.servers.items() if server.forced}
 
-    @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited)
+    @precondition(lambda self: self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending)
     @rule(data=st.data(), status=st.sampled_from(["ACTIVE", "FAULT"]), number=NUMBER)
     def is_asked(self, data: st.DataObject, status: str, number: int) -> None:
         """Let a server that does not report by itself say its status and its clients' contexts."""
-        server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.awaited, number)
+        server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
         reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
-        contexts = {
-            pid: tuple(events.ReturnedContext(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported
-        }
+        contexts = {pid: tuple(Context(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported}
         held = {pid for pid in pids if contexts.get(pid)}
         if held:
             self._has_served(server)
@@ -723,7 +746,7 @@ class DaemonMachine(RuleBasedStateMachine):
         client = data.draw(st.sampled_from(sorted(self.on_server)))
         server = self.on_server.pop(client)
         # Between two daemons no daemon sees it.
-        if server not in self.awaited:
+        if server not in self.pending:
             self._has_served(server)
             self.feed(events.ClientGonePushed(server, client))
 
@@ -761,7 +784,7 @@ class DaemonMachine(RuleBasedStateMachine):
             self._dies_at_start(server, status, stated=False)
             return
         ready = self.phases[server] in (Phase.ACTIVE, Phase.FAULT)
-        if ready and server not in self.proven and server in self.on_server.values():
+        if ready and server not in self.verified and server in self.on_server.values():
             self._dies_unserving(server, status)
         else:
             self._drop_failures(self.uid_of_server[server])
@@ -813,7 +836,7 @@ class DaemonMachine(RuleBasedStateMachine):
 
     def _server_ends(self, server: int, event: events.Event) -> None:
         del self.running[server]
-        self.awaited.discard(server)
+        self.pending.discard(server)
         for others in self.debugged.values():
             others.discard(-server)
         self.on_server = {client: on for client, on in self.on_server.items() if on != server}
@@ -853,7 +876,7 @@ class DaemonMachine(RuleBasedStateMachine):
         assert len({server.uid for server in self.daemon.servers.values()}) == len(self.daemon.servers)
         assert len(self.daemon.servers) <= self.most_servers
         assert set(self.daemon.servers) == set(self.spawning) | set(self.running)
-        listed = decide_line(self.daemon, Caller(0, 1), b"get_server_list").answer
+        listed = decide_line(self.daemon, Caller(0, 1), parse(b"get_server_list", 2)).answer
         assert listed is not None
         assert listed.printed == "".join(f"{pid}\n" for _, pid in sorted(self.running.items()))
 
@@ -862,8 +885,8 @@ class DaemonMachine(RuleBasedStateMachine):
         assert {entry.client for entry in self.daemon.queue if entry.client} == self.in_queue
         assert all(count == 1 for count in self.settled.values())
         known = {client for server in self.daemon.servers.values() for client in server.clients}
-        assert known == {client for client, server in self.on_server.items() if server not in self.awaited}
-        assert {server.serial for server in self.daemon.servers.values() if server.awaited} == self.awaited
+        assert known == {client for client, server in self.on_server.items() if server not in self.pending}
+        assert {server.serial for server in self.daemon.servers.values() if server.pending} == self.pending
 
     @invariant()
     def a_debugged_client_waits_for_earlier_clients_only(self) -> None:
@@ -938,7 +961,7 @@ class DaemonMachine(RuleBasedStateMachine):
     def _room_is_made(self) -> bool:
         """Whether as many servers are about to end as users wait for; there is one, if they take turns."""
         ending = {server for server in self._in(Phase.LEAVING) if server not in self.on_server.values()}
-        return self.together and len(ending - self.awaited) >= len(self._without_server())
+        return self.together and len(ending - self.pending) >= len(self._without_server())
 
     @invariant()
     def after_quit_the_queue_is_empty_and_the_daemon_exits_once(self) -> None:
@@ -980,8 +1003,8 @@ class DaemonMachine(RuleBasedStateMachine):
         """Let a server do what is next; return whether there was anything."""
         server = self.daemon.servers[serial]
         own = [client for client, on in self.on_server.items() if on == serial]
-        if server.awaited:
-            self.returns("ACTIVE", leaving=False, number=sorted(self.awaited).index(serial))
+        if server.pending:
+            self.returns("ACTIVE", leaving=False, number=sorted(self.pending).index(serial))
         elif server.phase in (Phase.INITIALIZING, Phase.FAULT):
             self.feed(events.StatusPushed(serial, "ACTIVE"))
         elif self._is_abandoned(serial) and self._is_waited_for(serial):

@@ -11,7 +11,7 @@ from attrs import frozen
 from fuzz_lines import Lines, conversation
 from processes import DaemonProcess, alive, wait_until
 
-from pympsd.commands.operator_line import split
+from pympsd.commands.grammar.line import parse
 
 AT_ONCE = 8
 
@@ -42,7 +42,7 @@ def resident_kib(pid: int) -> int:
 
 def _harmless(line: bytes, source: random.Random) -> bytes:
     """Return the line, or a harmless one if it would end the daemon or, in most sessions, start a server."""
-    name = next(iter(split(line)), "")
+    name = parse(line, 2).command
     if name == "quit" or (name == "start_server" and source.random() > 0.02):
         return b"get_server_list"
     return line

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import pympsd.commands.v2  # noqa: F401 - registers the commands
-from pympsd.commands.registry import REGISTRY
+from pympsd.commands.grammar.registry import COMMANDS
 from pympsd.wire import frames, messages
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import Versions
 
 NUMBERS = (
     *(b"0 1 -1 2 7 100 101 99.5 1e1 1e999 nan inf -inf 0x10 12abc abc 2147483647 2147483648 -2147483649".split()),
@@ -57,7 +56,7 @@ class Lines:
     def __init__(self, source: random.Random, pids: tuple[int, ...] = ()) -> None:
         self.source = source
         self.pids = pids
-        self.names = [name.encode() for name in REGISTRY]
+        self.names = [each.name.encode() for each in COMMANDS.values() if 2 in each.protocols and not each.verb]
 
     def line(self) -> bytes:
         """Return one line: well-formed, mutated, put together, or noise."""

@@ -20,8 +20,7 @@ from processes import SECONDS, ClientProcess, DaemonProcess, children_of, wait_u
 
 from pympsd.wire import frames, link_messages, messages
 from pympsd.wire.framing import FrameReader
-from pympsd.wire.messages import ClientHello, CloseContext, OpenContext, SessionGranted, SessionWelcome
-from pympsd.wire.versions import Versions
+from pympsd.wire.messages import ClientHello, CloseContext, OpenContext, SessionGranted, SessionWelcome, Versions
 
 RIGHT: Final = "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
 CHECK_EVERY: Final = 10

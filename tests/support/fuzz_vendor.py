@@ -19,7 +19,7 @@ from vendor.their_daemon import END, TheirDaemon
 from vendor.visitor import TOOL, Visitor, visitor
 
 from pympsd.cli import control_client, driver_daemon
-from pympsd.commands.operator_line import split
+from pympsd.commands.grammar.line import parse
 
 SIZES = (0, 1, 3, 4, 5, 8, 9, 12, 40, 41, 172, 516, 4096, 5000)
 INTEGERS = (0, 1, 2, 3, 4, 5, 17, 24, -1, 2**31 - 1, -(2**31))
@@ -66,7 +66,7 @@ class Packets:
     def line(self) -> tuple[bytes, bytes]:
         """Return the packets of a line, that ends no daemon and starts no server."""
         line = self.lines.line()
-        if next(iter(split(line)), "") in ("quit", "start_server") or b"quit" in line:
+        if parse(line, 2).command in ("quit", "start_server") or b"quit" in line:
             line = b"get_server_list"
         length = self.source.choice((len(line) + 2, len(line) + 2, len(line) + 2, -1, 1, 2**40))
         return struct.pack("<q", length), line + b"\n\0"

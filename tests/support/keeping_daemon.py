@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
-from pympsd.takeover.keeper_link import Keeper
+from pympsd.takeover.keeper.link import KeeperLink
 
 
 class Lines:
@@ -25,7 +25,7 @@ class Lines:
         print(event, json.dumps(fields), file=sys.stderr, flush=True)
 
 
-def do(keeper: Keeper, fds: dict[str, int], verb: str, name: str, text: str) -> str:
+def do(keeper: KeeperLink, fds: dict[str, int], verb: str, name: str, text: str) -> str:
     """Do what a line says; return the answer."""
     match verb:
         case "note":
@@ -54,11 +54,11 @@ async def main(folder: str, waiting: str, stalled: str, *entries: str) -> None:
     """Fetch or start a keeper, hold the entries, and do what the lines on standard input say."""
     directory = PipeDirectory.claim(folder)
     try:
-        found = await Keeper.fetch(directory, Lines())  # type: ignore[arg-type]
+        found = await KeeperLink.fetch(directory, Lines())  # type: ignore[arg-type]
     except Unusable as error:
         print(json.dumps(str(error)), file=sys.stderr, flush=True)
         return
-    keeper, held = found or (Keeper(directory, Lines(), float(waiting), float(stalled)), {})  # type: ignore[arg-type]
+    keeper, held = found or (KeeperLink(directory, Lines(), float(waiting), float(stalled)), {})  # type: ignore[arg-type]
     fds = {name: entry.fd for name, entry in held.items()}
     for name, _, fd in (entry.partition("=") for entry in entries):
         fds[name] = int(fd)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pympsd.wire import keeper_packets as packets
+from pympsd.takeover.keeper import packets as packets
 
 
 @contextmanager

@@ -11,17 +11,19 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.commands.v3.config import NO_CHANGE
 from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.partitions import partitions_on
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3.partitions import partitions_on
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -67,7 +69,7 @@ class NamedMachine(RuleBasedStateMachine):
         """The sockets that cannot be made at the moment."""
         self.spawning: dict[int, str] = {}
         self.running: dict[int, str] = {}
-        self.awaited: set[int] = set()
+        self.pending: set[int] = set()
         self.leaving: set[int] = set()
         self.timers: list[Timer] = []
         self.terminating: dict[int, int] = {}
@@ -173,7 +175,7 @@ class NamedMachine(RuleBasedStateMachine):
     def _says(self, line: str, file: bytes | None = None) -> None:
         self.session += 1
         self.unanswered.add(self.session)
-        self.feed(events.OperatorLine(self.session, 0, line.encode(), file=file))
+        self.feed(events.OperatorLine(self.session, 0, parse(line.encode(), 3), file=file))
 
     # --- what can happen
 
@@ -262,9 +264,9 @@ class NamedMachine(RuleBasedStateMachine):
         came = (server or own, namespace if server else DEFAULT)
         self.waiting[self.serial] = came
         peer = Peer(5000 + self.serial, uid, uid, (uid,))
-        at = {"server": server, "mps_namespace": namespace if server else ""}
-        at |= {"environment": {"CUDA_MPS_SM_PARTITION": partition}}
-        self.feed(events.ClientConnected(self.serial, peer, "train", 7, **at))  # type: ignore[arg-type]
+        process = ClientProcess(peer, "train", 7, namespace if server else "")
+        environment = {"CUDA_MPS_SM_PARTITION": partition}
+        self.feed(events.ClientConnected(self.serial, process, environment, server=server))
 
     @precondition(lambda self: self.waiting)
     @rule(number=NUMBER)
@@ -278,7 +280,7 @@ class NamedMachine(RuleBasedStateMachine):
     def client_gone(self, number: int) -> None:
         client = _one_of(self.on_server, number)
         serial = self.on_server[client]
-        if serial not in self.awaited:
+        if serial not in self.pending:
             del self.on_server[client]
             self.feed(events.ClientGonePushed(serial, client))
 
@@ -309,13 +311,13 @@ class NamedMachine(RuleBasedStateMachine):
     @rule(number=NUMBER, stated=st.booleans())
     def exits(self, number: int, stated: bool) -> None:
         serial = _one_of(self.running, number)
-        if stated and serial not in self.awaited:
+        if stated and serial not in self.pending:
             self.feed(events.StartRefused(serial, "the devices are gone"))
         self._end(serial)
 
     def _end(self, serial: int) -> None:
         del self.running[serial]
-        self.awaited.discard(serial)
+        self.pending.discard(serial)
         self.leaving.discard(serial)
         self.terminating = {token: server for token, server in self.terminating.items() if server != serial}
         self.on_server = {client: server for client, server in self.on_server.items() if server != serial}
@@ -363,7 +365,7 @@ class NamedMachine(RuleBasedStateMachine):
         self.timers, self.terminating, self.unanswered = [], {}, set()
         self.sockets, self.unusable, self.wanted = set(), set(), {}
         waiting, self.waiting = self.waiting, {}
-        self.awaited = set(self.running)
+        self.pending = set(self.running)
         self.feed(events.PredecessorDied(left))
         known = self.daemon.configuration
         assert in_force == (known.generation, known.source, known.applied, known.failed)
@@ -373,21 +375,23 @@ class NamedMachine(RuleBasedStateMachine):
             self.waiting[client] = (server, namespace)
             uid = before[server].uid
             peer = Peer(5000 + client, uid, uid, (uid,))
-            at = {"server": server, "mps_namespace": namespace}
-            self.feed(events.ClientConnected(client, peer, "train", 7, **at))  # type: ignore[arg-type]
+            process = ClientProcess(peer, "train", 7, namespace)
+            self.feed(events.ClientConnected(client, process, server=server))
 
-    @precondition(lambda self: self.awaited)
+    @precondition(lambda self: self.pending)
     @rule(number=NUMBER)
     def returns(self, number: int) -> None:
-        serial = sorted(self.awaited)[number % len(self.awaited)]
-        self.awaited.remove(serial)
+        serial = sorted(self.pending)[number % len(self.pending)]
+        self.pending.remove(serial)
         mine = [client for client, server in self.on_server.items() if server == serial]
         reports = tuple(
-            events.ReturnedClient(client, 5000 + client, "train", 7, partitions=self.partitions[client])
+            Client(
+                client, 0, ClientProcess(Peer(5000 + client, 0, 0), "train", 7), partitions=self.partitions[client]
+            )
             for client in mine
         )
         status = "INITIALIZING" if serial not in self.leaving and not mine else "ACTIVE"
-        self.feed(events.ServerReturned(serial, status, serial in self.leaving, reports))
+        self.feed(events.ServerTakenOver(serial, status, serial in self.leaving, reports))
 
     # --- what always holds
 
@@ -457,7 +461,7 @@ class NamedMachine(RuleBasedStateMachine):
         starting = [each for each in self.running if self.daemon.servers[each].phase is Phase.INITIALIZING]
         ending = [each for each in self.leaving if self._may_end(each)]
         retries = [timer for timer in self.timers if timer.kind is TimerKind.RETRY]
-        if self.awaited:
+        if self.pending:
             self.returns(0)
         elif self.terminating:
             self.terminated(0)

@@ -36,9 +36,9 @@ TESTS_OWN = ("test-pipe-", "pympsd-left-by-a-test")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans(adopt: bool = True) -> None:
+def adopt_orphans(take_over: bool = True) -> None:
     """Become the parent of daemons, so that they are reaped at once whatever PID 1 is; or be that no more."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(take_over), 0, 0, 0)
 
 
 def alive(pid: int) -> bool:

@@ -2,7 +2,7 @@
 
 from pympsd.vocabulary import files
 from pympsd.vocabulary.identities import Serials
-from pympsd.vocabulary.statuses import ClientStatus, ServerStatus
+from pympsd.vocabulary.results import ClientStatus, ServerStatus
 
 
 def test_the_files_are_the_documented_ones() -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.errors import RemoteError
 from pympsd.wire import frames
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 KINDS = st.integers(0, 0xFFFF)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.errors import RemoteError
 from pympsd.wire import graph_items, records
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.graph_items import NESTING_LIMIT, Conditional, ConditionalKind, GraphItem, TooLarge
 
 LAUNCH = records.pack("LAUNCH", 1, 2, *range(11), tail=b"12345")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.wire.launch_flags import MOST, NO_CLUSTER, cluster_of, packed
 from pympsd.wire.records import FLAG_COOPERATIVE, FLAG_QUIET
+from pympsd.wire.ring_layout import MOST, NO_CLUSTER, cluster_of, packed
 
 _SIZES = st.integers(1, MOST)
 

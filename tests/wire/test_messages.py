@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.errors import LocalError, RemoteError
 from pympsd.wire import executor_messages, frames, link_messages, messages
-from pympsd.wire.errors import LocalError, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
 
 CLASSES = sorted(messages._KIND_OF, key=lambda cls: messages._KIND_OF[cls])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.wire.errors import RemoteError
+from pympsd.errors import RemoteError
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

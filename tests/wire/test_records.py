@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pympsd.errors import RemoteError
 from pympsd.wire import records
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.records import (
     ANSWER,
     BY_OPCODE,

@@ -18,13 +18,16 @@ from hypothesis import strategies as st
 from vendor_recordings import NAMES, Exchange, Recording, ToolSession, read, registration
 
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import AdmitClient, Reply, SpawnServer
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text
@@ -32,7 +35,6 @@ from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver import handshake, tool_lines
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.server_commands import Question, Reader
-from pympsd.wire.errors import RemoteError
 
 RECORDINGS = {name: read(name) for name in NAMES}
 NAMESPACE = 4026531836
@@ -325,8 +327,8 @@ class Replay:
         for tool in takewhile(lambda tool: not tool.exchanges, recording.tools):
             for line in tool.lines:
                 if line.startswith(b"set_default_"):
-                    self._feed(events.OperatorLine(1, 0, line))
-        spawned = self._feed(events.OperatorLine(1, 0, b"start_server -uid 0"))
+                    self._feed(events.OperatorLine(1, 0, parse(line, 2)))
+        spawned = self._feed(events.OperatorLine(1, 0, parse(b"start_server -uid 0", 2)))
         (spawn,) = [one for one in spawned if isinstance(one, SpawnServer)]
         self.serial = spawn.server
         self._feed(events.ServerSpawned(self.serial, server))
@@ -342,12 +344,14 @@ class Replay:
         """Let the recorded clients connect, each once for each connection."""
         for client, pid in enumerate(self.recording.admitted[self.pid], 1):
             peer = Peer(pid, 0, 0, (0,))
-            done = self._feed(events.ClientConnected(client, peer, "python3", NAMESPACE, joins=True))
+            done = self._feed(events.ClientConnected(client, ClientProcess(peer, "python3", NAMESPACE), joins=True))
             assert any(isinstance(one, AdmitClient) for one in done)
 
     def say(self, line: str) -> list[str]:
         """Give a command; return the printed lines."""
-        (reply,) = [one for one in self._feed(events.OperatorLine(2, 0, line.encode())) if isinstance(one, Reply)]
+        (reply,) = [
+            one for one in self._feed(events.OperatorLine(2, 0, parse(line.encode(), 2))) if isinstance(one, Reply)
+        ]
         return [part.text for part in reply.answer.parts if part.printed]
 
     async def report(self, answers: dict[int, list[bytes]]) -> None:

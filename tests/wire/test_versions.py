@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.version import VERSION
-from pympsd.wire.versions import NEWEST, OLDEST, Versions, agree
+from pympsd.process.version import VERSION
+from pympsd.wire.messages import NEWEST, OLDEST, Versions, agree
 
 RANGES = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda ends: Versions(min(ends), max(ends)))
 

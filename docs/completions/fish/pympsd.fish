@@ -7,9 +7,9 @@ function __pympsd_at
     string match -q -- $argv[1] (__pympsd_given)
 end
 function __pympsd_first
-    not string match -qr -- ' (get_client_list|get_device_client_list|ps|device_query|set_default_device_pinned_mem_limit|get_default_device_pinned_mem_limit|set_device_pinned_mem_limit|get_device_pinned_mem_limit|set_default_active_thread_percentage|get_default_active_thread_percentage|set_active_thread_percentage|get_active_thread_percentage|set_default_client_priority|get_default_client_priority|get_server_list|get_server_status|get_waiting_list|start_server|quit|shutdown_server|terminate_client|log|rules|trace|client|config|device|feature|memacct|context-share|namespace|server|share|sm-partition|top|plot)( |$)' (__pympsd_given)
+    not string match -qr -- ' (client|config|context-share|device|device_query|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|start_server|terminate_client|top|trace)( |$)' (__pympsd_given)
 end
-complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
+complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
 complete -c pympsd -n __pympsd_first -o d -x -a ''
 complete -c pympsd -n __pympsd_first -l daemon -x -a ''
 complete -c pympsd -n __pympsd_first -o f -x -a ''
@@ -48,6 +48,7 @@ complete -c pympsd -n __pympsd_first -o h -x -a ''
 complete -c pympsd -n __pympsd_first -l help -x -a ''
 complete -c pympsd -n "__pympsd_at '* client'" -f -a 'get list terminate'
 complete -c pympsd -n "__pympsd_at '* client get*'" -f
+complete -c pympsd -n "__pympsd_at '* client get*'" -l json
 complete -c pympsd -n "__pympsd_at '* client list*'" -f
 complete -c pympsd -n "__pympsd_at '* client list*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c pympsd -n "__pympsd_at '* client list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -60,8 +61,10 @@ complete -c pympsd -n "__pympsd_at '* config apply*'" -l check
 complete -c pympsd -n "__pympsd_at '* config apply*'" -l prune
 complete -c pympsd -n "__pympsd_at '* config apply*'" -l force
 complete -c pympsd -n "__pympsd_at '* config show*'" -f
+complete -c pympsd -n "__pympsd_at '* config show*'" -l json
 complete -c pympsd -n "__pympsd_at '* config status*'" -f
 complete -c pympsd -n "__pympsd_at '* config status*'" -l expect -x
+complete -c pympsd -n "__pympsd_at '* config status*'" -l json
 complete -c pympsd -n "__pympsd_at '* context-share'" -f -a 'describe set'
 complete -c pympsd -n "__pympsd_at '* context-share describe*'" -f
 complete -c pympsd -n "__pympsd_at '* context-share describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -101,6 +104,8 @@ complete -c pympsd -n "__pympsd_at '* get_waiting_list*'" -f
 complete -c pympsd -n "__pympsd_at '* get_waiting_list*'" -l json
 complete -c pympsd -n "__pympsd_at '* log'" -f -a 'reopen'
 complete -c pympsd -n "__pympsd_at '* log reopen*'" -f
+complete -c pympsd -n "__pympsd_at '* lspart*'" -f
+complete -c pympsd -n "__pympsd_at '* lspart*'" -l json
 complete -c pympsd -n "__pympsd_at '* memacct'" -f -a 'describe limit list set'
 complete -c pympsd -n "__pympsd_at '* memacct describe*'" -f
 complete -c pympsd -n "__pympsd_at '* memacct describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -127,6 +132,7 @@ complete -c pympsd -n "__pympsd_at '* namespace delete*'" -l server -x -a '(pymp
 complete -c pympsd -n "__pympsd_at '* namespace delete*'" -l force
 complete -c pympsd -n "__pympsd_at '* namespace get*'" -f
 complete -c pympsd -n "__pympsd_at '* namespace get*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c pympsd -n "__pympsd_at '* namespace get*'" -l json
 complete -c pympsd -n "__pympsd_at '* namespace list*'" -f
 complete -c pympsd -n "__pympsd_at '* namespace list*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c pympsd -n "__pympsd_at '* namespace list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -159,6 +165,7 @@ complete -c pympsd -n "__pympsd_at '* server create*'" -l locality-domains -x -a
 complete -c pympsd -n "__pympsd_at '* server delete*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c pympsd -n "__pympsd_at '* server delete*'" -l force
 complete -c pympsd -n "__pympsd_at '* server get*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c pympsd -n "__pympsd_at '* server get*'" -l json
 complete -c pympsd -n "__pympsd_at '* server list*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c pympsd -n "__pympsd_at '* server list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
 complete -c pympsd -n "__pympsd_at '* server set*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
@@ -209,7 +216,7 @@ complete -c pympsd -n "__pympsd_at '* top*'" -l filter
 complete -c pympsd -n "__pympsd_at '* top*'" -l interval
 complete -c pympsd -n "__pympsd_at '* trace'" -f -a 'start stop'
 complete -c pympsd -n "__pympsd_at '* trace stop*'" -f
-complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
+complete -c nvidia-cuda-mps-control -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o d -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l daemon -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -o f -x -a ''
@@ -248,6 +255,7 @@ complete -c nvidia-cuda-mps-control -n __pympsd_first -o h -x -a ''
 complete -c nvidia-cuda-mps-control -n __pympsd_first -l help -x -a ''
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client'" -f -a 'get list terminate'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client get*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client get*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* client list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -260,8 +268,10 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config apply*'" -l check
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config apply*'" -l prune
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config apply*'" -l force
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config show*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config show*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config status*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config status*'" -l expect -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* config status*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* context-share'" -f -a 'describe set'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* context-share describe*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* context-share describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -301,6 +311,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_waiting_list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* get_waiting_list*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* log'" -f -a 'reopen'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* log reopen*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* lspart*'" -f
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* lspart*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* memacct'" -f -a 'describe limit list set'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* memacct describe*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* memacct describe*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -327,6 +339,7 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace delete*'" -l se
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace delete*'" -l force
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace get*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace get*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace get*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace list*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace list*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
@@ -359,6 +372,7 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server create*'" -l local
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server delete*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server delete*'" -l force
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server get*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server get*'" -l json
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server list*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server list*'" -l format -x -a 'table csv json csv,noheader table,noheader'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -f -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'

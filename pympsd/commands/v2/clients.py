@@ -1,58 +1,65 @@
-"""Commands that list clients, by server and device."""
+"""Commands that list clients and devices, by server."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
-from pympsd.commands.arguments import A_PID, MAYBE_A_PID, after_option, read_loose_pid, read_optional_pid
-from pympsd.commands.registry import Caller, Decision, command
-from pympsd.commands.v2.records import client_record, context_record, device_record
+from pympsd.commands.grammar.privileges import Caller
+from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, read_pid
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Syntax
+from pympsd.commands.v2.records import client_record, context_record, device_record, find_server
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.answers import Answer, Part, lines, refusal
+from pympsd.vocabulary.device_facts import DeviceFacts
 
 PS_ROW: Final = "{:<10}{:<10}{:<15}{:<26}{:<15}{}"
-"""The recorded columns of ps; only the heading pads the last one, to 15."""
+"""The recorded columns of ps; only the heading pads the last column, to 15."""
 UUID_SHOWN: Final = 22
 """The number of characters of the UUID that ps shows."""
+DEVICE_HEADING: Final = ("Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes")
+DEVICE_ROW: Final = "{:<16}{:<15}{:<42}{:<34}{}"
 
 
-@command("get_client_list", asks_servers=True, takes=A_PID, pid=read_loose_pid)
+@command(Syntax("get_client_list", required=(PID,)), asks_servers=True)
 def get_client_list(daemon: Daemon, caller: Caller, pid: int) -> Decision:
-    """List the PIDs of the client processes connected to the server PID, one a line."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
-    clients = server.clients.values()
-    return Decision(lines(*(str(each.pid) for each in clients)), data=[client_record(each) for each in clients])
+    """List the PIDs of the client processes of the server PID, one to a line."""
+    clients = find_server(daemon, pid).clients.values()
+    return Decision(
+        lines(*(str(client.pid) for client in clients)), data=[client_record(client) for client in clients]
+    )
 
 
-@command("get_device_client_list", asks_servers=True, takes=MAYBE_A_PID, pid=read_optional_pid)
+@command(Syntax("get_device_client_list", optional=(OPTIONAL_PID,)), asks_servers=True)
 def get_device_client_list(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
-    """List the devices in use and, under each, its client contexts as PID.CONTEXT; of the server PID or of all."""
-    if pid is not None and daemon.server_by_pid(pid) is None:
-        return Decision(refusal(f"Server {pid} not found"))
-    shown: list[str] = []
+    """List the devices in use and, below each, its client contexts as PID.CONTEXT; with PID, those of one server."""
+    if pid is not None:
+        find_server(daemon, pid)
+    texts: list[str] = []
     data = []
     for server in daemon.running_servers():
         for ordinal, device in enumerate(daemon.devices):
             if pid in (None, server.pid) and (contexts := _contexts(server, ordinal)):
-                shown += [f"[{ordinal}] 00:0{ordinal}.0, {device.name}"]
-                shown += [f"{client.pid}.{context.number}" for client, context in contexts]
-                found = [{"pid": client.pid, **context_record(context)} for client, context in contexts]
-                data.append({**device_record(daemon, ordinal), "server": server.pid, "contexts": found})
-    return Decision(lines(*shown), data=data)
+                texts += [f"[{ordinal}] 00:0{ordinal}.0, {device.name}"]
+                texts += [f"{client.pid}.{context.number}" for client, context in contexts]
+                records = [{"pid": client.pid, **context_record(context)} for client, context in contexts]
+                data.append({**device_record(daemon, ordinal), "server": server.pid, "contexts": records})
+    return Decision(lines(*texts), data=data)
 
 
 def _contexts(server: Server, device: int) -> list[tuple[Client, Context]]:
     clients = server.clients.values()
-    return [(client, each) for client in clients for each in client.contexts.values() if each.device == device]
+    return [
+        (client, context) for client in clients for context in client.contexts.values() if context.device == device
+    ]
 
 
-@command("ps", asks_servers=True, takes=rf"(-p {A_PID})?", pid=after_option("-p"))
+@command(Syntax("ps", options={"pid": Option(read_pid, "PID", "-p")}), asks_servers=True)
 def ps(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
-    """Show the client processes that have a context; with -p PID those of one server."""
+    """Show the client processes that have a context; with -p PID, those of one server."""
     if pid is not None and daemon.server_by_pid(pid) is None:
         text = f"Server {pid} not found"
         # Recorded: the line twice, then an empty line that is not logged.
@@ -78,6 +85,30 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
         "id": first.serial,
         "server": server.pid,
         "device": uuid,
-        "pid_namespace": client.namespace,
-        "command": client.command,
+        "pid_namespace": client.process.pid_namespace,
+        "command": client.process.command,
     }
+
+
+@command(Syntax("device_query", optional=(OPTIONAL_PID,), flags=("csv",)))
+def device_query(daemon: Daemon, caller: Caller, pid: int | None, csv: bool) -> Decision:
+    """Show the devices of the daemon and of its servers; with PID, of one server; with --csv, as comma-separated
+    values.
+    """
+    if pid is not None:
+        find_server(daemon, pid)
+    texts = ["Default", *_device_rows(daemon.devices, csv)]
+    servers = [server for server in daemon.running_servers() if pid in (None, server.pid)]
+    for server in servers:
+        # Recorded: the heading of a server begins with a newline.
+        texts += [
+            f"\nServer {server.pid}",
+            *_device_rows([daemon.devices[n] for n in daemon.ordinals_of(server)], csv),
+        ]
+    devices = [device_record(daemon, ordinal) for ordinal in range(len(daemon.devices))]
+    return Decision(lines(*texts), data={"devices": devices, "servers": [server.pid for server in servers]})
+
+
+def _device_rows(devices: Sequence[DeviceFacts], csv: bool) -> list[str]:
+    rows = [DEVICE_HEADING, *((n, device.pci, device.uuid, device.name, "N/A") for n, device in enumerate(devices))]
+    return [",".join(map(str, row)) if csv else DEVICE_ROW.format(*row) for row in rows]

@@ -1,13 +1,26 @@
-"""What --json says of devices, servers and clients; servers list their clients, and these their contexts."""
+"""The servers that PIDs name, and what --json prints of devices, servers and clients.
+
+A server's record lists its clients, a client's its contexts.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pympsd.commands.grammar.syntax import Refused
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.limits import PinnedMemory
+
+
+def find_server(daemon: Daemon, pid: int) -> Server:
+    """Return the server with a PID; raise the recorded refusal."""
+    server = daemon.server_by_pid(pid)
+    if server is None:
+        raise Refused(answer=refusal(f"Server {pid} not found"))
+    return server
 
 
 def device_record(daemon: Daemon, ordinal: int) -> dict[str, Any]:
@@ -42,10 +55,10 @@ def client_record(client: Client) -> dict[str, Any]:
     return {
         "pid": client.pid,
         "uid": client.uid,
-        "command": client.command,
+        "command": client.process.command,
         "active_thread_percentage": client.limits and client.limits.thread_percentage,
-        "pid_namespace": client.namespace,
-        "namespace": client.mps_namespace or None,
+        "pid_namespace": client.process.pid_namespace,
+        "namespace": client.process.namespace or None,
         "memory_bytes": {str(device): count for device, count in client.memory.items()},
         "contexts": [context_record(context) for context in client.contexts.values()],
     }

@@ -1,65 +1,124 @@
-"""Commands that list servers, show their status and start one."""
+"""Commands that list, start and stop servers, end the work of their clients, and end the daemon."""
 
 from __future__ import annotations
 
-from pympsd.commands.arguments import A_PID, required_pid, user_id
-from pympsd.commands.privileges import INSUFFICIENT, may_change_settings
-from pympsd.commands.registry import Caller, Decision, command
-from pympsd.commands.v2.records import server_record
-from pympsd.state_machine.admission import request_server
+from pympsd.commands.grammar.privileges import INSUFFICIENT, Caller, is_owner
+from pympsd.commands.grammar.recorded import OPTIONAL_PID, PID, leading_integer, read_pid, read_user_id
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
+from pympsd.commands.v2.records import find_server, server_record
+from pympsd.state_machine import terminations
+from pympsd.state_machine.admission import drop_start_request, request_server
 from pympsd.state_machine.instructions import SpawnServer
+from pympsd.state_machine.shutdown import begin_quit, shut_down_server
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import lines, refusal
+from pympsd.vocabulary.results import Result
 
 
-@command("get_server_list", takes="")
+@command(Syntax("get_server_list"))
 def get_server_list(daemon: Daemon, caller: Caller) -> Decision:
-    """List the PIDs of all server instances, one a line."""
+    """List the PIDs of all servers, one to a line."""
     servers = daemon.running_servers()
-    return Decision(lines(*(str(each.pid) for each in servers)), data=[server_record(each) for each in servers])
+    return Decision(
+        lines(*(str(server.pid) for server in servers)), data=[server_record(server) for server in servers]
+    )
 
 
-@command("get_server_status", asks_servers=True, takes=A_PID, pid=required_pid)
+@command(Syntax("get_server_status", required=(OPTIONAL_PID,)), asks_servers=True)
 def get_server_status(daemon: Daemon, caller: Caller, pid: int) -> Decision:
     """Print the status of the server PID: INITIALIZING, ACTIVE or FAULT."""
-    server = daemon.server_by_pid(pid)
-    if server is None:
-        return Decision(refusal(f"Server {pid} not found"))
+    server = find_server(daemon, pid)
     return Decision(lines(server.status), data=server_record(server))
 
 
-@command("get_waiting_list", takes="")
+@command(Syntax("get_waiting_list"))
 def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
-    """List who waits for a server, in their order: a client's PID and its user, or 0 and the user whose server an
-    operator asked for.
+    """List who waits for a server, first come first: the PID and the user of a client, or 0 and the user whose server
+    an operator requested.
     """
     waiting = [] if caller.server else daemon.queue.entries
     data = [
-        {"pid": each.peer.pid if each.peer else 0, "uid": each.uid, "server": each.server, "command": each.command}
-        for each in waiting
+        {
+            "pid": entry.process.peer.pid if entry.process else 0,
+            "uid": entry.uid,
+            "server": entry.server,
+            "command": entry.process.command if entry.process else "",
+        }
+        for entry in waiting
     ]
-    return Decision(lines(*(f"{each['pid']} {each['uid']}" for each in data)), data=data)
+    return Decision(lines(*(f"{entry['pid']} {entry['uid']}" for entry in data)), data=data)
 
 
-@command("start_server", options=("-uid",), uid=user_id)
+@command(
+    Syntax("start_server", options={"uid": Option(read_user_id, "UID", "-uid")}, needed=("uid",)),
+    in_protocol_3="server create --uid={1}",
+    owner_only=True,
+)
 def start_server(daemon: Daemon, caller: Caller, uid: int) -> Decision:
-    """Start a server for the user UID (start_server -uid UID), or queue that while others' leave no room."""
-    refused = may_change_settings(daemon, caller)
-    if refused is None and daemon.options.uid not in (0, uid):
+    """Start a server for the user UID, or queue the request until the servers of other users leave room."""
+    if daemon.options.uid not in (0, uid):
         # Recorded: root gets no line.
         texts = () if caller.uid == 0 else (INSUFFICIENT.format(uid=caller.uid),)
-        refused = refusal(
-            *texts,
-            diagnostic=f"start_server: this daemon is run by user {daemon.options.uid} and can serve only that user",
-        )
-    if refused is None and daemon.quitting is not None:
-        refused = refusal(diagnostic="start_server: the daemon is quitting")
-    if refused is not None:
-        return Decision(refused)
+        reason = f"start_server: this daemon is run by user {daemon.options.uid} and can serve only that user"
+        raise Refused(answer=refusal(*texts, diagnostic=reason))
+    if daemon.quitting is not None:
+        raise Refused("start_server: the daemon is quitting")
     instructions = tuple(request_server(daemon, uid))
-    started = [each.server for each in instructions if isinstance(each, SpawnServer)]
-    if not started:
+    server_ids = [instruction.server for instruction in instructions if isinstance(instruction, SpawnServer)]
+    if not server_ids:
         return Decision(lines(), instructions)
-    # Answered when the process has started: the next command is often get_server_list.
-    daemon.servers[started[0]].starters.append(caller.session)
+    # Answered when the process has started, because the next command is often get_server_list.
+    daemon.servers[server_ids[0]].starters.append(caller.session)
     return Decision(None, instructions)
+
+
+def _read_seconds(word: str) -> int:
+    """Return a whole number of seconds; driver 580 quits without a wait if it is none."""
+    seconds = leading_integer(word) if word.isascii() and word.isdecimal() else None
+    if seconds is None:
+        raise Refused(f"{word!r} is not a whole number of seconds")
+    return seconds
+
+
+@command(
+    Syntax("quit", options={"timeout": Option(_read_seconds, "SECONDS", "-t")}),
+    asks_servers=True,
+    refuses_unknown=True,
+)
+def quit_daemon(daemon: Daemon, caller: Caller, timeout: int | None) -> Decision:
+    """End the servers when their clients have ended, then the daemon; with -t SECONDS, by force after that time."""
+    if not is_owner(daemon, caller):
+        return Decision(refusal("Not enough privilege to execute quit command"))
+    return Decision(None, tuple(begin_quit(daemon, caller.session, timeout)))
+
+
+@command(
+    Syntax("shutdown_server", required=(PID,), flags=(Flag("forced", "-f"),)), asks_servers=True, owner_only=True
+)
+def shutdown_server(daemon: Daemon, caller: Caller, pid: int, forced: bool) -> Decision:
+    """End the server PID when its clients have ended; with -f, immediately: the work of its clients is lost."""
+    server = find_server(daemon, pid)
+    drop_start_request(daemon, server)
+    return Decision(lines(), tuple(shut_down_server(server, forced=forced)))
+
+
+@command(
+    Syntax(
+        "terminate_client",
+        required=(Argument("pid", read_pid, "SERVER-PID"), Argument("client", read_pid, "CLIENT-PID")),
+    ),
+    owner_only=True,
+)
+def terminate_client(daemon: Daemon, caller: Caller, pid: int, client: int) -> Decision:
+    """End all contexts of the client process CLIENT-PID on the server SERVER-PID. Prints 0, or an error number: 702
+    if a kernel still runs after 10 s and the device cannot stop it (see --terminate-by-reset).
+    """
+    server = daemon.server_by_pid(pid)
+    if server is None:
+        return Decision(refusal(f"Server {pid} not found", f"Server {pid} not found!", "1"))
+    unseen = sum(not other.pid for other in server.clients.values())
+    if unseen > 1 and not client:
+        why = f"{unseen} clients have PIDs that are not visible here and are shown as 0: none can be ended alone"
+        return Decision(refusal(f"{Result.ERROR_INVALID_CONTEXT}", diagnostic=f"terminate_client: {why}"))
+    return Decision(None, tuple(terminations.begin(daemon, caller.session, server, client)))

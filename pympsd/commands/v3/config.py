@@ -1,4 +1,13 @@
-"""The module ``config``: the configuration file, applied to a daemon that runs."""
+"""The module ``config``: the configuration file, applied to a running daemon.
+
+`apply` reads the file as a plan, compares it with the state (pympsd.configuration.changes) and begins a list of
+changes. Each change is a part of one compound command, because servers start and sockets open later: the operator is
+answered when the last part is complete, with a line for each change and for each part that was refused. A file with
+an error changes nothing. ``--check`` begins the changes on a copy of the state, because one change may make the next
+possible.
+
+`status` compares the file that was applied last with the state, so that it reports what operators changed since.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +19,10 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.commands.registry import Caller, Decision
-from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
-from pympsd.commands.v3.output import ABSENT, moment
-from pympsd.commands.v3.registry import command, data
+from pympsd.commands.grammar.privileges import Caller, sees_all
+from pympsd.commands.grammar.registry import BOTH, Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.v3.output import ABSENT, data, moment
 from pympsd.configuration.changes import (
     Change,
     CreateNamespace,
@@ -35,19 +43,18 @@ from pympsd.configuration.changes import (
 from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
-from pympsd.state_machine.admission import STARTS_AT_ONCE
+from pympsd.state_machine.cgroups import replace_limits, set_accounting, set_audit
 from pympsd.state_machine.decide import combine_answers
 from pympsd.state_machine.instructions import Instruction, Log, Reply
+from pympsd.state_machine.named_servers import NotPossible, create_server, delete_server, set_server
+from pympsd.state_machine.named_servers import status as status_of
+from pympsd.state_machine.namespaces import create_namespace, delete_namespace, set_namespace
+from pympsd.state_machine.partitions import create_partition, delete_partition
+from pympsd.state_machine.registration import set_default_socket
 from pympsd.state_machine.shares import set_shares
 from pympsd.state_machine.state.compound_commands import CompoundCommand, Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
-from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
-from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
-from pympsd.state_machine.v3.partitions import create_partition, delete_partition
-from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.state_machine.v3.servers import NotPossible, create_server, delete_server, set_server
-from pympsd.state_machine.v3.servers import status as status_of
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.texts import BadText
@@ -60,16 +67,21 @@ _HASH: Final = re.compile("(?:sha256:)?([0-9a-f]{12,64})", re.ASCII | re.IGNOREC
 
 
 def read_expected(text: str) -> int | str:
-    """Read a generation (a number), or the first digits of a SHA-256 in lower case."""
+    """Return a generation (a number), or the first digits of a SHA-256 in lower case; raise BadText."""
     if _GENERATION.fullmatch(text):
         return int(text)
-    found = _HASH.fullmatch(text)
-    if found is None:
+    match = _HASH.fullmatch(text)
+    if match is None:
         raise BadText("a generation, or 12 to 64 hexadecimal digits of a SHA-256,", text)
-    return found[1].lower()
+    return match[1].lower()
 
 
-@command(Syntax("config apply", required=("file",), flags=("check", "prune", "force")), in_both=True, takes_file=True)
+@command(
+    Syntax("config apply", required=("file",), flags=("check", "prune", "force")),
+    protocols=BOTH,
+    takes_file=True,
+    owner_only=True,
+)
 def apply(
     daemon: Daemon,
     caller: Caller,
@@ -79,79 +91,78 @@ def apply(
     prune: bool = False,
     force: bool = False,
 ) -> Decision:
-    """Read a configuration file, and make the rules, servers and namespaces what it says: what is missing is made,
-    what differs is set, and what it does not name stays, or with --prune is deleted if it has no clients (with
-    --force also if it has some). --check says what would be done, and what would be refused. An error anywhere in the
-    file: nothing is done.
+    """Apply a configuration file: create the servers and namespaces that are missing, set the limits and rules that
+    differ, and keep what the file does not name. With --prune, delete what it does not name and has no clients; with
+    --force, even if it has clients. --check prints what would change and what would be refused. If the file has an
+    error, nothing is changed.
     """
-    view.check_daemon_owner(daemon, caller, "config apply")
     if text is None:
         raise Refused(
-            "'config apply' needs the text of the file: give it as arguments, not on standard input.",
+            "'config apply' needs the text of the file: give the command as arguments, not on standard input."
         )
     surroundings = surroundings_of(daemon)
     try:
         plan, warnings = read_plan(text, surroundings)
     except BadFile as error:
-        said = "\n".join(problem.shown(file) for problem in error.problems)
-        return Decision(Answer(diagnostic=said, refused=True))
-    wanted = changes(plan, state_of(daemon, surroundings), prune=prune, force=force)
+        problems = "\n".join(problem.shown(file) for problem in error.problems)
+        return Decision(Answer(diagnostic=problems, refused=True))
+    planned = changes(plan, state_of(daemon, surroundings), prune=prune, force=force)
     notes = [warning.shown(file) for warning in warnings]
     if check:
-        return Decision(_tried(daemon, wanted, notes, force))
+        return Decision(_try_changes(daemon, planned, notes, force))
     applied = Configuration(
         daemon.configuration.generation + 1, file, moment(caller.at) or "", text=text, plan=(surroundings, plan)
     )
-    return Decision(None, tuple(_carry_out(daemon, caller, applied, wanted, notes, force)))
+    return Decision(None, tuple(_carry_out(daemon, caller, applied, planned, notes, force)))
 
 
-@command(Syntax("config show"), in_both=True)
+@command(Syntax("config show"), protocols=BOTH)
 def show(daemon: Daemon, caller: Caller) -> Decision:
-    """Print a configuration file of the rules, servers and namespaces that there are; in protocol 2 also, as
-    comments, the commands that set its defaults.
+    """Print the rules, servers and namespaces in force as a configuration file; in protocol 2 also, as comments, the
+    commands that set the defaults.
     """
     return data(render(daemon))
 
 
-@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), in_both=True)
+@command(Syntax("config status", options={"expect": Option(read_expected, "<hash>|<generation>")}), protocols=BOTH)
 def status(daemon: Daemon, caller: Caller, expect: int | str | None = None) -> Decision:
-    """Print which configuration is in force; the exit status is 0 if all of it is, a readiness probe. What has been
-    changed since counts as failed, and standard error lists it. With --expect the exit status is 0 only if the
-    configuration has this generation, or a hash that begins with these 12 to 64 digits: of the file (sha256sum FILE),
-    or in protocol 2 of what config show prints.
+    """Print which configuration is in force. The exit status is 0 if all of it is, so that it can serve as a
+    readiness probe; settings that were changed since count as failed, and standard error lists them. With --expect
+    the exit status is 0 only if the configuration has this generation, or a hash that begins with these 12 to 64
+    digits: the hash of the file (sha256sum FILE), or in protocol 2 that of what config show prints.
     """
-    known, digest = daemon.configuration, compute_hash(daemon)
-    pending = known.starts + (len(known.command.pending) if known.command else 0)
+    configuration, digest = daemon.configuration, compute_hash(daemon)
+    pending = configuration.starts + (len(configuration.command.pending) if configuration.command else 0)
     differences = find_differences(daemon)
-    # What was refused usually differs, too.
-    failed = max(known.failed, len(differences))
-    failed += sum(_failures(daemon, named) for named in daemon.named_servers.values())
+    # A refused change usually is a difference, too.
+    failed = max(configuration.failed, len(differences))
+    failed += sum(_failures(daemon, server) for server in daemon.named_servers.values())
     text = (
-        f"generation={known.generation} source={known.source or ABSENT} applied={known.applied or ABSENT} "
-        f"hash={digest or ABSENT} pending={pending} failed={failed}"
+        f"generation={configuration.generation} source={configuration.source or ABSENT} "
+        f"applied={configuration.applied or ABSENT} hash={digest or ABSENT} pending={pending} failed={failed}"
     )
-    unexpected = _unexpected(known, digest, expect)
-    notes = [*_difference_lines(known, differences), *unexpected]
-    if known.source and known.text is None and view.sees_all(daemon, caller):
+    unexpected = _compare_expected(configuration, digest, expect)
+    notes = [*_difference_lines(configuration, differences), *unexpected]
+    if configuration.source and configuration.text is None and sees_all(daemon, caller):
         notes.append("An earlier version applied this file; apply it again to have 'config status' compare with it.")
     is_refused = bool(pending or failed or unexpected)
     return Decision(Answer((Part(text, logged=False),), "\n".join(notes), refused=is_refused))
 
 
-def _difference_lines(known: Configuration, differences: list[str]) -> list[str]:
+def _difference_lines(configuration: Configuration, differences: list[str]) -> list[str]:
     if not differences:
         return []
     more = len(differences) - MAX_LISTED
     listed = [f"  {text}" for text in (*differences[:MAX_LISTED], *([f"and {more} more"] if more > 0 else []))]
-    return [f"Not all of the file is in force. 'config apply {known.source} --check' prints:", *listed]
+    return [f"Not all of the file is in force. 'config apply {configuration.source} --check' prints:", *listed]
 
 
-def _unexpected(known: Configuration, digest: str, expected: int | str | None) -> list[str]:
-    """Return the sentence on a configuration other than the expected one; nothing if it is that."""
-    if isinstance(expected, int) and expected != known.generation:
-        return [f"Generation {known.generation} is in force, not {expected}."]
+def _compare_expected(configuration: Configuration, digest: str, expected: int | str | None) -> list[str]:
+    """Return a sentence on a configuration that is not the expected one; an empty list if it is."""
+    if isinstance(expected, int) and expected != configuration.generation:
+        return [f"Generation {configuration.generation} is in force, not {expected}."]
     if isinstance(expected, str):
-        of_file = sha256(known.text).hexdigest() if known.text else ""
+        of_file = sha256(configuration.text).hexdigest() if configuration.text else ""
         if not digest.startswith(expected) and not of_file.startswith(expected):
             return [
                 f"The configuration in force has {f'the hash {digest}' if digest else 'no hash'}, not {expected}."
@@ -159,12 +170,16 @@ def _unexpected(known: Configuration, digest: str, expected: int | str | None) -
     return []
 
 
-def _failures(daemon: Daemon, named: NamedServer) -> int:
-    """Return how much of a server is not in force: itself if it has failed, and each socket that is not there."""
-    # The server of a user who named none comes with its clients: they get the reason if it does not.
-    is_wanted = named.source is not Source.AUTO and not named.unreachable
-    has_failed = is_wanted and status_of(daemon, named) is NamedStatus.FAILED
-    return has_failed + bool(named.unopened) + sum(bool(one.unopened) for one in named.namespaces.values())
+def _failures(daemon: Daemon, server: NamedServer) -> int:
+    """Return how many parts of a server are not in force: the server if it has failed, and each socket that could not
+    be opened.
+    """
+    # A user's own server starts with its first client, which gets the reason if the server fails.
+    is_configured = server.source is not Source.AUTO and not server.unreachable
+    has_failed = is_configured and status_of(daemon, server) is NamedStatus.FAILED
+    return (
+        has_failed + bool(server.unopened) + sum(bool(namespace.unopened) for namespace in server.namespaces.values())
+    )
 
 
 _SET_FEATURE: Final = {
@@ -175,34 +190,36 @@ _SET_FEATURE: Final = {
 
 
 def _carry_out(
-    daemon: Daemon, caller: Caller, applied: Configuration, wanted: list[Change], notes: list[str], force: bool
+    daemon: Daemon, caller: Caller, applied: Configuration, planned: list[Change], notes: list[str], force: bool
 ) -> Iterator[Instruction]:
     compound = daemon.compound_commands.begin(caller.session)
     compound.notes += notes
     daemon.configuration = evolve(applied, command=compound)
     yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
-    created = sum(isinstance(change, CreateServer) for change in wanted)
-    if created > STARTS_AT_ONCE:
+    created = sum(isinstance(change, CreateServer) for change in planned)
+    if created > daemon.options.policy.max_starts:
         compound.waits_for_starts = False
-        compound.notes.append(f"{created} servers are being started; 'config status' says when all are ready.")
-    yield from _begin_all(daemon, compound, wanted, force)
+        compound.notes.append(f"{created} servers are being started; 'config status' reports when all are ready.")
+    yield from _begin_all(daemon, compound, planned, force)
 
 
-def _tried(daemon: Daemon, wanted: list[Change], notes: list[str], force: bool) -> Answer:
-    """Return what would be said of changes: begin them on a copy of the state, for whether one is possible may depend
-    on those before it.
+def _try_changes(daemon: Daemon, planned: list[Change], notes: list[str], force: bool) -> Answer:
+    """Return the answer that changes would get. Begin them on a copy of the state, because whether one is possible
+    may depend on those before it.
     """
     trial = deepcopy(daemon)
     compound = trial.compound_commands.begin(0)
     compound.notes += notes
-    for _ in combine_answers(trial.compound_commands, _begin_all(trial, compound, wanted, force)):
-        pass  # nothing of it is carried out
+    for _ in combine_answers(trial.compound_commands, _begin_all(trial, compound, planned, force)):
+        pass  # no instruction is carried out
     return compound.answer
 
 
-def _begin_all(daemon: Daemon, compound: CompoundCommand, wanted: list[Change], force: bool) -> Iterator[Instruction]:
+def _begin_all(
+    daemon: Daemon, compound: CompoundCommand, planned: list[Change], force: bool
+) -> Iterator[Instruction]:
     """Begin changes, each a part of the command."""
-    for change in wanted:
+    for change in planned:
         if isinstance(change, Impossible):
             compound.failed += 1
             daemon.compound_commands.add_text(compound, change.text)
@@ -212,24 +229,24 @@ def _begin_all(daemon: Daemon, compound: CompoundCommand, wanted: list[Change], 
             yield from _begin(daemon, compound, change, part, force)
         except NotPossible as error:
             yield Reply(part, refusal(str(error)))
-    if not wanted:
+    if not planned:
         daemon.compound_commands.add_text(compound, NO_CHANGE)
 
 
 def _begin(
     daemon: Daemon, compound: CompoundCommand, change: Change, part: int, force: bool
 ) -> Iterator[Instruction]:
-    """Begin a change; ``part`` is answered when it is done."""
+    """Begin a change; ``part`` is answered when the change is complete."""
     match change:
         case CreateServer(plan, uid):
             limits = plan.namespaces.get(DEFAULT)
             yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
             yield from set_server(daemon, plan.name, plan.ceiling, plan.contains_partitions)
-            for name, each in plan.namespaces.items():
+            for name, namespace_limits in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.compound_commands.add_part(compound)
                     yield from create_namespace(
-                        daemon, plan.name, name, each, other, plan.clients_only.get(name, False)
+                        daemon, plan.name, name, namespace_limits, other, plan.clients_only.get(name, False)
                     )
             for partition in plan.partitions:
                 other = daemon.compound_commands.add_part(compound)

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, sees_all
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Syntax
 from pympsd.commands.v3.options import FORMAT, SERVER
-from pympsd.commands.v3.output import Column, Format, Row
-from pympsd.commands.v3.registry import command, listing
+from pympsd.commands.v3.output import Format, Row, columns, listing
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.partitions import free_of
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.partitions import free_of
-from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.sm_rounding import rounding
 
-COLUMNS: Final = tuple(
-    Column(name, name)
-    for name in (
-        "Ordinal",
-        "Server",
-        "PCI ID",
-        "Device UUID",
-        "Name",
-        "Total SMs",
-        "Total Chunks",
-        "Attributes",
-    )
+COLUMNS: Final = columns(
+    *("Ordinal", "Server", "PCI ID", "Device UUID", "Name", "Total SMs", "Total Chunks", "Attributes"), heading=str
 )
 NOT_POSSIBLE: Final = "no-static-partitions no-memacct"
 """The attributes of a device of the driver's own server."""
@@ -35,23 +25,23 @@ NOT_POSSIBLE: Final = "no-static-partitions no-memacct"
 
 @command(Syntax("device list", options={"server": SERVER, "format": FORMAT}))
 def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, format: Format | None = None) -> Decision:
-    """List the devices of each server, by the ordinals that its clients see, and those of no server. Chunks are those
-    of static SM partitions.
+    """List the devices of each server, by the indices that its clients see, and the devices of no server. Chunks are
+    those of static SM partitions.
     """
-    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
-    used = [(owner.name, owner.ordinals(len(daemon.devices))) for owner in shown]
+    servers = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    used = [(owner.name, owner.ordinals(len(daemon.devices))) for owner in servers]
     places: list[tuple[int, str | None, int]] = [
-        (shown_as, name, device) for name, devices in used for shown_as, device in enumerate(devices)
+        (ordinal, name, device) for name, devices in used for ordinal, device in enumerate(devices)
     ]
     if server is None:
         in_use = {device for _, _, device in places}
-        places += [(each, None, each) for each in range(len(daemon.devices)) if each not in in_use]
+        places += [(other, None, other) for other in range(len(daemon.devices)) if other not in in_use]
     rows = []
     for ordinal, name, index in places:
         device = daemon.devices[index]
         major, minor = device.compute_capability
-        # What others hold a tenant does not see.
-        is_known = daemon.options.has_own_servers and view.sees_all(daemon, caller)
+        # A tenant does not see the memory of others.
+        is_known = daemon.options.has_own_servers and sees_all(daemon, caller)
         chunks = chunk_count(device) if daemon.options.has_own_servers else 0
         size = chunk_size(device) if chunks else None
         row = rounding(device) if device.is_volta_or_newer else None
@@ -59,7 +49,7 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "compute_capability": f"{major}.{minor}",
             "memory_total": device.memory_bytes,
             "daemon_ordinal": index,
-            "memory_free": device.memory_bytes - _held(daemon, index) if is_known else None,
+            "memory_free": device.memory_bytes - _used_memory(daemon, index) if is_known else None,
             "chunk_size": size,
             "remainder_sms": None if size is None else device.multiprocessors - chunks * size,
             "sm_step": None if row is None else row.step,
@@ -67,17 +57,19 @@ def list_devices(daemon: Daemon, caller: Caller, server: str | None = None, form
             "sm_rounding": None if row is None else "measured" if row.is_measured else "not measured",
             "free_chunks": sum(chunk < chunks for chunk in free_of(daemon, index)) if is_known and chunks else None,
         }
-        static = any(one.device == index for one in (daemon.named_servers[name].partitions if name else ()))
+        static = any(
+            partition.device == index for partition in (daemon.named_servers[name].partitions if name else ())
+        )
         attributes = "static-partitions" if static else None
         if not daemon.options.has_own_servers:
             attributes = NOT_POSSIBLE
-        facts = device.pci, device.uuid, device.name, device.multiprocessors
-        cells = (ordinal, name, *facts, chunks or None, attributes)
+        identity = device.pci, device.uuid, device.name, device.multiprocessors
+        cells = (ordinal, name, *identity, chunks or None, attributes)
         rows.append(Row(cells, extra))
     return listing(COLUMNS, rows, format)
 
 
-def _held(daemon: Daemon, ordinal: int) -> int:
-    """Return the bytes that clients of all servers hold on a device."""
+def _used_memory(daemon: Daemon, ordinal: int) -> int:
+    """Return the bytes that the clients of all servers hold on a device."""
     clients = (client for server in daemon.servers.values() for client in server.clients.values())
     return sum(client.memory.get(ordinal, 0) for client in clients)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text
-from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
 from pympsd.state_machine.instructions import Reply
+from pympsd.state_machine.named_servers import NotPossible, clients, status
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.namespaces import create_namespace, delete_namespace
+from pympsd.state_machine.namespaces import set_namespace as set_limits
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace
-from pympsd.state_machine.v3.namespaces import set_namespace as set_limits
-from pympsd.state_machine.v3.servers import NotPossible, clients, status
-from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import NO_PARTITION
@@ -48,11 +48,11 @@ FIELDS: Final = tuple(column.name for column in COLUMNS)
 def create(
     daemon: Daemon, caller: Caller, name: str, server: str, clients_only: bool = False, **limits: Any
 ) -> Decision:
-    """Make a namespace of a server, with its pipe directory; it inherits no limits from another one. With
-    --clients-only its socket takes no commands: nothing in a container that has it need be trusted.
+    """Create a namespace of a server, with its pipe directory. It does not inherit limits from another namespace.
+    With --clients-only its socket takes no commands, so that a container that has the socket need not be trusted.
     """
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "namespace create")
+    check_owner(caller, named, "namespace create")
     change = view.limits_given(daemon, named, Namespace(name), **limits)
     compound = daemon.compound_commands.begin(caller.session)
     part = daemon.compound_commands.add_part(compound)
@@ -71,8 +71,8 @@ def create(
     asks_servers=True,
 )
 def delete(daemon: Daemon, caller: Caller, name: str, server: str, force: bool = False) -> Decision:
-    """Delete a namespace of a server; refused while it has clients, which --force terminates."""
-    view.check_owner(caller, server_named(daemon, server), "namespace delete")
+    """Delete a namespace of a server. It is refused while the namespace has clients; --force terminates them."""
+    check_owner(caller, server_named(daemon, server), "namespace delete")
     return Decision(None, tuple(delete_namespace(daemon, server, name, force, caller.session)))
 
 
@@ -84,7 +84,7 @@ def list_namespaces(
     server: str | None = None,
     format: Format | None = None,
 ) -> Decision:
-    """List the namespaces of all servers, or of one: the limits that later clients get."""
+    """List the namespaces of all servers, or of one, with the limits of new clients."""
     shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
     rows = [
         _row(daemon, owner, owner.namespaces[each])
@@ -106,7 +106,7 @@ def list_namespaces(
     )
 )
 def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> Decision:
-    """Print one field of a namespace, as list shows it; total-memory-limit and sm-partition, too."""
+    """Print one field of a namespace, as namespace list shows it, or one of its other limits."""
     owner = server_named(daemon, server)
     namespace = view.namespace_named(owner, name)
     fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
@@ -120,14 +120,14 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
 
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
 def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limits: Any) -> Decision:
-    """Set the limits that the later clients of a namespace get, each client on each device: a percentage from 1 to
-    100 of the SMs, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited); --total-memory-limit is of all its
-    clients together; --sm-partition is the static SM partition that they get, whatever they name.
+    """Set the limits of new clients of a namespace, for each client on each device: a percentage of the SMs from 1 to
+    100, a priority, an amount of memory (4G; 0=4G,1=8G; unlimited). --total-memory-limit limits all its clients
+    together. --sm-partition names the static SM partition that its clients get, whatever they request.
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
     named = server_named(daemon, server)
-    view.check_owner(caller, named, "namespace set")
+    check_owner(caller, named, "namespace set")
     change = view.limits_given(daemon, named, view.namespace_named(named, name), **limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(named, name, change.sm_partition)
@@ -135,7 +135,7 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
 
 
 def _not_inherited(server: NamedServer, name: str, limits: NamespaceLimits) -> str:
-    """Return a note on limits of the server's default namespace that a new one does not have."""
+    """Return a note on limits of the server's default namespace that a new namespace does not have."""
     default = server.namespaces[DEFAULT]
     is_capped = default.thread_percentage.value < 100.0 or default.pinned_memory
     if not is_capped or limits != NamespaceLimits():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.commands.v3.grammar import Option
+from pympsd.commands.grammar.syntax import Option
 from pympsd.commands.v3.output import Format
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.namespaces import name_problem

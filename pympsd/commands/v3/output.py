@@ -1,14 +1,16 @@
-"""What ``list`` and ``describe`` print: a table, CSV (RFC 4180) or JSON. No cell is ever cut."""
+"""The output of ``list`` and ``describe``: a table, CSV (RFC 4180) or JSON. No cell is ever cut."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from attrs import field, frozen
 
+from pympsd.commands.grammar.registry import Decision
+from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.texts import BadText
 
 ABSENT: Final = "-"
@@ -29,7 +31,7 @@ class Format:
         """Read a style, and ``,noheader`` after it."""
         style, comma, rest = text.partition(",")
         if style not in STYLES or (comma and rest != "noheader"):
-            raise BadText("table, csv or json, each with ,noheader after it if wanted,", text)
+            raise BadText("table, csv or json, optionally followed by ,noheader,", text)
         return cls(style, not comma)
 
 
@@ -57,14 +59,39 @@ Cell = str | int | float | bool | None | Shown | tuple[str, ...]
 
 @frozen
 class Row:
-    """The cells of a row, in the order of the columns, and what JSON says beside them."""
+    """The cells of a row, in the order of the columns, and further values for JSON."""
 
     cells: tuple[Cell, ...]
     extra: dict[str, Any] = field(factory=dict)
 
 
-def written(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
-    """Return the text of rows, without the newline at its end; nothing for no rows without a header."""
+def columns(*names: str, heading: Callable[[str], str] = str.upper) -> tuple[Column, ...]:
+    """Return columns; ``heading`` makes the heading of a column of its name."""
+    return tuple(Column(name, heading(name)) for name in names)
+
+
+def in_words(name: str) -> str:
+    """Return the heading ``SERVER STATUS`` of a column ``server-status``."""
+    return name.upper().replace("-", " ")
+
+
+def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None) -> Decision:
+    """Return rows as the answer; it is not logged, because monitors ask again and again."""
+    return data(render(columns, rows, style or Format()))
+
+
+def data(text: str) -> Decision:
+    """Return a text as the answer of a query; nothing at all for an empty one."""
+    return Decision(Answer((Part(text, logged=False),) if text else ()))
+
+
+def done(*notes: str) -> Answer:
+    """Return the answer of a change that was made: no output, and a line on standard error for each note."""
+    return Answer(diagnostic="\n".join(filter(None, notes)))
+
+
+def render(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> str:
+    """Return the text of rows, without a newline at the end; an empty text for no rows without a header."""
     if chosen.style == "json":
         return json.dumps([_record(columns, row) for row in rows])
     if chosen.style == "csv":
@@ -88,7 +115,7 @@ def cell_text(cell: Cell) -> str:
 
 
 def moment(seconds: float) -> str | None:
-    """Return a time in seconds since 1970 as JSON has it (ISO 8601, UTC); None of 0."""
+    """Return a time in seconds since 1970 in ISO 8601 (UTC), as JSON has it; None for 0."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if seconds else None
 
 
@@ -97,8 +124,8 @@ def _texts(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _record(columns: Sequence[Column], row: Row) -> dict[str, Any]:
-    named = {column.key or column.name: _value(cell) for column, cell in zip(columns, row.cells, strict=True)}
-    return {**named, **row.extra}
+    record = {column.key or column.name: _value(cell) for column, cell in zip(columns, row.cells, strict=True)}
+    return {**record, **row.extra}
 
 
 def _value(cell: Cell) -> Any:
@@ -117,10 +144,10 @@ def _csv_cell(text: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    # A line end inside of a cell, which a command line may hold, would look like a row.
+    # A line end in a cell, such as that of a command line, would look like a row.
     lines = [list(heading), *([" ".join(cell.splitlines()) for cell in row] for row in rows)]
-    shown = [line for line in lines if line]
-    widths = [max(map(len, cells)) + _BLANKS_BETWEEN for cells in zip(*shown, strict=True)]
+    filled = [line for line in lines if line]
+    widths = [max(map(len, cells)) + _BLANKS_BETWEEN for cells in zip(*filled, strict=True)]
     return "\n".join(
-        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in shown
+        "".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in filled
     )

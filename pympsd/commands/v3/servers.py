@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from pympsd.commands.registry import Caller, Decision
+from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
+from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.grammar import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT, LIMITS, UID
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, moment
-from pympsd.commands.v3.registry import command, data, done, listing
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing, moment
 from pympsd.state_machine import shares
-from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.state_machine.v3.namespaces import set_namespace
-from pympsd.state_machine.v3.servers import (
+from pympsd.state_machine.named_servers import (
     check_share,
     clients,
     create_server,
@@ -23,7 +20,10 @@ from pympsd.state_machine.v3.servers import (
     set_user,
     status,
 )
-from pympsd.state_machine.v3.servers import set_server as set_for_all
+from pympsd.state_machine.named_servers import set_server as set_for_all
+from pympsd.state_machine.namespaces import set_namespace
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
@@ -58,8 +58,8 @@ def create(
     allowed_devices: str | None = None,
     locality_domains: bool = False,
 ) -> Decision:
-    """Make a server, and start it. Without a name it is uid_<n>, the server of the clients of user n that connect to
-    the daemon's own pipe directory; without --uid it is the asking user's.
+    """Create a server and start it. Without a name it is uid_<n>, the server for the clients of user n that connect
+    to the daemon's own pipe directory. Without --uid the server is the caller's.
     """
     if name is None and uid is None:
         raise Refused("'server create' needs <name> or --uid=<n>.")
@@ -78,21 +78,21 @@ def create(
 
 @command(Syntax("server delete", required=("name",), flags=("force",)), asks_servers=True)
 def delete(daemon: Daemon, caller: Caller, name: str, force: bool = False) -> Decision:
-    """End and remove a server; refused while it has clients, which --force terminates."""
-    view.check_owner(caller, server(daemon, name), "server delete")
+    """Delete a server. It is refused while the server has clients; --force terminates them."""
+    check_owner(caller, server(daemon, name), "server delete")
     return Decision(None, tuple(delete_server(daemon, name, force, caller.session)))
 
 
 @command(Syntax("server list", optional=("name",), options={"format": FORMAT}), asks_servers=True)
 def list_servers(daemon: Daemon, caller: Caller, name: str | None = None, format: Format | None = None) -> Decision:
-    """List the servers, or one."""
+    """List the servers, or one of them."""
     shown = view.servers(daemon) if name is None else [server(daemon, name)]
     return listing(COLUMNS, [_row(daemon, each) for each in shown], format)
 
 
 @command(Syntax("server get", required=("name", "field")), asks_servers=True)
 def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
-    """Print one field of a server, as list shows it."""
+    """Print one field of a server, as server list shows it."""
     row = _row(daemon, server(daemon, name))
     wanted = field.replace("_", "-")
     if wanted not in FIELDS:
@@ -102,16 +102,16 @@ def get(daemon: Daemon, caller: Caller, name: str, field: str) -> Decision:
 
 @command(Syntax("server set", required=("name",), options={"uid": UID, **LIMITS, **FOR_ALL, **LOCALITY}))
 def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decision:
-    """Set the limits of a server's namespace default, for the clients that come later; no other namespace gets them.
-    The limits are those of namespace set. The --max- limits are of all its namespaces: no client is above them. With
-    --contain=partition faults stay in static SM partitions on a GPU too, where these then run by turns. --uid is the
-    user it runs as from now on: it has no clients, and starts anew.
+    """Set the limits of a server's namespace default, as namespace set does; its other namespaces do not get them.
+    The --max- options limit new clients of all its namespaces. With --contain=partition a fault affects only its
+    static SM partition on a GPU too, and the partitions take turns there. --uid changes the user that the server runs
+    as; it is refused while the server has clients, and restarts the server.
     """
     if not given:
         options = ", ".join(f"--{option}" for option in sorted(("uid", *LIMITS, *FOR_ALL, *LOCALITY)))
         raise Refused(f"'server set' needs at least one of {options}.")
     named = server(daemon, name)
-    view.check_owner(caller, named, "server set")
+    check_owner(caller, named, "server set")
     if given.pop("locality_domains", False):
         raise _no_domains(daemon, named.ordinals(len(daemon.devices)))
     uid = given.pop("uid", named.uid)
@@ -140,7 +140,7 @@ def _no_domains(daemon: Daemon, ordinals: tuple[int, ...]) -> Refused:
 def _check_may_be(daemon: Daemon, caller: Caller, uid: int, command_name: str) -> None:
     """Raise unless a caller may have a server that is a user's."""
     if caller.uid == NO_USER or caller.uid not in (0, daemon.options.uid, uid):
-        raise view.insufficient(caller, command_name, "server")
+        raise insufficient(caller, command_name, "server")
 
 
 def _row(daemon: Daemon, named: NamedServer) -> Row:

@@ -1,23 +1,19 @@
-"""What protocol 3 calls the servers, namespaces and clients of the daemon's state, and who may change them."""
+"""Servers, namespaces, clients and limits of the daemon's state as protocol 3 names them and prints them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from attrs import evolve
-
-from pympsd.commands.privileges import ASK_FROM
-from pympsd.commands.registry import Caller
-from pympsd.commands.v3.grammar import Refused
+from pympsd.commands.grammar.privileges import namespace_of
+from pympsd.commands.grammar.syntax import Refused
 from pympsd.commands.v3.output import ABSENT, Shown
 from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.state.client import Client
-from pympsd.state_machine.state.daemon import Daemon, Usage
+from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.partitions import no_partition_note
 from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 
@@ -32,41 +28,6 @@ def servers(daemon: Daemon) -> list[NamedServer]:
     return [server for _, server in sorted(daemon.named_servers.items())]
 
 
-def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
-    """Return the state as a caller may see it.
-
-    One who came by the socket of a namespace, and is neither root nor the server's owner, sees what is of that
-    namespace: a tenant in a container must not see the others' limits and programs.
-    """
-    if sees_all(daemon, caller):
-        return daemon
-    named = daemon.named_servers.get(caller.server)
-    # Neither the text of the file nor its differences concern others.
-    hidden: dict[str, Any] = {
-        "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
-        "usage": Usage(daemon.usage.shares),
-        "configuration": evolve(daemon.configuration, text=None, plan=None),
-    }
-    if named is None:
-        return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
-    name = caller.namespace or DEFAULT
-    own = {each: found for each, found in named.namespaces.items() if each == name}
-    process = daemon.server_named(named.name)
-    processes = {}
-    if process is not None:
-        clients = {serial: each for serial, each in process.clients.items() if namespace_of(each) == name}
-        processes[process.serial] = evolve(process, clients=clients)
-    servers = evolve(daemon.named_servers, by_name={named.name: evolve(named, namespaces=own)})
-    return evolve(daemon, named_servers=servers, servers=processes, **hidden)
-
-
-def sees_all(daemon: Daemon, caller: Caller) -> bool:
-    """Return whether queries of a caller show more than the namespace whose socket it came by."""
-    named = daemon.named_servers.get(caller.server)
-    is_owner = caller.uid == 0 or (named is not None and caller.uid == named.uid)
-    return daemon.options.open_queries or not caller.server or is_owner
-
-
 def namespace_named(server: NamedServer, name: str) -> Namespace:
     """Return the namespace of a name; raise Refused."""
     found = server.namespaces.get(name)
@@ -75,38 +36,14 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
     return found
 
 
-def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
-    """Raise Refused unless the caller is the owner of a server, or root."""
-    if caller.uid not in (0, server.uid):
-        raise insufficient(caller, command, "server")
-
-
-def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
-    """Raise Refused unless the caller is the user who started the daemon, or root."""
-    if caller.uid not in (0, daemon.options.uid):
-        raise insufficient(caller, command, "daemon")
-
-
-def insufficient(caller: Caller, command: str, owned: str) -> Refused:
-    """Return the refusal of a command whose caller does not own what it changes."""
-    if caller.uid != NO_USER:
-        return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
-    said = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
-    return Refused(said, ASK_FROM)
-
-
-def namespace_of(client: Client) -> str:
-    """Return the namespace of a client."""
-    return client.mps_namespace or DEFAULT
-
-
 def linux_namespace(daemon: Daemon, client: Client) -> int:
-    """Return 0 for a client in the daemon's PID namespace, else the inode of its own."""
-    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
+    """Return 0 for a client in the daemon's PID namespace, otherwise the inode of its own."""
+    namespace = client.process.pid_namespace
+    return 0 if namespace == daemon.options.pid_namespace else namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
-    """Return ``server/namespace (n)``: n is the PID namespace."""
+    """Return ``server/namespace (n)`` of a client, with n the inode of its PID namespace, or 0."""
     return f"{server.name}/{namespace_of(client)} ({linux_namespace(daemon, client)})"
 
 
@@ -188,7 +125,7 @@ def no_partition_yet(server: NamedServer, namespace: str, partition: str | None)
 
 
 def device_named(daemon: Daemon, word: str) -> int:
-    """Return the ordinal of a device; raise Refused."""
+    """Return the index of the device that a word names; raise Refused."""
     found = find_device(daemon.devices, word)
     if found is None:
         raise Refused(f"No device '{word}'. Devices: {listed(daemon.devices)}.")

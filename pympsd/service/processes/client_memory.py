@@ -18,7 +18,8 @@ import msgspec
 import trio
 from attrs import define, field
 
-from pympsd.channel.processes import open_process
+from pympsd.errors import ProcessError
+from pympsd.process.spawn import open_process
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -37,7 +38,7 @@ Memory = dict[str, dict[int, int]]
 """Bytes by PID, by device UUID."""
 
 
-class NotKnown(Exception):
+class NotKnown(ProcessError):
     """The memory of clients cannot be read; the message says why."""
 
 

@@ -9,18 +9,18 @@ import trio
 from attrs import define
 
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
-from pympsd.service.sessions.peers import operator_uid, send_credentials, with_pidfd
-from pympsd.service.sessions.running import run_with_sender
-from pympsd.state_machine.v3 import routing
-from pympsd.takeover.kept_entries import Noted, serial_of
+from pympsd.service.sessions.waiting import run_with_sender
+from pympsd.state_machine import registration
+from pympsd.takeover.keeper.packets import NOTE_BYTES
+from pympsd.takeover.state.entries import KeptFd, serial_of
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames, messages
-from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.wire.framing import Frame, FrameReader
-from pympsd.wire.keeper_packets import NOTE_BYTES
 
 HELLO_SECONDS: Final = 10.0
 """A connection that sends no hello within this time is closed."""
@@ -39,7 +39,7 @@ class Conversation:
     """The server whose socket this is, in protocol 3; empty: the daemon's own."""
     namespace: str = ""
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         """Run a connection to its end; ``entry``: the keeper's; noted is the hello, if one was received."""
         channel = MessageChannel(sock, allowance=self.dispatcher.buffers.allowance(peer.uid))
         try:
@@ -48,7 +48,7 @@ class Conversation:
             channel.close()
 
     async def _greet(
-        self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]
+        self, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]
     ) -> None:
         try:
             noted = entry.note
@@ -64,7 +64,7 @@ class Conversation:
             if first is None:
                 self._log_foreign_user(peer)
             else:
-                await self._run_session(Noted(entry.name, sock.fileno(), noted), first, channel, sock, peer)
+                await self._run_session(KeptFd(entry.name, sock.fileno(), noted), first, channel, sock, peer)
         except LimitExceeded as error:
             self.dispatcher.log_closed(peer.uid, error)
         except (ProtocolError, trio.TooSlowError):
@@ -103,14 +103,21 @@ class Conversation:
         return hello
 
     async def _run_session(
-        self, entry: Noted[bytes], first: Frame, channel: MessageChannel, sock: trio.socket.SocketType, peer: Peer
+        self,
+        entry: KeptFd[bytes],
+        first: Frame,
+        channel: MessageChannel,
+        sock: trio.socket.SocketType,
+        peer: Peer,
     ) -> None:
         if first.kind == frames.OPERATOR_HELLO:
             self.dispatcher.drop(entry.name)
             if first.body == frames.ASKS_MACHINE:
                 await run_with_sender(channel, MachineSession(channel).run, self.dispatcher)
                 return
-            if self.accepts_clients and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+            if self.accepts_clients and registration.is_for_clients(
+                self.dispatcher.state, self.server, self.namespace
+            ):
                 await run_with_sender(channel, RefusedOperator(peer, channel, self.server).run, self.dispatcher)
                 return
             place = (self.server, self.namespace)

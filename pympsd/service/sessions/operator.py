@@ -10,11 +10,11 @@ from attrs import define, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices import machine, state_folder
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire import frames
-from pympsd.wire.errors import RemoteError
 
 LEAVING_SECONDS: Final = 10.0
 """Time for a refused operator to read the answer and leave."""

@@ -6,8 +6,8 @@ import contextlib
 import os
 from pathlib import Path
 
+from pympsd.service.processes.peers import KnownPeer
 from pympsd.service.processes.status import has_ended, status_numbers
-from pympsd.service.sessions.peers import KnownPeer
 from pympsd.vocabulary.rules import Origin
 
 _DELETED = " (deleted)"

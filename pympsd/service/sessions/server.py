@@ -12,18 +12,18 @@ from attrs import define, evolve, field
 
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.trace_file import TraceFile
+from pympsd.errors import RemoteError
 from pympsd.journal.line_format import sanitised
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.ports import Admission
 from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
+from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.phases import IllegalMove
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
-from pympsd.wire.errors import RemoteError
-from pympsd.wire.keeper_packets import NOTE_BYTES
-from pympsd.wire.versions import Versions, agree
+from pympsd.wire.messages import Versions, agree
 
 LOG_RECORDS_PER_SECOND: Final = 5000
 """Log lines a second that one server and its clients may cause."""
@@ -60,7 +60,7 @@ class ServerSession:
         assert self._channel is not None
         return self._channel
 
-    def adopt(self, channel: MessageChannel, contexts: int) -> None:
+    def take_over(self, channel: MessageChannel, contexts: int) -> None:
         """Adopt a returned server, which has ``contexts`` contexts; send it the held messages."""
         self._channel, self._contexts = channel, contexts
         channel.send(link.ServerAdopted())
@@ -68,18 +68,18 @@ class ServerSession:
 
     def admit(self, admission: Admission, connection: int) -> None:
         """Send it a client, with its end of their session; take over both descriptors."""
-        peer = admission.peer
-        limits = admission.limits
+        process, limits = admission.process, admission.limits
+        peer = process.peer
         message = link.AdmitClient(
             admission.client,
             peer.pid,
             peer.uid,
             peer.gid,
-            admission.command,
+            process.command,
             admission.priority,
             admission.environment,
-            admission.namespace,
-            since=admission.since,
+            process.pid_namespace,
+            since=process.since,
         )
         if limits is not None:
             message = evolve(

@@ -17,7 +17,7 @@ from pympsd.state_machine.state.client import Client
 from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.phases import move
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 
 
 class Phase(Enum):
@@ -79,13 +79,13 @@ class Server:
     """Kernels that it has started, by device ordinal, as it reported; the driver's own server does not."""
     closed: bool = False
     """Its user's newcomers wait, because another user has waited long enough; kept for the log."""
-    awaited: bool = False
+    pending: bool = False
     """The previous daemon had it, and it has not returned yet: its clients are unknown."""
     start_refusal: str = ""
     """Why it cannot start, if known: trying again would be useless."""
     violation: str = ""
     """What it said that is not known."""
-    proven: bool = False
+    verified: bool = False
     """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False
     """Its LEAVE timer runs."""
@@ -115,7 +115,7 @@ class Server:
     @property
     def is_empty(self) -> bool:
         """Whether it is known to have no clients."""
-        return not self.clients and not self.awaited
+        return not self.clients and not self.pending
 
     @property
     def status(self) -> str:

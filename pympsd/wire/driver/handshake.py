@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-from pympsd.wire.errors import RemoteError
+from pympsd.errors import RemoteError
 
 HELLO: Final = b"OUTBHELL\0"
 CREDENTIALS: Final = b"OUTBCRED\0"

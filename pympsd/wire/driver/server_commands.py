@@ -12,9 +12,9 @@ from typing import Final, Generic, TypeVar
 
 from attrs import frozen
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.device_facts import uuid_text
 from pympsd.wire.driver.handshake import DESCRIPTOR, encode_device
-from pympsd.wire.errors import RemoteError
 
 T = TypeVar("T")
 Reader = Generator[int, bytes, T]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from pympsd.wire.errors import RemoteError
+from pympsd.errors import RemoteError
 
 _LENGTH: Final = struct.Struct("<q")
 _PRINTED: Final = struct.pack("<i", 0)

@@ -81,7 +81,7 @@ def host_to_device(destination: int, host: HostMemory, count: int, stream: int, 
     device_memory.check_range(destination, count)
     wait = wait or device_memory.allocations.is_synchronous(destination)
     at, at_stream = device_memory.place(destination, context, its_stream, stream)
-    if pinned.reached_by(at.usable().transport, host.address, count):
+    if pinned.is_reached_by(at.usable().transport, host.address, count):
         # In any other stream than the caller's nothing would wait for it.
         operation, waits = operations.COPY_TO_DEVICE_PINNED, wait or at is not context
         copies.by_the_device(at, operation, at_stream, destination, host.address, count, wait=waits)
@@ -105,7 +105,7 @@ def device_to_host(host: HostMemory, source: int, count: int, stream: int, wait:
     host.check(count, to_be_written=True)
     device_memory.check_range(source, count)
     at, at_stream = device_memory.place(source, context, its_stream, stream)
-    if pinned.reached_by(at.usable().transport, host.address, count):
+    if pinned.is_reached_by(at.usable().transport, host.address, count):
         operation, waits = operations.COPY_FROM_DEVICE_PINNED, wait or at is not context
         copies.by_the_device(at, operation, at_stream, host.address, source, count, wait=waits)
     else:

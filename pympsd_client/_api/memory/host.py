@@ -74,7 +74,7 @@ def device_pointer(address: int, flags: int) -> int:
     """
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get("CAN_MAP_HOST_MEMORY"):
+    if not context.device.properties.attributes.get("CAN_MAP_HOST_MEMORY"):
         raise not_supported(f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
     if flags != 0:
         raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: 0, not {flags}")
@@ -88,4 +88,4 @@ def _is_bounded() -> bool:
     """
     current().usable()
     connection = process.require()
-    return connection.provisions and not all(device.facts.is_volta_or_newer for device in connection.devices)
+    return connection.provisions and not all(device.properties.is_volta_or_newer for device in connection.devices)

@@ -49,7 +49,7 @@ _given: Final[set[int]] = set()
 def _require_support(name: str) -> Context:
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get("IPC_EVENT_SUPPORTED"):
+    if not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         raise not_supported(
             f"{name}: this device's memory and events are not shared between processes (device attribute "
             "IPC_EVENT_SUPPORTED is 0). Exchange data through host memory that the processes share "
@@ -160,6 +160,6 @@ def open_event(argument: Any) -> int:
     handle = shared_handles.unpack(_EVENT, argument, invalid_handle)
     _check_device(context, handle)
     try:
-        return events.opened(context, handle.secret).handle
+        return events.open_shared(context, handle.secret).handle
     except CudaError as error:
         raise _as_map_error(error) from None

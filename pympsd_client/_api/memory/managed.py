@@ -42,7 +42,7 @@ def require_support(name: str) -> Context:
     """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
     context = current()
     context.usable()
-    if not context.device.facts.attributes.get("MANAGED_MEMORY"):
+    if not context.device.properties.attributes.get("MANAGED_MEMORY"):
         raise not_supported(f"{name}: {_NOT_MANAGED}")
     return context
 
@@ -103,7 +103,7 @@ def place_of(location: Location) -> Place:
     """Return a location that managed memory can have; INVALID_VALUE, INVALID_DEVICE."""
     if location.type == _DEVICE:
         device = process.device(location.id)
-        if not device.facts.attributes.get("CONCURRENT_MANAGED_ACCESS"):
+        if not device.properties.attributes.get("CONCURRENT_MANAGED_ACCESS"):
             raise CudaError(
                 Result.ERROR_INVALID_DEVICE,
                 f"device {device.number} and the host have no concurrent access to managed memory (device attribute "

@@ -206,7 +206,7 @@ def _handle_types(memory: Memory, address: int) -> AttributeValue:
 def _is_ipc_capable(memory: Memory, address: int) -> AttributeValue:
     allocation = memory.allocation
     is_plain = allocation is not None and is_shareable(allocation)
-    supported = memory.context is not None and memory.context.device.facts.attributes.get("IPC_EVENT_SUPPORTED")
+    supported = memory.context is not None and memory.context.device.properties.attributes.get("IPC_EVENT_SUPPORTED")
     return AttributeValue(int(is_plain and bool(supported)), "?")
 
 

@@ -145,7 +145,7 @@ def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) ->
     if kind.location.type == _HOST and not kind.is_managed:
         raise invalid_value("pools of the host's memory are exported if they are at a node of it: _HOST_NUMA")
     devices = process.require().devices if device is None else (device,)
-    can = min(device.facts.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for device in devices)
+    can = min(device.properties.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for device in devices)
     if kind.is_managed or handle_types & ~can:
         raise not_supported(
             "cuMemPoolCreate: pools to be exported are not of managed memory, and their handles of the types in the "
@@ -165,7 +165,7 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device 
         return of_device(device)
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
     needed = "MANAGED_MEMORY" if is_managed else of_host
-    if not all(device.facts.attributes.get(needed) for device in process.require().devices):
+    if not all(device.properties.attributes.get(needed) for device in process.require().devices):
         raise not_supported(
             "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
             f"(device attribute {needed} is 0)"
@@ -187,7 +187,7 @@ def node_of(device: Device) -> int:
 
     It binds no memory: the system places a page at the node that touches it first.
     """
-    node = device.facts.attributes.get("HOST_NUMA_ID", -1)
+    node = device.properties.attributes.get("HOST_NUMA_ID", -1)
     if node < 0:
         raise invalid_value("the device names no NUMA node of the host (its attribute HOST_NUMA_ID is -1)")
     return node

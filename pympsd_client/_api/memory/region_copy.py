@@ -67,7 +67,7 @@ def regions(description: Copy3D, context: Context) -> tuple[Region, Region, Exte
     extent = Extent(description.width, description.height, description.depth)
     if not extent.bytes:
         return None
-    most = context.device.facts.attributes.get("MAX_PITCH", _MAX_ADDRESSES)
+    most = context.device.properties.attributes.get("MAX_PITCH", _MAX_ADDRESSES)
     destination = _region(description.destination, "dst", extent, most)
     return destination, _region(description.source, "src", extent, most), extent
 

@@ -21,7 +21,7 @@ from pympsd_client._connect.connection import Device
 from pympsd_client._objects.context import Context, context_on, this_thread
 from pympsd_client._objects.memory.imports import secret_of_file
 from pympsd_client._objects.memory.peer_access import is_possible
-from pympsd_client._objects.memory.shared_pages import exported
+from pympsd_client._objects.memory.shared_pages import export_memory
 from pympsd_client._objects.memory.virtual import Physical, virtual_memory
 from pympsd_client._objects.process import process
 
@@ -37,7 +37,7 @@ _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
 
 
 def _require_support(device: Device, name: str) -> Device:
-    if not device.facts.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+    if not device.properties.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
         raise not_supported(
             f"{name}: virtual memory management is not supported (device attribute "
             "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0). Use cuMemAlloc"
@@ -121,7 +121,7 @@ def _check(properties: AllocationProperties | None, name: str) -> Device:
         return _require_support(process.device(location.id), name)
     device = _own_device(name)
     check_node(location)
-    if not device.facts.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
+    if not device.properties.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
         raise not_supported(f"{name}: device {device.number} maps no memory of the host")
     return device
 
@@ -136,10 +136,10 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     _check_granules(size, "size")
     check_no_flags("cuMemCreate", flags)
     is_host = properties.location.type != _DEVICE
-    if size > (_ROOM if is_host else device.facts.memory_bytes):
+    if size > (_ROOM if is_host else device.properties.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     context = _owner(device)
-    handle = context.mint()
+    handle = context.allocate_handle()
     flags = (MEMORY_SHAREABLE if properties.handle_types else 0) | (MEMORY_OF_HOST if is_host else 0)
     context.call(operations.CREATE_MEMORY, handle, size, flags)
     return virtual_memory.add(Physical(handle, context, size, properties, is_host))
@@ -246,7 +246,7 @@ def access(location: Location | None, address: int) -> int:
 def export(handle: int, kind: int, flags: int) -> AttributeValue:
     """Return a new descriptor of memory, which another client of the device imports; the caller closes it.
 
-    INVALID_VALUE for memory that was not created to be exported so.
+    INVALID_VALUE for memory that was not created to be export_memory so.
     """
     _own_device("cuMemExportToShareableHandle")
     physical = virtual_memory.find(handle)
@@ -254,11 +254,11 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
         raise invalid_value(
             "the memory is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
         )
-    return AttributeValue(exported(physical.context, physical.handle), "i")
+    return AttributeValue(export_memory(physical.context, physical.handle), "i")
 
 
 def import_descriptor(fd: int, kind: int) -> int:
-    """Return a handle of memory that another process has exported; the descriptor stays the caller's.
+    """Return a handle of memory that another process has export_memory; the descriptor stays the caller's.
 
     INVALID_VALUE for a descriptor of anything else, or if the memory has been freed.
     """
@@ -269,7 +269,7 @@ def import_descriptor(fd: int, kind: int) -> int:
     if secret is None:
         raise invalid_value(f"{fd} is not a descriptor of memory that cuMemExportToShareableHandle returned")
     context = context_on(device.ordinal)
-    handle = context.mint()
+    handle = context.allocate_handle()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & ((1 << 64) - 1))
     size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
     location = Location(_NODE, node_of(device)) if is_of_host else Location(_DEVICE, device.number)

@@ -76,12 +76,12 @@ def texturing_context() -> Context:
     )
 
 
-def _checked(given: ArrayDescription | None) -> tuple[Context, ArrayDescription]:
+def _check_description(description: ArrayDescription | None) -> tuple[Context, ArrayDescription]:
     context = texturing_context()
-    if given is None:
+    if description is None:
         raise invalid_value("the description of the array is NULL")
-    check(given, context.device.facts.attributes)
-    return context, given
+    check(description, context.device.properties.attributes)
+    return context, description
 
 
 def allocate(context: Context, size: int) -> int:
@@ -90,53 +90,43 @@ def allocate(context: Context, size: int) -> int:
     return int(address)
 
 
-def create(given: ArrayDescription | None) -> int:
+def create(given_description: ArrayDescription | None) -> int:
     """Return the handle of a new array, all zero.
 
     INVALID_VALUE for a description that CUDA does not have, or larger than the device's attributes allow;
     NOT_SUPPORTED for formats of video, graphics and compressed blocks; OUT_OF_MEMORY.
     """
-    context, description = _checked(given)
-    made = Array(context.mint(), context, 0, description)
-    made.address = allocate(context, made.size)
-    return arrays.add(made).handle
+    context, description = _check_description(given_description)
+    array = Array(context.allocate_handle(), context, 0, description)
+    array.address = allocate(context, array.size)
+    return arrays.add(array).handle
 
 
 def destroy(handle: int) -> None:
-    """Free an array once the context's work so far is done; INVALID_HANDLE, also for a level of a mipmapped one."""
-    found = arrays.find(handle)
-    if found.is_level:
+    """Free an array once the context's earlier work is done; INVALID_HANDLE, also for a level of a mipmapped one."""
+    array = arrays.find(handle)
+    if array.is_level:
         raise invalid_handle(f"{handle:#x} is a level of a mipmapped array, which is destroyed as a whole")
-    _destroy(arrays, found)
+    with arrays.removing(array):
+        array.context.call(operations.FREE, array.address)
 
 
-def _destroy(table: HandleTable[Array] | HandleTable[MipmappedArray], found: Array | MipmappedArray) -> None:
-    # Taken out first, so that no other thread frees it too.
-    if table.remove(found.handle) is None:
-        raise invalid_handle(f"{found.handle:#x} was destroyed meanwhile")
-    try:
-        found.context.call(operations.FREE, found.address)
-    except BaseException:
-        table.put_back(found)  # type: ignore[arg-type]  # it is of the table that it was taken from
-        raise
-
-
-def create_mipmapped(given: ArrayDescription | None, asked: int) -> int:
+def create_mipmapped(given_description: ArrayDescription | None, requested_levels: int) -> int:
     """Return the handle of a new mipmapped array, all zero.
 
     The number of levels is from 1 to what the size allows, the nearest to what is asked for. Errors as of
     cuArray3DCreate.
     """
-    context, description = _checked(given)
-    parts = [level(description, number) for number in range(level_count(description, asked))]
-    levels = tuple(Array(context.mint(), context, 0, part, is_level=True) for part in parts)
-    made = MipmappedArray(context.mint(), context, 0, description, levels)
-    address = made.address = allocate(context, sum(one.size for one in levels))
-    for one in levels:
-        one.address = address
-        address += one.size
-        arrays.add(one)
-    return mipmapped_arrays.add(made).handle
+    context, description = _check_description(given_description)
+    parts = [level(description, number) for number in range(level_count(description, requested_levels))]
+    levels = tuple(Array(context.allocate_handle(), context, 0, part, is_level=True) for part in parts)
+    mipmapped = MipmappedArray(context.allocate_handle(), context, 0, description, levels)
+    address = mipmapped.address = allocate(context, sum(array.size for array in levels))
+    for array in levels:
+        array.address = address
+        address += array.size
+        arrays.add(array)
+    return mipmapped_arrays.add(mipmapped).handle
 
 
 def level_of(handle: int, number: int) -> int:
@@ -148,8 +138,9 @@ def level_of(handle: int, number: int) -> int:
 
 
 def destroy_mipmapped(handle: int) -> None:
-    """Free a mipmapped array with its levels once the context's work so far is done; INVALID_HANDLE."""
-    found = mipmapped_arrays.find(handle)
-    _destroy(mipmapped_arrays, found)
-    for one in found.levels:
-        arrays.remove(one.handle)
+    """Free a mipmapped array with its levels once the context's earlier work is done; INVALID_HANDLE."""
+    mipmapped = mipmapped_arrays.find(handle)
+    with mipmapped_arrays.removing(mipmapped):
+        mipmapped.context.call(operations.FREE, mipmapped.address)
+    for array in mipmapped.levels:
+        arrays.remove(array.handle)

@@ -28,7 +28,7 @@ def element_bytes(of: ArrayDescription) -> int:
 
 
 def dimensions(of: ArrayDescription) -> int:
-    """Return 1, 2 or 3; layers are no dimension."""
+    """Return 1, 2 or 3; layers do not count."""
     if not of.height:
         return 1
     return 3 if of.depth and not of.flags & (LAYERED | CUBEMAP) else 2
@@ -43,7 +43,7 @@ def check_format(format: int, channels: int) -> None:
                 f"CU_AD_FORMAT_{_KNOWN_FORMATS[format]} is not supported; integers of 8, 16 and 32 bits, UNORM, "
                 "SNORM, HALF and FLOAT are",
             )
-        raise invalid_value(f"{format:#x} is no CUarray_format")
+        raise invalid_value(f"{format:#x} is not a CUarray_format")
     if channels not in (1, 2, 4):
         raise invalid_value(f"an element has 1, 2 or 4 channels, not {channels}")
     if channels != NORMALIZED_CHANNELS.get(format, channels):
@@ -107,10 +107,10 @@ def _is_within(of: ArrayDescription, name: str, suffix: str, limits: Mapping[str
     return all(size <= limits.get(f"{name}_{side}{suffix}", size) for side, size in sizes)
 
 
-def level_count(of: ArrayDescription, asked: int) -> int:
+def level_count(of: ArrayDescription, requested: int) -> int:
     """Return the number of levels of a mipmapped array: what was asked for, from 1 to what its size allows."""
     longest = max(of.width, of.height, of.depth if dimensions(of) == 3 else 0)
-    return min(max(asked, 1), longest.bit_length())
+    return min(max(requested, 1), longest.bit_length())
 
 
 def level(of: ArrayDescription, number: int) -> ArrayDescription:

@@ -1,8 +1,7 @@
-"""What textures and surfaces are of, as kernels find it: arrays, mipmapped arrays, linear memory, views of them.
+"""Texture and surface objects (CUDA driver API, Texture Object Management and Surface Object Management).
 
-Texture and surface objects (CUDA driver API, Texture Object Management and Surface Object Management).
-
-Each lies in device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
+An object describes what kernels read: an array, a mipmapped array, linear memory, or a view of one. It lies in
+device memory of its context (`pympsd.wire.texture_object`), and its handle is the address.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import STREAM_LEGACY
 from pympsd.wire.texture_object import CHANNEL_BYTES, Flag, Kind, Level, Sampling, TextureObject, pack
 from pympsd_client._arguments import texture_structs as structs
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
@@ -42,14 +41,14 @@ def texture_object(of: Resource, how: Sampling, view: View | None, context: Cont
     if of.type in (LINEAR, PITCHED):
         if view is not None:
             raise invalid_value("a resource view is of an array or a mipmapped array, not of linear memory")
-        made = _linear_object(of, how, context)
+        result = _linear_object(of, how, context)
     elif of.type in (ARRAY, MIPMAPPED):
-        made = _arrays_object(of, how, view)
+        result = _arrays_object(of, how, view)
     else:
         raise invalid_value(f"the type of the resource is 0 to 3, not {of.type}")
-    if how.filter and not made.is_float:
+    if how.filter and not result.is_float:
         raise invalid_value("LINEAR filtering is of elements that are read as floats")
-    return made
+    return result
 
 
 def _check_sampling(how: Sampling) -> None:
@@ -64,23 +63,23 @@ def _check_sampling(how: Sampling) -> None:
 def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObject:
     check_format(of.format, of.channels)
     owner(of.place)
-    limits = context.device.facts.attributes
+    limits = context.device.properties.attributes
     alignment = limits.get("TEXTURE_ALIGNMENT", 1)
     if of.place % alignment:
-        raise invalid_value(f"{of.place:#x} is no multiple of TEXTURE_ALIGNMENT, {alignment}")
+        raise invalid_value(f"{of.place:#x} is not a multiple of TEXTURE_ALIGNMENT, {alignment}")
     element = CHANNEL_BYTES[of.format] * of.channels
     if of.type == LINEAR:
         width = of.size_or_width // element
-        most = limits.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", width)
-        if not 0 < width <= most:
-            raise invalid_value(f"linear memory of 1 to {most} elements, not {width}")
+        maximum = limits.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", width)
+        if not 0 < width <= maximum:
+            raise invalid_value(f"linear memory of 1 to {maximum} elements, not {width}")
         level = Level(of.place, width * element, width * element, width, 1, 1)
         return TextureObject(Kind.LINEAR, of.format, of.channels, how, (level,))
     sizes = {"WIDTH": of.size_or_width, "HEIGHT": of.height, "PITCH": of.pitch}
     for name, size in sizes.items():
-        most = limits.get(f"MAXIMUM_TEXTURE2D_LINEAR_{name}", size)
-        if not 0 < size <= most:
-            raise invalid_value(f"the {name.lower()} is 1 to {most}, not {size}")
+        maximum = limits.get(f"MAXIMUM_TEXTURE2D_LINEAR_{name}", size)
+        if not 0 < size <= maximum:
+            raise invalid_value(f"the {name.lower()} is 1 to {maximum}, not {size}")
     step = limits.get("TEXTURE_PITCH_ALIGNMENT", 1)
     if of.pitch % step or of.pitch < of.size_or_width * element:
         raise invalid_value(
@@ -93,43 +92,44 @@ def _linear_object(of: Resource, how: Sampling, context: Context) -> TextureObje
 
 def _arrays_object(of: Resource, how: Sampling, view: View | None) -> TextureObject:
     if of.type == MIPMAPPED:
-        found = mipmapped_arrays.find(of.place).levels
+        levels = mipmapped_arrays.find(of.place).levels
         if not how.flags & Flag.NORMALIZED_COORDINATES:
             raise invalid_value("coordinates of a mipmapped array are normalized: set NORMALIZED_COORDINATES")
     else:
-        found = (arrays.find(of.place),)
-    if how.flags & _SEAMLESS and how.filter and found[0].description.flags & CUBEMAP:
+        levels = (arrays.find(of.place),)
+    if how.flags & _SEAMLESS and how.filter and levels[0].description.flags & CUBEMAP:
         raise CudaError(
             Result.ERROR_NOT_SUPPORTED,
             "filtering across the edges of a cubemap's faces (SEAMLESS_CUBEMAP) is not supported; without it each "
             "face is filtered alone",
         )
-    return _array_object(Kind.ARRAY, found, how) if view is None else _view_object(found, how, view)
+    return _array_object(Kind.ARRAY, levels, how) if view is None else _view_object(levels, how, view)
 
 
-def _array_object(kind: Kind, found: tuple[Array, ...], how: Sampling) -> TextureObject:
-    first = found[0].description
+def _array_object(kind: Kind, arrays: tuple[Array, ...], how: Sampling) -> TextureObject:
+    first = arrays[0].description
     levels = tuple(
-        Level(one.address, one.pitch, one.slice_pitch, one.description.width, one.rows, one.slices) for one in found
+        Level(array.address, array.pitch, array.slice_pitch, array.description.width, array.rows, array.slices)
+        for array in arrays
     )
     return TextureObject(kind, first.format, first.channels, how, levels)
 
 
-def _view_object(found: tuple[Array, ...], how: Sampling, view: View) -> TextureObject:
-    whole, first = _array_object(Kind.ARRAY, found, how), found[0].description
+def _view_object(arrays: tuple[Array, ...], how: Sampling, view: View) -> TextureObject:
+    whole, first = _array_object(Kind.ARRAY, arrays, how), arrays[0].description
     format, channels = _view_format(view.format, whole)
     sizes = (view.width, view.height, view.depth)
     if sizes != (first.width, first.height, first.depth):
         raise invalid_value(f"a view has the size of its resource: {first.width}, {first.height}, {first.depth}")
-    if not view.first_level <= view.last_level < len(found):
-        raise invalid_value(f"levels {view.first_level} to {view.last_level} of {len(found)}")
+    if not view.first_level <= view.last_level < len(arrays):
+        raise invalid_value(f"levels {view.first_level} to {view.last_level} of {len(arrays)}")
     layers = first.depth if first.flags & (LAYERED | CUBEMAP) else 1
     if not view.first_layer <= view.last_layer < layers:
         raise invalid_value(f"layers {view.first_layer} to {view.last_layer} of {layers}")
     levels = whole.levels[view.first_level : view.last_level + 1]
     if layers > 1:
         count, at = view.last_layer - view.first_layer + 1, view.first_layer
-        levels = tuple(evolve(one, address=one.address + at * one.slice_pitch, depth=count) for one in levels)
+        levels = tuple(evolve(item, address=item.address + at * item.slice_pitch, depth=count) for item in levels)
     return TextureObject(Kind.ARRAY, format, channels, how, levels)
 
 
@@ -172,58 +172,52 @@ textures: Final = HandleTable[Object]("texture object", "destroyed, or never mad
 surfaces: Final = HandleTable[Object]("surface object", "destroyed, or never made")
 
 
-def _placed(context: Context, made: TextureObject) -> int:
-    data = pack(made)
+def _place(context: Context, texture_object: TextureObject) -> int:
+    data = pack(texture_object)
     address = allocate(context, len(data))
-    held = ctypes.create_string_buffer(data, len(data))
-    copies.to_device(context, STREAM_LEGACY, address, ctypes.addressof(held), len(data), wait=True)
+    buffer = ctypes.create_string_buffer(data, len(data))
+    copies.to_device(context, STREAM_LEGACY, address, ctypes.addressof(buffer), len(data), wait=True)
     return address
 
 
-def create_texture(given: bytes | None, how: bytes | None, view: bytes | None) -> int:
+def create_texture(description: bytes | None, how: bytes | None, view: bytes | None) -> int:
     """Return the handle of a new texture object of an array, a mipmapped array or linear memory.
 
     INVALID_VALUE for NULL (but no view is needed) and what CUDA does not allow; INVALID_HANDLE for no array;
     NOT_SUPPORTED for views of compressed blocks.
     """
     context = texturing_context()
-    if given is None or how is None:
+    if description is None or how is None:
         raise invalid_value("the description of the resource or of the texture is NULL")
     sampling, _ = structs.sampling(how)
     seen = None if view is None else structs.view(view)
-    made = texture_object(structs.resource(given), sampling, seen, context)
-    return textures.add(Object(_placed(context, made), context, given, how, view)).handle
+    texture = texture_object(structs.resource(description), sampling, seen, context)
+    return textures.add(Object(_place(context, texture), context, description, how, view)).handle
 
 
-def create_surface(given: bytes | None) -> int:
+def create_surface(description: bytes | None) -> int:
     """Return the handle of a new surface object of an array; INVALID_VALUE unless it has SURFACE_LDST."""
     context = texturing_context()
-    if given is None:
+    if description is None:
         raise invalid_value("the description of the resource is NULL")
-    made = surface_object(structs.resource(given))
-    return surfaces.add(Object(_placed(context, made), context, given)).handle
+    surface = surface_object(structs.resource(description))
+    return surfaces.add(Object(_place(context, surface), context, description)).handle
 
 
 def destroy_texture(handle: int) -> None:
-    """Destroy a texture object once the context's work so far is done; its memory stays. INVALID_HANDLE."""
+    """Destroy a texture object once the context's earlier work is done; its memory stays. INVALID_HANDLE."""
     _destroy(textures, handle)
 
 
 def destroy_surface(handle: int) -> None:
-    """Destroy a surface object once the context's work so far is done; its array stays. INVALID_HANDLE."""
+    """Destroy a surface object once the context's earlier work is done; its array stays. INVALID_HANDLE."""
     _destroy(surfaces, handle)
 
 
 def _destroy(table: HandleTable[Object], handle: int) -> None:
-    found = table.find(handle)
-    # Taken out first: once it is free another thread may be given the same address.
-    if table.remove(handle) is None:
-        raise invalid_handle(f"{handle:#x} was destroyed meanwhile")
-    try:
-        found.context.call(operations.FREE, handle)
-    except BaseException:
-        table.put_back(found)
-        raise
+    item = table.find(handle)
+    with table.removing(item):
+        item.context.call(operations.FREE, handle)
 
 
 def resource_of_texture(handle: int) -> bytes:

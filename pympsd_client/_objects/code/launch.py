@@ -1,4 +1,11 @@
-"""cuLaunchKernel: checked once for each shape, then one packed record and one send."""
+"""cuLaunchKernel: checked once for each shape, then one packed record and one send.
+
+The first launch of a kernel with a shape (grid, block, dynamic shared bytes) checks it against the device and the
+kernel and remembers it in ``function.checked``. Each way of typing the parameters gets a packer, kept in
+``function.packers``, which packs header, operands and parameters with a single struct call. So a repeated launch
+costs two dictionary look-ups, one pack and one send; and with the extension not even that
+(`_command_stream.launch_cache`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ import struct
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.wire.launch_flags import NO_CLUSTER, packed
+from pympsd.wire.ring_layout import NO_CLUSTER, packed
 from pympsd_client._arguments.errors import DONE, CudaError, fail, invalid_handle, invalid_value
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._command_stream.interception import intercepted
@@ -14,9 +21,9 @@ from pympsd_client._command_stream.kernel_parameters import (
     LAUNCH_BYTES,
     code_of,
     flat,
+    packer_for_types,
     raw_packer,
     record_bytes,
-    typed_packer,
 )
 from pympsd_client._command_stream.launch_cache import by_pointers, fits_plan, gather, launcher
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE, SEQUENCE_AT
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from pympsd_client.native._launches import Launcher
 
 _CACHED: Final = 256
-"""Shapes remembered for a function: more are checked anew."""
+"""The number of shapes remembered for a kernel; when there are more, all are checked again."""
 _RAW: Final = ("raw",)
 _known: Final = functions.get
 
@@ -49,7 +56,8 @@ def launch(
     """Send a launch; ``shape`` is grid x, y, z, block x, y, z and dynamic shared bytes. Raise CudaError.
 
     A kernel of a library is launched in the context of the stream, the current one for the special streams.
-    ``cooperative``: all its blocks are to be resident at once; ``cluster``: blocks of a cluster that it asks for.
+    ``cooperative``: all its blocks are to be resident at the same time;
+    ``cluster``: the blocks of a cluster that it asks for.
     """
     cache = launcher()
     epoch = 0 if cache is None else cache.epoch  # what is found from here on holds until plans are invalidated
@@ -62,28 +70,28 @@ def launch(
         raise invalid_handle(f"{function.layout.name} was loaded in another context than the current one")
     context.pulse(opened, cache is not None and cache.wants_pulse)
     if shape not in function.checked:
-        shape = checked_shape(function, shape)
+        shape = check_shape(function, shape)
     if cooperative:
         check_cooperative(function, tuple(map(int, shape)))
     if cluster != NO_CLUSTER:
         check_cluster(function, shape, cluster)
-    named = its_stream = 0
+    stream_handle = stream_id = 0
     if stream is not None and stream != 0:
-        named = number(stream)
-        its_context, its_stream = resolve(named)
-        if its_context is not context:
+        stream_handle = number(stream)
+        stream_context, stream_id = resolve(stream_handle)
+        if stream_context is not context:
             raise invalid_handle("the stream is of another context than the kernel")
     layout = function.layout
     transport = opened.transport
     flags = packed(cooperative, cluster)
     fields = (
-        LAUNCH_OPCODE, flags, record_bytes(layout), opened.serial, transport.sequence(),
-        its_stream, function.module, function.index, *shape, layout.parameter_bytes,
+        LAUNCH_OPCODE, flags, record_bytes(layout), opened.context_id, transport.sequence(),
+        stream_id, function.module, function.index, *shape, layout.parameter_bytes,
     )  # fmt: skip
     record = _record(function, fields, parameters, extra)
     transport.post(record)
-    if cache is not None and cache.wants_plan and not flags and named != PER_THREAD:
-        _add_plan(cache, epoch, handle, function, shape, named, parameters, transport, record)
+    if cache is not None and cache.wants_plan and not flags and stream_handle != PER_THREAD:
+        _add_plan(cache, epoch, handle, function, shape, stream_handle, parameters, transport, record)
 
 
 def _add_plan(
@@ -141,7 +149,7 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
             if packer is not None:
                 return packer(*fields, *values)
         except (struct.error, TypeError, OverflowError, ValueError, IndexError):
-            pass  # a closer look says what is wrong, or finds that ctypes would take it
+            pass  # the checks below name the error, or find that ctypes would take the value
     raw = function.packers.get(_RAW)
     if raw is None:
         raw = function.packers[_RAW] = raw_packer(function.layout)
@@ -152,14 +160,18 @@ def _record(function: Function, fields: tuple[int, ...], parameters: Any, extra:
 def _remember(function: Function, types: Any) -> Any:
     if not isinstance(types, tuple):
         return None
-    packer = typed_packer(function.layout, types)
+    packer = packer_for_types(function.layout, types)
     if packer is not None and len(function.packers) < _CACHED:
         function.packers[types] = packer
     return packer
 
 
-def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a shape as plain ints once it is within the limits of device and function; raise CudaError."""
+def check_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as plain ints once it is within the limits of device and kernel.
+
+    ``shape``: grid x, y, z, block x, y, z, dynamic shared bytes. INVALID_VALUE with the limit that is exceeded. A
+    shape that was checked is remembered, up to _CACHED of them.
+    """
     shape = tuple(unsigned(size, 32) for size in shape)
     _check_dimensions(function, shape)
     _check_resources(function, shape)
@@ -170,24 +182,24 @@ def checked_shape(function: Function, shape: tuple[int, ...]) -> tuple[int, ...]
 
 
 def _check_dimensions(function: Function, shape: tuple[int, ...]) -> None:
-    facts = function.context.device.facts.attributes
+    properties = function.context.device.properties.attributes
     names = [f"MAX_{kind}_DIM_{axis}" for kind in ("GRID", "BLOCK") for axis in "XYZ"]
     for name, size in zip(names, shape, strict=False):
-        most = facts.get(name, 0)
-        if not 1 <= size <= most:
+        maximum = properties.get(name, 0)
+        if not 1 <= size <= maximum:
             what = name.removeprefix("MAX_").replace("_DIM_", " ").lower()
-            raise invalid_value(f"{what} is {size}; this device takes 1 to {most}")
+            raise invalid_value(f"{what} is {size}; this device takes 1 to {maximum}")
 
 
 def _check_resources(function: Function, shape: tuple[int, ...]) -> None:
-    facts = function.context.device.facts.attributes
+    properties = function.context.device.properties.attributes
     name = function.layout.name
     threads = shape[3] * shape[4] * shape[5]
-    if threads > facts.get("MAX_THREADS_PER_BLOCK", threads):
-        raise invalid_value(f"{threads} threads a block; this device takes {facts['MAX_THREADS_PER_BLOCK']}")
-    most = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
-    if threads > most:
-        raise invalid_value(f"{threads} threads a block; {name} was built for at most {most}")
+    if threads > properties.get("MAX_THREADS_PER_BLOCK", threads):
+        raise invalid_value(f"{threads} threads a block; this device takes {properties['MAX_THREADS_PER_BLOCK']}")
+    max_threads = function.attributes.get("MAX_THREADS_PER_BLOCK", threads)
+    if threads > max_threads:
+        raise invalid_value(f"{threads} threads a block; {name} was built for at most {max_threads}")
     allowed = function.attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", shape[6])
     if shape[6] > allowed:
         raise invalid_value(

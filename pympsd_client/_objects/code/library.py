@@ -43,45 +43,49 @@ class Library:
         with self._loading:
             if self._is_unloaded:
                 raise _unknown("library", self.handle)
-            found = self._modules.get(context)
-            if found is not None and (modules.get(found.handle) is found or context.sticky_error is not None):
+            module = self._modules.get(context)
+            if module is not None and (modules.get(module.handle) is module or context.sticky_error is not None):
                 context.usable()
-                return found
-            made = load(self._image, context)
-            made.library = self.handle
+                return module
+            loaded = load(self._image, context)
+            loaded.library = self.handle
             # A context that closes drops its modules: remove those too.
-            self._modules = {one: its for one, its in self._modules.items() if modules.get(its.handle) is its}
-            self._modules[context] = made
-            self._know(context.device, made.layout)
+            self._modules = {
+                user: user_module
+                for user, user_module in self._modules.items()
+                if modules.get(user_module.handle) is user_module
+            }
+            self._modules[context] = loaded
+            self._know(context.device, loaded.layout)
             for kernel in self._kernels.values():
-                kernel.apply(context.device, made.function(kernel.name))
-            return made
+                kernel.apply(context.device, loaded.function(kernel.name))
+            return loaded
 
     def modules_on(self, device: Device) -> tuple[Module, ...]:
         """Return its modules in the contexts of a device that have used it."""
         with self._loading:
             return tuple(
-                its
-                for its in self._modules.values()
-                if its.context.device is device and modules.get(its.handle) is its
+                module
+                for module in self._modules.values()
+                if module.context.device is device and modules.get(module.handle) is module
             )
 
     def layout_on(self, device: Device | None = None) -> ModuleLayout:
         """Return its kernels and variables as they are on a device (None: on any); raise CudaError."""
         with self._loading:
-            known = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
-            if known is not None:
-                return known
+            layout = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
+            if layout is not None:
+                return layout
             usable = _usable_context(device)
             if usable is not None:
                 return self.module_in(usable).layout
-            made = Context(device or process.device(0), 0, primary=False)
+            temporary = Context(device or process.device(0), 0, primary=False)
             try:
-                made.open(process.require())
-                return self.module_in(made).layout
+                temporary.open(process.require())
+                return self.module_in(temporary).layout
             finally:
-                contexts.pop(made.handle, None)
-                made.close(process.require())
+                contexts.pop(temporary.handle, None)
+                temporary.close(process.require())
 
     def kernels(self) -> dict[str, Kernel]:
         """Return its kernels by name."""
@@ -90,11 +94,11 @@ class Library:
 
     def kernel(self, name: str) -> Kernel:
         """Return a kernel by name; NOT_FOUND."""
-        found = self.kernels().get(name)
-        if found is None:
+        kernel = self.kernels().get(name)
+        if kernel is None:
             has = ", ".join(sorted(self._kernels)[:20]) or "none"
             raise CudaError(Result.ERROR_NOT_FOUND, f"the library has no kernel {name!r}; it has {has}")
-        return found
+        return kernel
 
     def unload(self) -> None:
         """Unload it from all contexts; it, its kernels and their functions are invalid from now on."""
@@ -112,8 +116,8 @@ class Library:
     def _know(self, device: Device, layout: ModuleLayout) -> None:
         self._layouts[device] = layout
         if not self._kernels:
-            for index, one in enumerate(layout.functions):
-                kernel = self._kernels[one.name] = Kernel(self, index, one)
+            for index, function in enumerate(layout.functions):
+                kernel = self._kernels[function.name] = Kernel(self, index, function)
                 kernels[kernel.handle] = kernel
 
 
@@ -132,27 +136,27 @@ class Kernel:
         """Return its function in a context; raise CudaError."""
         return self.library.module_in(context).function(self.name)
 
-    def attribute(self, number_of_it: int, device: Device) -> int:
+    def attribute(self, attribute_number: int, device: Device) -> int:
         """Return an attribute on a device: as it was set for the kernel, else as the image has it. INVALID_VALUE."""
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         attributes = self._layout(device).attributes
         if name not in attributes:
             raise CudaError(Result.ERROR_INVALID_VALUE, f"function attribute {name} is not known of {self.name}")
         return self._set.get((device, name), attributes[name])
 
-    def set_attribute(self, number_of_it: int, value: int, device: Device) -> None:
+    def set_attribute(self, attribute_number: int, value: int, device: Device) -> None:
         """Change an attribute in all contexts of a device, present and later; see `Function.set_attribute`."""
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         check_attribute(self._layout(device), device, name, value)
         self._set[device, name] = value
         for module in self.library.modules_on(device):
-            module.function(self.name).have_attribute(name, value)
+            module.function(self.name).apply_attribute(name, value)
 
     def apply(self, device: Device, function: Function) -> None:
         """Give a newly loaded function what was set for the kernel."""
         for (its_device, name), value in self._set.items():
             if its_device is device:
-                function.have_attribute(name, value)
+                function.apply_attribute(name, value)
 
     def _layout(self, device: Device) -> FunctionLayout:
         return self.library.layout_on(device).functions[self._index]
@@ -165,27 +169,27 @@ kernels: Final[dict[int, Kernel]] = {}
 
 def library_of(handle: int) -> Library:
     """Return a library by its handle; raise INVALID_HANDLE."""
-    found = libraries.get(handle)
-    if found is None:
+    library = libraries.get(handle)
+    if library is None:
         raise _unknown("library", handle)
-    return found
+    return library
 
 
 def kernel_of(handle: int) -> Kernel:
     """Return a kernel by its handle; raise INVALID_HANDLE."""
-    found = kernels.get(handle)
-    if found is None:
+    kernel = kernels.get(handle)
+    if kernel is None:
         raise _unknown("kernel", handle)
-    return found
+    return kernel
 
 
 def function_of(handle: int, context: Context | None = None) -> Function:
     """Return a function by its handle, or by that of a kernel in a context (None: the current one), as CUDA takes
     both. INVALID_HANDLE.
     """
-    found = functions.get(handle)
-    if found is not None:
-        return found
+    function = functions.get(handle)
+    if function is not None:
+        return function
     kernel = kernels.get(handle)
     return functions.find(handle) if kernel is None else kernel.function_in(context or current())
 
@@ -194,22 +198,22 @@ def new_library(image: bytes) -> Library:
     """Make a library of an image; INVALID_IMAGE if it is empty."""
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
-    made = Library(image)
-    libraries[made.handle] = made
-    return made
+    library = Library(image)
+    libraries[library.handle] = library
+    return library
 
 
 def _usable_context(device: Device | None) -> Context | None:
     candidates = (*reversed(this_thread.stack), *tuple(contexts.values()))
     return next(
         (
-            one
-            for one in candidates
-            if one.active and one.sticky_error is None and (device is None or one.device is device)
+            context
+            for context in candidates
+            if context.active and context.sticky_error is None and (device is None or context.device is device)
         ),
         None,
     )
 
 
 def _unknown(noun: str, handle: int) -> CudaError:
-    return invalid_handle(f"{handle:#x} is no {noun} of this process (its library unloaded, or never loaded)")
+    return invalid_handle(f"{handle:#x} is not a {noun} of this process (its library unloaded, or never loaded)")

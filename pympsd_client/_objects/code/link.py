@@ -11,7 +11,14 @@ from pympsd.wire.module_layout import ModuleLayout
 from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
 from pympsd_client._arguments.jit_options import Options, ptxas_message
 from pympsd_client._objects.code.module import load_image
-from pympsd_client._objects.code.ptx_text import LinkError, check_defined, declares_others, is_ptx, join, limited
+from pympsd_client._objects.code.ptx_text import (
+    LinkError,
+    check_defined,
+    declares_others,
+    is_ptx,
+    join,
+    limit_registers,
+)
 from pympsd_client._objects.context import Context, new_handle
 
 _PTX: Final = 1
@@ -21,7 +28,7 @@ _NOT_RECOGNIZED: Final = "error   : Binary format for key='0', ident='' is not r
 
 
 class Link:
-    """Inputs so far, and the image once it is complete."""
+    """The inputs of a link, and the image once it is complete."""
 
     def __init__(self, context: Context, options: Options) -> None:
         self.handle: Final = new_handle()
@@ -44,15 +51,15 @@ class Link:
             self._error = CudaError(Result.ERROR_JIT_COMPILER_NOT_FOUND, reason)
             raise self._error.again()
         data = self._ptx_of(kind, data)
-        data = limited(data, registers or self._options.max_registers)
+        data = limit_registers(data, registers or self._options.max_registers)
         inputs = [*self._inputs, (name, data)]
         try:
             join(inputs)
         except LinkError as error:
-            self._error = self._logged(CudaError(Result.ERROR_UNKNOWN, str(error)))
+            self._error = self._log(CudaError(Result.ERROR_UNKNOWN, str(error)))
             raise self._error.again() from None
         if not declares_others(data):
-            self._layout = self._checked(data)
+            self._layout = self._load_layout(data)
         self._inputs.append(inputs[-1])
 
     def complete(self) -> tuple[int, int]:
@@ -63,9 +70,9 @@ class Link:
             check_defined(self._inputs)
             image = join(self._inputs)
         except LinkError as error:
-            raise self._logged(CudaError(Result.ERROR_UNKNOWN, str(error))) from None
+            raise self._log(CudaError(Result.ERROR_UNKNOWN, str(error))) from None
         if len(self._inputs) != 1 or self._layout is None:
-            self._layout = self._checked(image)
+            self._layout = self._load_layout(image)
         self._options.write("", _info(self._layout))
         self._image = ctypes.create_string_buffer(image)
         return ctypes.addressof(self._image), len(self._image)
@@ -74,33 +81,34 @@ class Link:
         """Return the PTX that an input is, or holds as a fatbin; what the routed NVRTC calls a cubin is PTX, too."""
         if kind != _PTX and data.startswith(fatbin.MAGIC):
             try:
-                data = fatbin.ptx_of(data, self._context.device.facts.compute_capability)
+                data = fatbin.ptx_of(data, self._context.device.properties.compute_capability)
             except fatbin.FatbinError as error:
-                raise self._logged(CudaError(error.code, error.reason)) from None
+                raise self._log(CudaError(error.code, error.reason)) from None
         data = data.rstrip(b"\0")
         if b"\0" not in data and is_ptx(data):
             return data
         if kind == _PTX:
-            raise self._logged(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
-        reason = f"CU_JIT_INPUT_{_KINDS[kind]} is no PTX and no fatbin with PTX, which pympsd links; compile to PTX"
-        raise self._logged(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
+            raise self._log(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
+        what = f"CU_JIT_INPUT_{_KINDS[kind]} is neither PTX nor a fatbin with PTX"
+        reason = f"{what}, which is what pympsd links; compile to PTX"
+        raise self._log(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
 
-    def _checked(self, image: bytes) -> ModuleLayout:
+    def _load_layout(self, image: bytes) -> ModuleLayout:
         """Return what an image holds: it is loaded to see, and unloaded."""
         try:
             module = load_image(image, self._context)
         except CudaError as error:
-            raise self._logged(error) from None
+            raise self._log(error) from None
         module.unload()
         return module.layout
 
-    def _logged(self, error: CudaError) -> CudaError:
+    def _log(self, error: CudaError) -> CudaError:
         self._options.write(ptxas_message(error))
         return error
 
 
 def _info(layout: ModuleLayout) -> str:
-    lines = [f"info    : {sum(one.size for one in layout.globals)} bytes gmem"]
+    lines = [f"info    : {sum(variable.size for variable in layout.globals)} bytes gmem"]
     for function in layout.functions:
         registers, shared = (function.attributes.get(name, 0) for name in ("NUM_REGS", "SHARED_SIZE_BYTES"))
         lines += [
@@ -116,7 +124,7 @@ links: Final[dict[int, Link]] = {}
 
 def link_of(handle: int) -> Link:
     """Return a link by its handle; raise INVALID_HANDLE."""
-    found = links.get(handle)
-    if found is None:
-        raise invalid_handle(f"{handle:#x} is no link of this process (destroyed, or never created)")
-    return found
+    link = links.get(handle)
+    if link is None:
+        raise invalid_handle(f"{handle:#x} is not a link of this process (destroyed, or never created)")
+    return link

@@ -1,4 +1,10 @@
-"""Modules: loading code, finding its functions and variables (CUDA driver API, Module Management)."""
+"""Modules: loading code, finding its functions and variables (CUDA driver API, Module Management).
+
+The executor compiles an image and returns its layout: the kernels with their parameters and attributes, and the
+variables with their addresses. All queries are answered from the layout; only loading and unloading cost a message.
+Other modules take part through `when_loaded` and `when_unloaded`: managed variables are moved to shared pages
+before the program learns their addresses.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout, ModuleLayout
 from pympsd.wire.records import Kind
 from pympsd_client._arguments.bindings import members
@@ -22,16 +28,16 @@ from pympsd_client._objects.copies import upload
 from pympsd_client._objects.handle_table import HandleTable
 
 _ATTRIBUTES: Final = {value: name for name, value in members("CUfunction_attribute", "CU_FUNC_ATTRIBUTE_").items()}
-_DYNAMIC_LIMIT: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
+_DYNAMIC_BYTES: Final = "MAX_DYNAMIC_SHARED_SIZE_BYTES"
 _PRINTING: Final = b"vprintf"
 """What an image names whose kernels print."""
-_MOST: Final = (1 << 31) - 1
+_MAX_INT: Final = (1 << 31) - 1
 _SETTABLE: Final = {
     "PREFERRED_SHARED_MEMORY_CARVEOUT": (-1, 100),
-    "REQUIRED_CLUSTER_WIDTH": (0, _MOST),
-    "REQUIRED_CLUSTER_HEIGHT": (0, _MOST),
-    "REQUIRED_CLUSTER_DEPTH": (0, _MOST),
-    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MOST - 1, _MOST),
+    "REQUIRED_CLUSTER_WIDTH": (0, _MAX_INT),
+    "REQUIRED_CLUSTER_HEIGHT": (0, _MAX_INT),
+    "REQUIRED_CLUSTER_DEPTH": (0, _MAX_INT),
+    "NON_PORTABLE_CLUSTER_SIZE_ALLOWED": (-_MAX_INT - 1, _MAX_INT),
     "CLUSTER_SCHEDULING_POLICY_PREFERENCE": (0, 2),
 }
 """The other attributes that can be set, and their least and greatest values, as recorded with an H200."""
@@ -47,7 +53,11 @@ when_unloaded: Final[list[Callable[[Module], None]]] = []
 
 
 class Module:
-    """A loaded module; its functions get handles when they are first asked for."""
+    """A loaded module. Its kernels get handles when they are first asked for.
+
+    ``layout`` is the executor's description of it; ``library`` the handle of the library that it was loaded for, or
+    0.
+    """
 
     def __init__(self, handle: int, context: Context, layout: ModuleLayout) -> None:
         self.handle: Final = handle
@@ -56,21 +66,21 @@ class Module:
         self.library = 0
         """The handle of the library that it is loaded for; 0: none."""
         self._functions: Final[dict[str, Function]] = {
-            one.name: Function(self, index, one) for index, one in enumerate(layout.functions)
+            item.name: Function(self, index, item) for index, item in enumerate(layout.functions)
         }
-        self._globals = {one.name: one for one in layout.globals}
+        self._globals = {item.name: item for item in layout.globals}
 
-    def have_layout(self, layout: ModuleLayout) -> None:
+    def set_layout(self, layout: ModuleLayout) -> None:
         """Change the addresses of its variables."""
-        self.layout, self._globals = layout, {one.name: one for one in layout.globals}
+        self.layout, self._globals = layout, {variable.name: variable for variable in layout.globals}
 
     def function(self, name: str) -> Function:
         """Return a kernel by name; raise NOT_FOUND."""
         self.context.usable()
-        found = self._functions.get(name)
-        if found is None:
+        function = self._functions.get(name)
+        if function is None:
             raise _not_found("kernel", name, self._functions)
-        return functions.add(found)
+        return functions.add(function)
 
     def all_functions(self) -> tuple[Function, ...]:
         """Return its kernels in the order of the image."""
@@ -80,16 +90,16 @@ class Module:
     def variable(self, name: str) -> GlobalLayout:
         """Return a variable by name; raise NOT_FOUND."""
         self.context.usable()
-        found = self._globals.get(name)
-        if found is None:
+        variable = self._globals.get(name)
+        if variable is None:
             raise _not_found("variable", name, self._globals)
-        return found
+        return variable
 
     def variable_at(self, address: int) -> GlobalLayout | None:
         """Return the variable that an address lies in, or None."""
-        for one in self._globals.values():
-            if one.address <= address < one.address + one.size:
-                return one
+        for variable in self._globals.values():
+            if variable.address <= address < variable.address + variable.size:
+                return variable
         return None
 
     def unload(self) -> None:
@@ -112,29 +122,29 @@ class Function:
         self.context: Final = module.context
         self.index: Final = index
         self.layout: Final = layout
-        self.handle: Final = module.context.mint()
+        self.handle: Final = module.context.allocate_handle()
         self.attributes: Final = dict(layout.attributes)
         self.packers: Final[dict[tuple[Any, ...], Packer]] = {}
         """One for each way of typing the parameters that a caller has used."""
         self.checked: Final[set[tuple[int, ...]]] = set()
         """Grid, block and shared sizes that were found to be within the limits."""
 
-    def attribute(self, number_of_it: int) -> int:
+    def attribute(self, attribute_number: int) -> int:
         """Return an attribute's value; INVALID_VALUE for one that does not exist or is not known here."""
         self.context.usable()
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         if name not in self.attributes:
             raise invalid_value(f"function attribute {name} is not known of {self.layout.name}")
         return self.attributes[name]
 
-    def set_attribute(self, number_of_it: int, value: int) -> None:
+    def set_attribute(self, attribute_number: int, value: int) -> None:
         """Change MAX_DYNAMIC_SHARED_SIZE_BYTES (bytes); hints are accepted; INVALID_VALUE otherwise."""
         self.context.usable()
-        name = attribute_name(number_of_it)
+        name = attribute_name(attribute_number)
         check_attribute(self.layout, self.context.device, name, value)
-        self.have_attribute(name, value)
+        self.apply_attribute(name, value)
 
-    def have_attribute(self, name: str, value: int) -> None:
+    def apply_attribute(self, name: str, value: int) -> None:
         """Change an attribute whose value was checked."""
         if value != self.attributes.get(name):
             self.attributes[name] = value
@@ -142,25 +152,27 @@ class Function:
             invalidate()
 
 
-def attribute_name(number_of_it: int) -> str:
+def attribute_name(attribute_number: int) -> str:
     """Return the name of a CUfunction_attribute without its prefix; INVALID_VALUE for one that does not exist."""
-    name = _ATTRIBUTES.get(number_of_it, "MAX")
+    name = _ATTRIBUTES.get(attribute_number, "MAX")
     if name == "MAX":
-        raise invalid_value(f"there is no function attribute {number_of_it}")
+        raise invalid_value(f"there is no function attribute {attribute_number}")
     return name
 
 
 def check_attribute(layout: FunctionLayout, device: Device, name: str, value: int) -> None:
     """Raise INVALID_VALUE unless an attribute of a kernel can have this value on a device."""
-    if name == _DYNAMIC_LIMIT:
-        facts = device.facts.attributes
-        most = facts.get("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", facts.get("MAX_SHARED_MEMORY_PER_BLOCK", 0))
-        allowed = most - layout.attributes.get("SHARED_SIZE_BYTES", 0)
+    if name == _DYNAMIC_BYTES:
+        properties = device.properties.attributes
+        maximum = properties.get(
+            "MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", properties.get("MAX_SHARED_MEMORY_PER_BLOCK", 0)
+        )
+        allowed = maximum - layout.attributes.get("SHARED_SIZE_BYTES", 0)
         if not 0 <= value <= allowed:
             raise invalid_value(f"{name} of {layout.name} is 0 to {allowed} bytes here, not {value}")
         return
-    least, most = _SETTABLE.get(name, (1, 0))
-    if not least <= value <= most:
+    minimum, maximum = _SETTABLE.get(name, (1, 0))
+    if not minimum <= value <= maximum:
         raise invalid_value(f"function attribute {name} cannot be set to {value}")
 
 
@@ -168,8 +180,8 @@ modules: Final[HandleTable[Module]] = HandleTable("module", "unloaded, or never 
 functions: Final[HandleTable[Function]] = HandleTable("kernel", "its module unloaded, perhaps")
 
 
-def _not_found(kind: str, name: str, known: dict[str, Any]) -> CudaError:
-    has = ", ".join(sorted(known)[:20]) or "none"
+def _not_found(kind: str, name: str, items: dict[str, Any]) -> CudaError:
+    has = ", ".join(sorted(items)[:20]) or "none"
     return CudaError(Result.ERROR_NOT_FOUND, f"the module has no {kind} {name!r}; it has {has}")
 
 
@@ -191,7 +203,7 @@ def load(image: bytes, context: Context | None = None) -> Module:
 def load_image(image: bytes, context: Context | None = None) -> Module:
     """Load an image without calling `when_loaded`, for a look at its layout; raise CudaError."""
     context = context or current()
-    handle = context.mint()
+    handle = context.allocate_handle()
     if not image:
         raise CudaError(Result.ERROR_INVALID_IMAGE, "the image is empty")
     upload(context, operations.IMAGE_PART, handle, image)

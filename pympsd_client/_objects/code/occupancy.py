@@ -32,12 +32,14 @@ def active_blocks(function: Function, threads: int, dynamic_bytes: int) -> int:
     function.context.usable()
     if threads < 1:
         raise invalid_value(f"a block has at least 1 thread, not {threads}")
-    facts, attributes = function.context.device.facts.attributes, function.attributes
-    most = min(attributes.get("MAX_THREADS_PER_BLOCK", threads), facts.get("MAX_THREADS_PER_BLOCK", threads))
-    if threads > most or dynamic_bytes > attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic_bytes):
+    properties, attributes = function.context.device.properties.attributes, function.attributes
+    max_threads = min(
+        attributes.get("MAX_THREADS_PER_BLOCK", threads), properties.get("MAX_THREADS_PER_BLOCK", threads)
+    )
+    if threads > max_threads or dynamic_bytes > attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", dynamic_bytes):
         return 0
     shared_bytes = attributes.get("SHARED_SIZE_BYTES", 0) + dynamic_bytes
-    return blocks_per_multiprocessor(facts, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
+    return blocks_per_multiprocessor(properties, threads, shared_bytes, attributes.get(REGISTERS_OF_A_WARP, 0))
 
 
 def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> int:
@@ -45,7 +47,7 @@ def available_dynamic_bytes(function: Function, blocks: int, threads: int) -> in
     if blocks < 1 or not 1 <= blocks <= active_blocks(function, threads, 0):
         raise invalid_value(f"no multiprocessor holds {blocks} blocks of {threads} threads of {function.layout.name}")
     attributes = function.attributes
-    room = available_shared_bytes(function.context.device.facts.attributes, blocks)
+    room = available_shared_bytes(function.context.device.properties.attributes, blocks)
     static = attributes.get("SHARED_SIZE_BYTES", 0)
     return max(0, min(room - static, attributes.get("MAX_DYNAMIC_SHARED_SIZE_BYTES", room)))
 
@@ -55,20 +57,20 @@ def largest_cluster(function: Function, config: LaunchConfig) -> int:
     sizes = [LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER]
     while sizes[-1] > 1:
         sizes.append(sizes[-1] // 2)
-    found = next((size for size in sizes if _clusters(function, config, size)), None)
-    if found is None:
+    largest = next((size for size in sizes if _clusters(function, config, size)), None)
+    if largest is None:
         raise _bad_cluster("no cluster of these blocks fits the device")
-    return found
+    return largest
 
 
 def active_clusters(function: Function, config: LaunchConfig) -> int:
-    """Return the number of clusters of a launch that can be active at once; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
+    """Return the number of clusters that can be active at the same time; NOT_SUPPORTED, INVALID_CLUSTER_SIZE."""
     x, y, z = config.cluster
     size = x * y * z
-    most = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER
-    if not 1 <= size <= most:
-        raise _bad_cluster(f"a cluster has 1 to {most} blocks here, not {size}")
-    if any(count % its for count, its in zip(config.grid, config.cluster, strict=True)):
+    maximum = LARGEST_CLUSTER if function.attributes.get("NON_PORTABLE_CLUSTER_SIZE_ALLOWED") else PORTABLE_CLUSTER
+    if not 1 <= size <= maximum:
+        raise _bad_cluster(f"a cluster has 1 to {maximum} blocks here, not {size}")
+    if any(count % cluster_count for count, cluster_count in zip(config.grid, config.cluster, strict=True)):
         raise _bad_cluster(f"a grid of {config.grid} blocks is not made of clusters of {config.cluster}")
     return _clusters(function, config, size)
 
@@ -81,9 +83,9 @@ def check_cluster(function: Function, shape: tuple[int, ...], cluster: tuple[int
 
 
 def _clusters(function: Function, config: LaunchConfig, size: int) -> int:
-    facts = function.context.device.facts
-    if facts.compute_capability < (9, 0):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no clusters of blocks")
+    properties = function.context.device.properties
+    if properties.compute_capability < (9, 0):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{properties.name} has no clusters of blocks")
     x, y, z = config.block
     blocks = active_blocks(function, x * y * z, config.shared_bytes)
     return clusters(function.context.usable().multiprocessors, blocks, size)
@@ -93,14 +95,14 @@ def _bad_cluster(reason: str) -> CudaError:
     return CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, reason)
 
 
-def best_block(function: Function, dynamic_bytes: Callable[[int], int], most: int) -> tuple[int, int]:
+def best_block(function: Function, dynamic_bytes: Callable[[int], int], max_threads: int) -> tuple[int, int]:
     """Return (blocks of a grid that fills the context's multiprocessors, threads of a block).
 
-    The block is the largest of those that give a multiprocessor the most threads; ``most`` 0: no bound.
+    The block is the largest of those that give a multiprocessor the most threads; ``max_threads`` 0: no bound.
     """
-    facts, attributes = function.context.device.facts.attributes, function.attributes
-    bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), facts.get("MAX_THREADS_PER_BLOCK", 1024))
-    bound = min(most, bound) if most else bound
+    properties, attributes = function.context.device.properties.attributes, function.attributes
+    bound = min(attributes.get("MAX_THREADS_PER_BLOCK", 1024), properties.get("MAX_THREADS_PER_BLOCK", 1024))
+    bound = min(max_threads, bound) if max_threads else bound
     sizes = [bound, *range(bound - bound % WARP_THREADS, 0, -WARP_THREADS)]
     blocks = {threads: active_blocks(function, threads, dynamic_bytes(threads)) for threads in sizes}
     best = max(blocks, key=lambda threads: (blocks[threads] * threads, threads))
@@ -118,19 +120,19 @@ def dynamic_bytes_by_block(pointer: int, constant: int) -> Callable[[int], int]:
 
 
 def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
-    """Raise unless all blocks of a launch can be resident at once, as a cooperative launch requires.
+    """Raise unless all blocks of a launch can be resident at the same time, as a cooperative launch requires.
 
     NOT_SUPPORTED on a device without such launches; COOPERATIVE_LAUNCH_TOO_LARGE.
     """
-    facts = function.context.device.facts
-    if not facts.attributes.get("COOPERATIVE_LAUNCH"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{facts.name} has no cooperative launches")
+    properties = function.context.device.properties
+    if not properties.attributes.get("COOPERATIVE_LAUNCH"):
+        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{properties.name} has no cooperative launches")
     x, y, z, *block, shared_bytes = shape
-    each = active_blocks(function, block[0] * block[1] * block[2], shared_bytes)
+    blocks = active_blocks(function, block[0] * block[1] * block[2], shared_bytes)
     count = function.context.usable().multiprocessors
-    if x * y * z > each * count:
+    if x * y * z > blocks * count:
         raise CudaError(
             Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-            f"{x * y * z} blocks of {function.layout.name}; a cooperative launch here has at most {each * count}, "
-            f"{each} on each of the context's {count} multiprocessors",
+            f"{x * y * z} blocks of {function.layout.name}; a cooperative launch here has at most {blocks * count}, "
+            f"{blocks} on each of the context's {count} multiprocessors",
         )

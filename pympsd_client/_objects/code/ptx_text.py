@@ -1,7 +1,8 @@
-"""PTX as text: the limit of registers as a directive of its kernels (PTX ISA, .maxnreg).
+"""PTX as text: the limit of registers as a directive (PTX ISA, .maxnreg), and several texts joined as a linker does.
 
-Several PTX texts made one, as a linker does: what they declare of each other is resolved by name (PTX ISA, Linking
-Directives).
+What the texts declare of each other is resolved by name (PTX ISA, Linking Directives). Symbols that are local to
+one text and have the name of another text's symbol are renamed. Comments, strings and debugging directives are
+skipped by the tokenizer, so a name inside them counts for nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 from attrs import define, frozen
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.device_runtime import SET_CONDITIONAL
 
 _SKIPPED: Final = r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"'
@@ -19,8 +21,8 @@ _ENTRY: Final = re.compile(rb"(?s)" + _SKIPPED.encode() + rb"|(\.entry\b[^{;]*)(
 _COMMENT: Final = re.compile(rb"(?s)//[^\n]*|/\*.*?\*/")
 
 
-def limited(image: bytes, registers: int) -> bytes:
-    """Return an image whose kernels use at most this many registers a thread, where PTX says no other limit.
+def limit_registers(image: bytes, registers: int) -> bytes:
+    """Return an image whose kernels use at most this many registers a thread, unless the PTX has a limit of its own.
 
     0 is no limit. Images that are not PTX are returned as they are.
     """
@@ -53,7 +55,7 @@ _TARGET: Final = re.compile(r"\.target\s+sm_(\d+)([a-z]?)")
 _NAME: Final = re.compile(r"(?<![\w$%.])[A-Za-z_$%][\w$]*")
 
 
-class LinkError(Exception):
+class LinkError(CallError):
     """Inputs that do not fit together; the text is the linker's message."""
 
 
@@ -93,7 +95,7 @@ class _Input:
     target: tuple[int, str]
     items: list[_Item]
 
-    def renamed(self, names: dict[str, str]) -> None:
+    def rename(self, names: dict[str, str]) -> None:
         """Give some of its symbols other names, wherever they stand."""
         for item in self.items:
             item.text = _NAME.sub(lambda match: names.get(match.group(), match.group()), item.text)
@@ -102,12 +104,12 @@ class _Input:
 
 def is_ptx(data: bytes) -> bool:
     """Return whether an input begins as PTX does: with .version, after comments."""
-    return next((one.text for one in _tokens(data.decode("utf-8", "replace"))), "") == ".version"
+    return next((token.text for token in _tokens(data.decode("utf-8", "replace"))), "") == ".version"
 
 
 def declares_others(data: bytes) -> bool:
     """Return whether a text declares functions or variables that another input is to define."""
-    return any(item.linkage == ".extern" and not _is_dynamic(item) for item in _parsed("", data).items)
+    return any(item.linkage == ".extern" and not _is_dynamic(item) for item in _parse("", data).items)
 
 
 def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
@@ -117,31 +119,31 @@ def join(inputs: Sequence[tuple[str, bytes]]) -> bytes:
     """
     if len(inputs) == 1:
         return inputs[0][1]
-    parsed = [_parsed(name, data) for name, data in inputs]
+    parsed = [_parse(name, data) for name, data in inputs]
     _rename_locals(parsed)
     definitions = _definitions(parsed)
-    version = max((one.version for one in parsed), default=(7, 0))
-    target = max((one.target for one in parsed), default=(50, ""))
+    version = max((source.version for source in parsed), default=(7, 0))
+    target = max((source.target for source in parsed), default=(50, ""))
     lines = [f".version {version[0]}.{version[1]}", f".target sm_{target[0]}{target[1]}", ".address_size 64"]
     emitted: set[str] = set()
-    for one in parsed:
-        for item in one.items:
-            lines += _emitted(item, definitions, emitted)
+    for source in parsed:
+        for item in source.items:
+            lines += _emit(item, definitions, emitted)
     return "\n".join(lines).encode() + b"\n"
 
 
 def check_defined(inputs: Sequence[tuple[str, bytes]]) -> None:
     """Raise LinkError for a symbol that an input uses, and that none defines."""
-    parsed = [_parsed(name, data) for name, data in inputs]
-    defined = {item.name for one in parsed for item in one.items if item.is_defined}
-    for one in parsed:
-        for item in one.items:
+    parsed = [_parse(name, data) for name, data in inputs]
+    defined = {item.name for source in parsed for item in source.items if item.is_defined}
+    for source in parsed:
+        for item in source.items:
             missing = item.linkage == ".extern" and item.name not in defined and not _is_dynamic(item)
-            if missing and item.name not in _IN_EVERY_PROGRAM and _is_used(item, one):
-                raise LinkError(f"error   : Undefined reference to '{item.name}' in '{one.name}'")
+            if missing and item.name not in _IN_EVERY_PROGRAM and _is_used(item, source):
+                raise LinkError(f"error   : Undefined reference to '{item.name}' in '{source.name}'")
 
 
-def _emitted(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> Iterator[str]:
+def _emit(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> Iterator[str]:
     definition = definitions.get(item.name)
     if not item.name:
         yield item.text
@@ -158,34 +160,40 @@ def _emitted(item: _Item, definitions: dict[str, _Item], emitted: set[str]) -> I
 
 
 def _definitions(parsed: list[_Input]) -> dict[str, _Item]:
-    found: dict[str, tuple[_Item, str]] = {}
-    for one in parsed:
-        for item in one.items:
+    definitions: dict[str, tuple[_Item, str]] = {}
+    for source in parsed:
+        for item in source.items:
             if not item.is_defined:
                 continue
-            other, its_input = found.get(item.name, (None, ""))
-            if other is None or (other.linkage in _SHARED_NAMES and item.linkage not in _SHARED_NAMES):
-                found[item.name] = item, one.name
+            previous, first = definitions.get(item.name, (None, ""))
+            if previous is None or (previous.linkage in _SHARED_NAMES and item.linkage not in _SHARED_NAMES):
+                definitions[item.name] = item, source.name
             elif item.linkage not in _SHARED_NAMES:
                 raise LinkError(
-                    f"error   : Multiple definition of '{item.name}' in '{one.name}', first defined in '{its_input}'"
+                    f"error   : Multiple definition of '{item.name}' in '{source.name}', first defined in '{first}'"
                 )
-    return {name: item for name, (item, _) in found.items()}
+    return {name: item for name, (item, _) in definitions.items()}
 
 
 def _rename_locals(parsed: list[_Input]) -> None:
-    taken: set[str] = set()
-    for number, one in enumerate(parsed):
-        symbols = {item.name for item in one.items if item.name}
-        local = {item.name for item in one.items if item.is_local}
-        others = taken | {item.name for two in parsed if two is not one for item in two.items if item.linkage}
-        one.renamed({name: f"{name}$in{number}" for name in local & others})
-        taken |= symbols
+    used: set[str] = set()
+    for number, source in enumerate(parsed):
+        symbols = {item.name for item in source.items if item.name}
+        local = {item.name for item in source.items if item.is_local}
+        visible = used | {
+            item.name
+            for other_source in parsed
+            if other_source is not source
+            for item in other_source.items
+            if item.linkage
+        }
+        source.rename({name: f"{name}$in{number}" for name in local & visible})
+        used |= symbols
 
 
-def _is_used(item: _Item, one: _Input) -> bool:
+def _is_used(item: _Item, source: _Input) -> bool:
     word = re.compile(rf"(?<![\w$%.]){re.escape(item.name)}(?![\w$])")
-    return any(word.search(other.text) for other in one.items if other is not item)
+    return any(word.search(user.text) for user in source.items if user is not item)
 
 
 def _is_dynamic(item: _Item) -> bool:
@@ -193,7 +201,7 @@ def _is_dynamic(item: _Item) -> bool:
     return not item.is_function and ".shared" in item.text
 
 
-def _parsed(name: str, data: bytes) -> _Input:
+def _parse(name: str, data: bytes) -> _Input:
     text = _LOCATION.sub("", data.rstrip(b"\0").decode("utf-8", "replace"))
     version, target = _VERSION.search(text), _TARGET.search(text)
     return _Input(
@@ -221,18 +229,18 @@ def _items(text: str) -> Iterator[_Item]:
             continue
         pending.append(token)
         depth += (token.text == "{") - (token.text == "}")
-        is_code = any(one.text in (".func", ".entry", ".section") for one in pending[:6])
+        is_code = any(token.text in (".func", ".entry", ".section") for token in pending[:6])
         if depth == 0 and (token.text == ";" or (token.text == "}" and is_code)):
             if pending[0].text not in (".section", ".pragma"):
                 yield _item(text[pending[0].start : token.end], pending)
             pending = []
-    if pending:  # cut off: the executor says what is wrong
+    if pending:  # cut off: the executor reports the error
         yield _Item(text[pending[0].start :])
 
 
 def _item(text: str, tokens: list[_Token]) -> _Item:
-    linkage = next((one.text for one in tokens[:3] if one.text in _LINKAGE), "")
-    is_function = any(one.text in (".func", ".entry") for one in tokens[:4])
+    linkage = next((token.text for token in tokens[:3] if token.text in _LINKAGE), "")
+    is_function = any(token.text in (".func", ".entry") for token in tokens[:4])
     depth = 0
     for token in tokens:
         depth += (token.text == "(") - (token.text == ")")

@@ -1,4 +1,23 @@
-"""Device memory: allocation, whose an address is, fills (CUDA driver API, Memory Management)."""
+"""Device memory: allocation, freeing, whose an address is, fills (CUDA driver API, Memory Management).
+
+`allocations` is the table of everything that the program can address on a device: memory of cuMemAlloc, managed
+memory, blocks of pools, mappings, memory of graphs. Each kind is a subclass of `Allocation` that knows how it is
+freed.
+
+**Two ways to free.** `Allocation.free` returns when the memory is free, after the context's work queued before.
+That is cuMemFree. `Allocation.free_in_order` returns immediately; the memory is free when a stream has reached this
+point. That is cuMemFreeAsync, of which the executor only sees a quiet record, or nothing if the memory is a pool's.
+
+**Invariants**
+
+- An allocation is taken out of the table *before* it is freed. Once it is free another thread may be given the same
+  address, and its new entry must not be removed. If freeing fails, the entry is put back.
+- Memory that is managed, of the host or registered has two addresses or is accessed by the CPU: `devices_address`
+  returns where a context's device finds it. ``any_shared`` and ``any_synchronous`` keep the common case, in which
+  there is no such memory, free of look-ups.
+- The sorted list of addresses is made when it is needed. An addition replaces ``_version`` last, so that a thread
+  that sorts at the same moment notices and sorts again.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +60,7 @@ class Allocation:
     is_host: bool = False
     """Whether it is page-locked host memory."""
     states: PageStates | None = None
-    """Those of the pages of managed memory, once one has changed."""
+    """The states of managed memory's pages, once one has changed; else None."""
     _buffer_id: int = 0
 
     @property
@@ -64,14 +83,14 @@ class Allocation:
         return True
 
     def free(self) -> None:
-        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        """Free it once the context's earlier work is done; return then. Raise CudaError."""
         self.context.call(operations.FREE, self.handle)
 
     def free_in_order(self, context: Context, stream: int) -> None:
-        """Free it when a stream has reached this point; return at once. Raise CudaError."""
+        """Free it when a stream has reached this point; return immediately. Raise CudaError."""
         opened = self.context.usable()
         transport = opened.transport
-        transport.post(operations.FREE.record(opened.serial, transport.sequence(), self.handle, flags=FLAG_QUIET))
+        transport.post(operations.FREE.record(opened.context_id, transport.sequence(), self.handle, flags=FLAG_QUIET))
 
     @property
     def buffer_id(self) -> int:
@@ -81,9 +100,9 @@ class Allocation:
         return self._buffer_id
 
 
-def is_shareable(found: Allocation) -> bool:
+def is_shareable(allocation: Allocation) -> bool:
     """Return whether cuIpcGetMemHandle takes an allocation: one of cuMemAlloc."""
-    return type(found) is Allocation and not found.is_shared
+    return type(allocation) is Allocation and not allocation.is_shared
 
 
 class Allocations(HandleTable[Allocation]):
@@ -119,26 +138,32 @@ class Allocations(HandleTable[Allocation]):
                 self._ordered = sorted(self._objects)
                 self._ordered_version = version
             at = bisect_right(self._ordered, address)
-            found = self._objects.get(self._ordered[at - 1]) if at else None
-        return found if found is not None and address < found.handle + found.size else None
+            allocation = self._objects.get(self._ordered[at - 1]) if at else None
+        return allocation if allocation is not None and address < allocation.handle + allocation.size else None
 
     def is_shared(self, address: int) -> bool:
         """Return whether the program reaches an address, too, because it is managed or host memory."""
-        found = self.containing(address) if self.any_shared else None
-        return found is not None and found.is_shared
+        allocation = self.containing(address) if self.any_shared else None
+        return allocation is not None and allocation.is_shared
 
     def is_synchronous(self, *addresses: int) -> bool:
         """Return whether one of these addresses lies in an allocation that is synchronous."""
         if not self.any_synchronous:
             return False
-        return any(one is not None and one.synchronous for one in map(self.containing, addresses))
+        return any(
+            allocation is not None and allocation.synchronous for allocation in map(self.containing, addresses)
+        )
 
 
 allocations: Final = Allocations()
 
 
 def allocate(count: int) -> int:
-    """Return the address of new device memory; OUT_OF_MEMORY (a limit of MPS counts too), INVALID_VALUE for 0."""
+    """Return the address of new device memory of the current context.
+
+    ``count``: bytes, at least 1, else INVALID_VALUE. OUT_OF_MEMORY if the device has no more, or an MPS limit is
+    reached.
+    """
     context = current()
     context.usable()
     if count == 0:
@@ -161,7 +186,10 @@ def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, in
 
 
 def free(address: int) -> None:
-    """Free what cuMemAlloc gave; INVALID_VALUE for any other address. Address 0 is nothing to free."""
+    """Free memory that cuMemAlloc or a pool returned, after the context's earlier work; return then.
+
+    INVALID_VALUE for any other address, also one within an allocation. Address 0: no effect.
+    """
     # Taken out first: once it is free another thread may be given the same address.
     allocation = allocations.remove(address)
     if allocation is None:
@@ -177,7 +205,7 @@ def free(address: int) -> None:
 
 
 def info() -> tuple[int, int]:
-    """Return free and total bytes for the current context; total is the MPS limit where there is one."""
+    """Return free and total bytes for the current context; total is the MPS limit if there is one."""
     rest, total = operations.MEMORY_INFO.answer.unpack_from(current().call(operations.MEMORY_INFO))
     return int(rest), int(total)
 
@@ -206,7 +234,7 @@ def owner(address: int) -> Context:
     current().usable()
     ordinal = ordinal_at(address)
     if not is_on_a_device(address):
-        raise invalid_value(f"{address:#x} is no address of a visible device (a host pointer, perhaps)")
+        raise invalid_value(f"{address:#x} is not an address of a visible device (a host pointer, perhaps)")
     context = context_on(ordinal)
     context.usable()
     return context
@@ -214,14 +242,14 @@ def owner(address: int) -> Context:
 
 def devices_address(context: Context, address: int, count: int) -> int:
     """Return where a context's device has managed, pool's, mapped or registered memory of the program; 0: nowhere."""
-    found = allocations.containing(address) if allocations.any_shared else None
-    if found is None:
+    allocation = allocations.containing(address) if allocations.any_shared else None
+    if allocation is None:
         host_address, reached = pinned.addresses_of(address)
         region = pinned.region_at(host_address) if reached else None
         end = 0 if region is None else region.address + region.size
     else:
-        reached = address if found.is_shared and found.is_reached else 0
-        end = found.handle + found.size
+        reached = address if allocation.is_shared and allocation.is_reached else 0
+        end = allocation.handle + allocation.size
     is_reached = reached and ordinal_at(reached) == context.device.ordinal
     return reached if is_reached and address + count <= end else 0
 
@@ -276,14 +304,16 @@ def _other_memory(address: int) -> tuple[int, int]:
 
 
 def place(address: int, context: Context, stream: int, handle: int) -> tuple[Context, int]:
-    """Return (context, stream) for work on an address that is to come after a stream's work so far.
+    """Return (context, stream) for work on an address that is to come after a stream's earlier work.
 
-    That is the stream itself, unless the address is on another device: then the stream is waited for.
+    That is the given context and stream, unless the address is on another device. Then the stream is waited for, and
+    the work goes to the legacy stream of a context on that device. INVALID_VALUE for memory of a pool that gives the
+    stream's device no access.
     """
     if context.device.ordinal == ordinal_at(address):
         return context, stream
-    found = allocations.containing(address)
-    if found is not None and not found.is_accessible_from(context):
+    allocation = allocations.containing(address)
+    if allocation is not None and not allocation.is_accessible_from(context):
         raise invalid_value(
             f"{address:#x} is of a memory pool to which device {context.device.number}, whose stream this is, has no "
             "access; call cuMemPoolSetAccess"
@@ -295,7 +325,7 @@ def place(address: int, context: Context, stream: int, handle: int) -> tuple[Con
 def fill(
     context: Context, stream: int, destination: int, value: int, width: int, count: int, pitch: int, height: int
 ) -> None:
-    """Set ``count`` elements of ``width`` bytes in each row, in stream order; return at once.
+    """Set ``count`` elements of ``width`` bytes in each row, in stream order; return immediately.
 
     Rows begin ``pitch`` bytes apart.
     """

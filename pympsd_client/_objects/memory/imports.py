@@ -1,4 +1,4 @@
-"""Memory of other processes, mapped at addresses that this client chooses."""
+"""Memory of other processes, mapped at addresses that this client chooses (IPC handles, imported pools)."""
 
 from __future__ import annotations
 
@@ -48,45 +48,45 @@ def import_range(context: Context, secret: int) -> ImportedRange:
 
     INVALID_VALUE if there is none on the context's device.
     """
-    handle = context.mint()
+    handle = context.allocate_handle()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
     size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
     try:
         start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
-        made = ImportedRange(context, start, size)
+        imported = ImportedRange(context, start, size)
         try:
             context.call(operations.MAP_MEMORY, handle, start)
-            _ranges.add(made)
+            _ranges.add(imported)
             context.call(operations.SET_ACCESS, start, size, 1)
             if is_of_host:
                 map_memory(context, handle, start, size)
         except CudaError:
-            if made in _ranges:
-                made.unmap()
+            if imported in _ranges:
+                imported.unmap()
             else:
                 virtual_memory.free_addresses(start, size)
             raise
     finally:
         if context.sticky_error is None:
             context.call(operations.RELEASE_MEMORY, handle)  # the mapping keeps the memory
-    return made
+    return imported
 
 
 def secret_of_file(fd: int) -> int | None:
     """Return the secret in the name of the file of exported memory; None for another file."""
     try:
-        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+        match = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
     except OSError:
         return None
-    return None if named is None else int(named[1], 16)
+    return None if match is None else int(match[1], 16)
 
 
 def _drop(context: Context) -> None:
-    for one in tuple(_ranges):
-        if one.context is context:
-            _ranges.discard(one)
-            unmap_memory(one.start)
-            virtual_memory.free_addresses(one.start, one.size)
+    for imported in tuple(_ranges):
+        if imported.context is context:
+            _ranges.discard(imported)
+            unmap_memory(imported.start)
+            virtual_memory.free_addresses(imported.start, imported.size)
 
 
 when_closed.append(_drop)

@@ -1,6 +1,16 @@
-"""Allocations of managed memory: pages that an executor and this process share, until their context ends.
+"""Managed memory: cuMemAllocManaged, and managed variables of modules (``__managed__``).
 
-Managed variables of modules (`__managed__`), in pages that the executor and this process share.
+The program and the kernels use managed memory by one address, without copies. Here its pages are shared: the
+executor makes them and maps them, and the client maps them at the same address (`shared_pages`). There is no
+migration; advice and prefetches are recorded page by page (`page_states`), only so that queries return them.
+
+    kernel  ->  executor's mapping  ->  |  the same pages  |  <-  client's mapping  <-  program
+
+- Freeing waits for the context's work and unmaps the pages here, because the program must not touch them
+  afterwards; so `free_in_order` waits too.
+- A module's variables are moved to such pages when the module is loaded, before the program can learn their
+  addresses (PLACE_MANAGED). They are freed with the module; cuMemFree refuses them.
+- Pages are the process's, not the context's: when a context closes, those that were made in it are unmapped here.
 """
 
 from __future__ import annotations
@@ -24,7 +34,7 @@ class Managed(Allocation):
     pages: SharedPages = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it once the context's work so far is done; return then. Raise CudaError."""
+        """Free it once the context's earlier work is done; return then. Raise CudaError."""
         self.context.synchronize()
         _managed.pop(self.handle, None)
         self.pages.close()
@@ -40,16 +50,16 @@ _managed: Final[dict[int, Managed]] = {}
 def allocate(context: Context, size: int) -> int:
     """Return the address of new zeroed managed memory; raise CudaError."""
     pages = share(context, size)
-    made = Managed(pages.address, context, size, pages=pages, is_managed=True)
-    _managed[made.handle] = made
+    allocation = Managed(pages.address, context, size, pages=pages, is_managed=True)
+    _managed[allocation.handle] = allocation
     allocations.any_shared = True
-    return allocations.add(made).handle
+    return allocations.add(allocation).handle
 
 
 def _drop_allocations(context: Context) -> None:
-    for one in tuple(_managed.values()):
-        if one.context is context and _managed.pop(one.handle, None) is not None:
-            one.pages.close()
+    for allocation in tuple(_managed.values()):
+        if allocation.context is context and _managed.pop(allocation.handle, None) is not None:
+            allocation.pages.close()
 
 
 when_closed.append(_drop_allocations)
@@ -72,34 +82,34 @@ _pages: Final[dict[Module, SharedPages]] = {}
 
 
 def place_variables(module: Module) -> None:
-    """Move a new module's managed variables to pages of this process, before the program knows of them."""
+    """Move a new module's managed variables to pages of this process, before the program learns their addresses."""
     size = module.layout.managed_bytes
     if not size:
         return
     context = module.context
     pages = share(context, size)
     try:
-        module.have_layout(decode_layout(context.call(operations.PLACE_MANAGED, module.handle, pages.address)))
+        module.set_layout(decode_layout(context.call(operations.PLACE_MANAGED, module.handle, pages.address)))
     except CudaError:
         pages.close()
         raise
     _pages[module] = pages
     allocations.any_shared = True
-    for each in _variables(module):
-        allocations.add(each)
+    for variable in _variables(module):
+        allocations.add(variable)
 
 
 def _variables(module: Module) -> list[ManagedVariable]:
     context = module.context
-    managed = [each for each in module.layout.globals if each.managed]
-    return [ManagedVariable(each.address, context, each.size, is_managed=True) for each in managed]
+    managed = [variable for variable in module.layout.globals if variable.managed]
+    return [ManagedVariable(variable.address, context, variable.size, is_managed=True) for variable in managed]
 
 
 def _free_variables(module: Module) -> None:
     pages = _pages.pop(module, None)
     if pages is not None:
-        for each in _variables(module):
-            allocations.remove(each.handle)
+        for variable in _variables(module):
+            allocations.remove(variable.handle)
         pages.close()
 
 

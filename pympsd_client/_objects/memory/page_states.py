@@ -1,4 +1,4 @@
-"""The state of each page of a range, pure: advice, and where it was last prefetched to."""
+"""The state of each page of a range, without I/O: advice, and where it was last prefetched to."""
 
 from __future__ import annotations
 

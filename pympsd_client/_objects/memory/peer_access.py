@@ -1,7 +1,7 @@
 """Peer access: which devices' kernels access this process's memory on which other devices, and for whom.
 
-An executor maps all of the process's memory on another device, or none of it: what one context, or pool, gives access
-to is accessible from all contexts of that device.
+An executor maps all of the process's memory on another device, or none of it. So access that one context, pool or
+mapping gives lets all kernels of that device reach all of that memory (docs/decisions/020-peer-access.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Pair = tuple[int, int]
 
 def is_possible(device: Device, peer: Device) -> bool:
     """Return whether kernels of a device can access memory of another."""
-    return device is not peer and device.facts.isolates_address_spaces and peer.facts.isolates_address_spaces
+    return (
+        device is not peer and device.properties.isolates_address_spaces and peer.properties.isolates_address_spaces
+    )
 
 
 class PeerAccess:
@@ -38,16 +40,16 @@ class PeerAccess:
         """Memory pools by their handles and mapped memory by its address, with what they give access to."""
         self._mapped: set[Pair] = set()
 
-    def _of_this_connection(self) -> None:
+    def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
-            for each in (self._contexts, self._memory, self._mapped):
-                each.clear()
+            for table in (self._contexts, self._memory, self._mapped):
+                table.clear()
             self._connection = process.connection
 
     def enable(self, context: Context, peer: Context) -> None:
         """Give a context access to another's memory; PEER_ACCESS_ALREADY_ENABLED, OUT_OF_MEMORY."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             if (context, peer) in self._contexts:
                 reason = "the current context has access to that one already"
                 raise CudaError(Result.ERROR_PEER_ACCESS_ALREADY_ENABLED, reason)
@@ -61,7 +63,7 @@ class PeerAccess:
     def disable(self, context: Context, peer: Context) -> None:
         """Undo `enable`; PEER_ACCESS_NOT_ENABLED."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             if (context, peer) not in self._contexts:
                 reason = "the current context has no access to that one: cuCtxEnablePeerAccess was not called"
                 raise CudaError(Result.ERROR_PEER_ACCESS_NOT_ENABLED, reason)
@@ -71,7 +73,7 @@ class PeerAccess:
     def set_of(self, memory: int, pair: Pair, allowed: bool) -> None:
         """Give kernels of a device access to a pool's or mapped memory, or take it; OUT_OF_MEMORY."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             if allowed:
                 self._memory.add((memory, pair))
             else:
@@ -81,7 +83,7 @@ class PeerAccess:
     def is_of(self, memory: int, pair: Pair) -> bool:
         """Return whether a pool's or mapped memory can be accessed so."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             return (memory, pair) in self._memory
 
     def drop(self, memory: int) -> None:
@@ -90,38 +92,38 @@ class PeerAccess:
             for entry in [entry for entry in self._memory if entry[0] == memory]:
                 self.set_of(*entry, False)
 
-    def _is_wanted(self, pair: Pair) -> bool:
-        pairs = ((one.device.ordinal, other.device.ordinal) for one, other in self._contexts)
-        return pair in pairs or any(pair == given for _, given in self._memory)
+    def _is_allowed(self, pair: Pair) -> bool:
+        pairs = ((context.device.ordinal, peer.device.ordinal) for context, peer in self._contexts)
+        return pair in pairs or any(pair == allowed for _, allowed in self._memory)
 
     def _update(self, pair: Pair) -> None:
         """Map, or unmap, one device's memory for another if that is to change; raise CudaError."""
         context, peer = (usable_on(ordinal) for ordinal in pair)
         if context is None:
             return
-        if pair in self._mapped and not self._is_wanted(pair):
+        if pair in self._mapped and not self._is_allowed(pair):
             self._mapped.discard(pair)
             context.call(operations.UNMAP_PEER, pair[1])
-        elif pair not in self._mapped and peer is not None and self._is_wanted(pair):
+        elif pair not in self._mapped and peer is not None and self._is_allowed(pair):
             window = operations.PUBLISH_WINDOW.answer.unpack_from(peer.call(operations.PUBLISH_WINDOW))
             context.call(operations.MAP_PEER, pair[1], *window)
             self._mapped.add(pair)
 
-    def opened(self, context: Context) -> None:
+    def on_open(self, context: Context) -> None:
         """Map what memory pools give access to, with the first context of a device."""
         with self._lock:
-            self._of_this_connection()
-            for pair in {given for _, given in self._memory if context.device.ordinal in given}:
+            self._forget_old_connection()
+            for pair in {allowed for _, allowed in self._memory if context.device.ordinal in allowed}:
                 with suppress(CudaError):  # the context is there, though its kernels do not reach that memory
                     self._update(pair)
 
-    def closed(self, context: Context) -> None:
+    def on_close(self, context: Context) -> None:
         """Drop the access of a context that closes, and to its memory."""
         ordinal = context.device.ordinal
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             self._contexts = {pair for pair in self._contexts if context not in pair}
-            is_last = not any(one.active and one.device.ordinal == ordinal for one in tuple(contexts.values()))
+            is_last = not any(other.active and other.device.ordinal == ordinal for other in tuple(contexts.values()))
             for pair in [pair for pair in self._mapped if ordinal in pair]:
                 if is_last and pair[0] == ordinal:
                     self._mapped.discard(pair)  # its executor unmaps everything
@@ -135,5 +137,5 @@ class PeerAccess:
 
 
 peer_access: Final = PeerAccess()
-when_opened.append(peer_access.opened)
-when_closed.append(peer_access.closed)
+when_opened.append(peer_access.on_open)
+when_closed.append(peer_access.on_close)

@@ -1,16 +1,18 @@
-"""Pages of the program that an executor shares, so that kernels reach memory that the program registers.
+"""Page-locked host memory of this process, and its accounting (CUDA driver API, Memory Management).
 
-They are replaced in place by shared ones, which the executor has too, and on unregistering by private ones again; the
-bytes stay. A page is replaced at once for Python, but not for native threads: what such a thread writes to it at that
-moment may be lost. Around a fork they are private, so that parent and child do not write to each other's memory.
+- **Allocated** memory (cuMemHostAlloc) is shared with the executor of the context that was current. That executor
+  copies from and to it directly. Copies with other devices work as for pageable memory.
+- **Registered** memory (cuMemHostRegister) stays the program's own until the program asks for the address by which
+  kernels reach it. Then shared pages replace the program's pages in place, and unregistering replaces those by
+  private ones again; the bytes stay (`RegisteredPages`). No Python code runs while a page is replaced, but a native
+  thread may: what it writes to that page at that moment may be lost. Around a fork the pages are private, so that
+  parent and child do not write to each other's memory.
+- **Bounds.** Before Volta the size of /dev/shm bounds a client's page-locked memory (MPS documents, 2.3.2).
+  Allocations in progress count (``_coming``).
+- As in CUDA with unified addressing the memory belongs to the process, not to a context: it stays until it is
+  freed.
 
-Page-locked host memory of this process, and its accounting (CUDA, Memory Management).
-
-Allocated memory is shared with the executor of the context it was allocated in, which copies from and to it directly;
-copies with other devices, and of memory that the program registers, work as for any memory. Kernels reach what it
-registers from the moment when the program asks for the address by which they do. Before Volta the size of /dev/shm
-bounds a client's page-locked memory (MPS documents, 2.3.2). As in CUDA with unified addressing it belongs to
-the process, not to a context: it stays until it is freed.
+Copies look up addresses without a lock. So the tuple of starts and regions is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -59,15 +61,15 @@ class RegisteredPages:
         """Where they end in the program."""
         return self.start + self.pages.size
 
-    def put_in_place(self) -> None:
+    def replace_pages(self) -> None:
         """Replace the program's pages for the first time; raise CudaError. NOT_SUPPORTED for pages that it shares."""
         if _pages is None:
-            raise _refused("this client was installed without a C compiler, and cannot replace pages")
+            raise _refusal("this client was installed without a C compiler, and cannot replace pages")
         at = self.start
         for low, high, mode, _, name in _mappings():
             if low <= at < high and at < self.end:
                 if mode != _PRIVATE or name.startswith("[stack"):
-                    raise _refused(
+                    raise _refusal(
                         f"{at:#x} is in a mapping {mode} {name}".rstrip() + ", not private memory to write to"
                     )
                 at = high
@@ -81,10 +83,10 @@ class RegisteredPages:
             try:
                 done = _pages.replace(low, self.pages.address + low - self.start, high - low, True)
             except ValueError as error:
-                raise _refused(f"{low:#x}: {error}") from None
+                raise _refusal(f"{low:#x}: {error}") from None
             if done < high - low:
                 self.make_private()
-                raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system maps no {high - low} bytes anew")
+                raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system cannot map {high - low} bytes again")
 
     def make_private(self) -> list[tuple[int, int]]:
         """Put private pages in place, in the ranges where the shared ones still are; return these."""
@@ -95,22 +97,22 @@ class RegisteredPages:
             if file == ours and low < self.end and self.start < high
         ]
         for low, high in ranges:
-            others = map_nothing(high - low)
-            done = _pages.replace(low, others, high - low, False)
+            new_pages = map_nothing(high - low)
+            done = _pages.replace(low, new_pages, high - low, False)
             if done < high - low:  # the rest stays shared
-                unmap(others + done, high - low - done)
+                unmap(new_pages + done, high - low - done)
         return ranges
 
 
 def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
     """Yield start, end, mode, device and inode, and name of every mapping of this process (proc(5), maps)."""
     with open(f"/proc/{os.getpid()}/maps", encoding="utf-8", errors="replace") as lines:
-        for found in map(_LINE.fullmatch, lines):
-            if found is not None:
-                yield int(found[1], 16), int(found[2], 16), found[3], found[4], found[5]
+        for match in map(_LINE.fullmatch, lines):
+            if match is not None:
+                yield int(match[1], 16), int(match[2], 16), match[3], match[4], match[5]
 
 
-def _refused(reason: str) -> CudaError:
+def _refusal(reason: str) -> CudaError:
     return CudaError(
         Result.ERROR_NOT_SUPPORTED,
         f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it",
@@ -146,11 +148,11 @@ class Region:
     def is_mapped(self) -> bool:
         """Whether kernels of the context it was allocated in reach it, by the same address."""
         device = None if self.pages is None or self.context is None else self.context.device
-        return device is not None and bool(device.facts.attributes.get("CAN_MAP_HOST_MEMORY"))
+        return device is not None and bool(device.properties.attributes.get("CAN_MAP_HOST_MEMORY"))
 
     @property
     def charged(self) -> int:
-        """The bytes of the whole pages that contain it."""
+        """The bytes of all pages that contain it."""
         return _whole_pages(self.address, self.size)[1]
 
 
@@ -210,9 +212,9 @@ class Pinned:
         seen = 0
         while seen != self._changes:
             seen = self._changes
-            shared = [each for each in tuple(self._regions.values()) if each.pages is not None]
+            shared = [region for region in tuple(self._regions.values()) if region.pages is not None]
             shared.sort(key=lambda region: region.address)
-            self._shared = tuple(each.address for each in shared), tuple(shared)
+            self._shared = tuple(region.address for region in shared), tuple(shared)
 
     def free(self, address: int) -> None:
         """Free an allocation; INVALID_VALUE unless one starts at ``address``. No effect for address 0."""
@@ -226,7 +228,7 @@ class Pinned:
             self._order_shared()
         region.pages.close()
 
-    def reached_by(self, transport: Transport, address: int, count: int) -> bool:
+    def is_reached_by(self, transport: Transport, address: int, count: int) -> bool:
         """Return whether the executor behind a transport copies from and to these bytes directly.
 
         Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
@@ -260,11 +262,11 @@ class Pinned:
         if not is_memory(address, size):
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
         with self._changing:
-            for other in tuple(self._regions.values()):
-                if address < other.address + other.size and other.address < address + size:
+            for registered in tuple(self._regions.values()):
+                if address < registered.address + registered.size and registered.address < address + size:
                     raise CudaError(
                         Result.ERROR_HOST_MEMORY_ALREADY_REGISTERED,
-                        f"the {other.size} bytes at {other.address:#x} are page-locked already",
+                        f"the {registered.size} bytes at {registered.address:#x} are page-locked already",
                     )
             self._check_bound(_whole_pages(address, size)[1], bounded)
             self._regions[address] = Region(address, size, flags, None, context)
@@ -279,37 +281,39 @@ class Pinned:
                 f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device "
                 f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
-        found = self._mapped.get(region.address) or self._map(context, region)
-        if found.pages.transport is not transport:
+        mapped = self._mapped.get(region.address) or self._map(context, region)
+        if mapped.pages.transport is not transport:
             raise invalid_value(f"kernels of another device than {context.device.number} reach {address:#x}")
-        return found.pages.address + address - found.start
+        return mapped.pages.address + address - mapped.start
 
     def _map(self, context: Context, region: Region) -> RegisteredPages:
         start, size = _whole_pages(region.address, region.size)
-        made = RegisteredPages(start, share(context, size))  # waits, so without the lock
+        registered = RegisteredPages(start, share(context, size))  # waits, so without the lock
         try:
             with self._changing:
                 if self._regions.get(region.address) is not region or region.address in self._mapped:
                     raise invalid_value(
                         f"another thread unregisters {region.address:#x}, or asks for its address, too"
                     )
-                if any(one.start < made.end and made.start < one.end for one in self._mapped.values()):
+                if any(
+                    other.start < registered.end and registered.start < other.end for other in self._mapped.values()
+                ):
                     raise CudaError(
                         Result.ERROR_NOT_SUPPORTED,
                         f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
-                        f"both at once, or memory that begins at a multiple of {mmap.PAGESIZE}",
+                        f"both together, or memory that begins at a multiple of {mmap.PAGESIZE}",
                     )
-                made.put_in_place()
-                self._mapped[region.address] = made
+                registered.replace_pages()
+                self._mapped[region.address] = registered
         except BaseException:
-            made.pages.close()
+            registered.pages.close()
             raise
-        return made
+        return registered
 
     def addresses_of(self, address: int) -> tuple[int, int]:
         """Return the program's address and the kernels' of registered memory by either; else it, and 0."""
-        for at, one in tuple(self._mapped.items()):
-            region, offset = self._regions.get(at), one.pages.address - one.start
+        for at, mapped in tuple(self._mapped.items()):
+            region, offset = self._regions.get(at), mapped.pages.address - mapped.start
             for host_address in (address, address - offset):
                 if region is not None and region.address <= host_address < region.address + region.size:
                     return host_address, host_address + offset
@@ -318,7 +322,7 @@ class Pinned:
     def before_fork(self) -> None:
         """Give the child pages of its own, and change nothing until the fork is done."""
         self._changing.acquire()
-        self._private = [(one, one.make_private()) for one in tuple(self._mapped.values())]
+        self._private = [(mapped, mapped.make_private()) for mapped in tuple(self._mapped.values())]
 
     def after_fork(self, in_child: bool) -> None:
         """Share the parent's pages with the executor again."""
@@ -326,14 +330,14 @@ class Pinned:
             if in_child:
                 self._mapped.clear()
             else:
-                for one, ranges in self._private:
-                    one.share(ranges)
+                for mapped, ranges in self._private:
+                    mapped.share(ranges)
         finally:
             self._private = []
             self._changing.release()
 
     def unregister(self, address: int) -> None:
-        """Undo a registration, once the work so far is done if kernels reach the memory; return then.
+        """Undo a registration, after the earlier work if kernels reach the memory; return then.
 
         INVALID_VALUE within one, HOST_MEMORY_NOT_REGISTERED for anything else.
         """
@@ -371,24 +375,24 @@ class Pinned:
                 return region
         return None
 
-    def _check_bound(self, wanted: int, bounded: bool) -> None:
+    def _check_bound(self, requested: int, bounded: bool) -> None:
         if not bounded:
             return
         size, used = self._size(), self._coming + sum(region.charged for region in tuple(self._regions.values()))
-        if used + wanted > size:
+        if used + requested > size:
             raise CudaError(
                 Result.ERROR_OUT_OF_MEMORY,
-                f"{wanted} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} has: "
-                f"{size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; free "
-                f"some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
+                f"{requested} bytes of page-locked memory, with {used} in use, are more than {self._shared_memory} "
+                f"has: {size} bytes, which bound the page-locked memory of an MPS client on devices before Volta; "
+                f"free some, use pageable memory, or enlarge it: mount -o remount,size=... {self._shared_memory}",
             )
 
     def _size(self) -> int:
         try:
-            found = os.statvfs(self._shared_memory)
+            status = os.statvfs(self._shared_memory)
         except OSError:  # no shared memory: nothing fits
             return 0
-        return found.f_blocks * found.f_frsize
+        return status.f_blocks * status.f_frsize
 
 
 def is_memory(address: int, size: int) -> bool:

@@ -1,4 +1,11 @@
-"""Copies of rows and slices: cut into boxes that fit a staging slot, or made by the device in one record."""
+"""Copies of rows and slices: cut into boxes that fit a staging slot, or made by the device in one record.
+
+A `Region` is one side of a copy, an `Extent` is its shape. If the device reaches both sides (device memory,
+page-locked or managed memory), one COPY_3D record makes the whole copy. Otherwise the host's side is pageable:
+`_boxes` cuts the extent into boxes of at most a slot's size, whole slices if they fit, else whole rows, else parts
+of rows, and each box is one `Piece` of a staged copy (`_objects.copies`). Copies between devices go through a
+buffer of this process, box by box.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +80,7 @@ def check(destination: Region, source: Region, extent: Extent) -> None:
             check_range(region.address, region.span(extent))
 
 
-def _packed(is_host: bool, address: int, extent: Extent) -> Region:
+def _pack(is_host: bool, address: int, extent: Extent) -> Region:
     return Region(is_host, address, extent.width, extent.width * extent.height)
 
 
@@ -82,7 +89,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
 
     Raise CudaError.
     """
-    context, its_stream = resolve(stream)
+    context, stream_id = resolve(stream)
     if not extent.bytes:
         context.usable()
         return
@@ -92,18 +99,18 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         return
     check(destination, source, extent)
     if not destination.is_host and not source.is_host:
-        reading = place(source.address, context, its_stream, stream)
+        reading = place(source.address, context, stream_id, stream)
         if ordinal_at(source.address) == ordinal_at(destination.address):
             sides = (*destination.operands(Space.DEVICE), *source.operands(Space.DEVICE))
             waits = wait or reading[0] is not context
             by_the_device(reading[0], operations.COPY_3D, reading[1], *sides, *extent.operands, wait=waits)
         else:
-            writing = place(destination.address, context, its_stream, stream)
+            writing = place(destination.address, context, stream_id, stream)
             _between_devices(writing, reading, destination, source, extent)
         return
     device, host = (source, destination) if destination.is_host else (destination, source)
-    at, at_stream = place(device.address, context, its_stream, stream)
-    if pinned.reached_by(at.usable().transport, host.address, host.span(extent)):
+    at, at_stream = place(device.address, context, stream_id, stream)
+    if pinned.is_reached_by(at.usable().transport, host.address, host.span(extent)):
         spaces = (Space.PINNED, Space.DEVICE) if destination.is_host else (Space.DEVICE, Space.PINNED)
         sides = (*destination.operands(spaces[0]), *source.operands(spaces[1]))
         # Elsewhere than in the caller's stream nothing would wait for it.
@@ -113,7 +120,7 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         sides = (*destination.operands(Space.DEVICE), *evolve(source, address=reached).operands(Space.DEVICE))
         by_the_device(at, operations.COPY_3D, at_stream, *sides, *extent.operands, wait=wait or at is not context)
     elif (by := intercepted.by) is not None and by.takes_copy(
-        at, at_stream, partial(_described, destination, source, extent)
+        at, at_stream, partial(_describe, destination, source, extent)
     ):
         return
     elif destination.is_host:
@@ -122,21 +129,23 @@ def copy(destination: Region, source: Region, extent: Extent, stream: int, wait:
         _to_device(at, at_stream, destination, source, extent, wait)
 
 
-def _described(destination: Region, source: Region, extent: Extent) -> Copy3D:
+def _describe(destination: Region, source: Region, extent: Extent) -> Copy3D:
     to, start = (
-        copy_side(one.is_host, one.address, one.pitch, one.slice_pitch // one.pitch if one.pitch else 0)
-        for one in (destination, source)
+        copy_side(
+            region.is_host, region.address, region.pitch, region.slice_pitch // region.pitch if region.pitch else 0
+        )
+        for region in (destination, source)
     )
     return Copy3D(to, start, *extent.operands)
 
 
 def _to_device(context: Context, stream: int, device: Region, host: Region, extent: Extent, wait: bool) -> None:
-    limit = context.usable().transport.staging.slot_limit
+    limit = context.usable().transport.staging.max_slot_bytes
     send_pieces(context, context.usable(), _pieces(device, host, extent, limit, stream, to_host=False), wait)
 
 
 def _to_host(context: Context, stream: int, host: Region, device: Region, extent: Extent) -> None:
-    limit = context.usable().transport.staging.slot_limit
+    limit = context.usable().transport.staging.max_slot_bytes
     pieces = _pieces(device, host, extent, limit, stream, to_host=True)
     fetch_pieces(context, context.usable(), pieces, _PIECES_UNDER_WAY)
 
@@ -144,10 +153,10 @@ def _to_host(context: Context, stream: int, host: Region, device: Region, extent
 def _between_devices(
     writing: tuple[Context, int], reading: tuple[Context, int], destination: Region, source: Region, extent: Extent
 ) -> None:
-    limit = reading[0].usable().transport.staging.slot_limit
-    held = ctypes.create_string_buffer(min(extent.bytes, limit))
+    limit = reading[0].usable().transport.staging.max_slot_bytes
+    buffer = ctypes.create_string_buffer(min(extent.bytes, limit))
     for corner, box in _boxes(extent, limit):
-        between = _packed(True, ctypes.addressof(held), box)
+        between = _pack(True, ctypes.addressof(buffer), box)
         _to_host(*reading, between, source.at(*corner), box)
         _to_device(*writing, destination.at(*corner), between, box, wait=True)
 
@@ -165,7 +174,7 @@ def _pieces(
 
 
 def _move_slot(host: Region, box: Extent, slot: int, *, to_host: bool) -> None:
-    staged = _packed(True, slot, box)
+    staged = _pack(True, slot, box)
     if to_host:
         _move(host, staged, box)
     else:
@@ -173,11 +182,11 @@ def _move_slot(host: Region, box: Extent, slot: int, *, to_host: bool) -> None:
 
 
 def _recorder(device: Region, box: Extent, stream: int, *, to_host: bool) -> Recorder:
-    def record(serial: int, sequence: int, offset: int, flags: int) -> bytes:
-        staged = _packed(True, offset, box).operands(Space.STAGING)
+    def record(context_id: int, sequence: int, offset: int, flags: int) -> bytes:
+        staged = _pack(True, offset, box).operands(Space.STAGING)
         there = device.operands(Space.DEVICE)
         sides = (*staged, *there) if to_host else (*there, *staged)
-        return operations.COPY_3D_STAGED.record(serial, sequence, stream, *sides, *box.operands, flags=flags)
+        return operations.COPY_3D_STAGED.record(context_id, sequence, stream, *sides, *box.operands, flags=flags)
 
     return record
 
@@ -197,9 +206,9 @@ def _boxes(extent: Extent, limit: int) -> Iterator[tuple[tuple[int, int, int], E
 
 
 def _move(destination: Region, source: Region, extent: Extent) -> None:
-    """Copy host memory to host memory, row by row, or at once where both lie without gaps."""
+    """Copy host memory to host memory, row by row, or in one piece if both lie without gaps."""
     packed = (extent.width, extent.width * extent.height)
-    if all((one.pitch, one.slice_pitch) == packed for one in (destination, source)):
+    if all((region.pitch, region.slice_pitch) == packed for region in (destination, source)):
         ctypes.memmove(destination.address, source.address, extent.bytes)
         return
     for z in range(extent.depth):

@@ -44,7 +44,7 @@ class SharedPages:
     transport: Transport
 
     def close(self) -> None:
-        """Free them: in this process at once, in the executor when the work submitted so far is done."""
+        """Free the pages: in this process immediately, in the executor when the work submitted before is done."""
         unmap(self.address, self.size)  # first: once freed in the executor, the address may be reused
         _free(self.transport, self.address)
 
@@ -52,9 +52,9 @@ class SharedPages:
 def share(context: Context, size: int) -> SharedPages:
     """Return ``size`` new zeroed bytes shared with the executor of a context; raise CudaError.
 
-    The executor chooses the address, where this process may have its program, a library or its heap. Then it is asked
-    again. It chooses the next free addresses, so what it has given stays allocated meanwhile, and as much more as is
-    needed to get past what is mapped here.
+    The executor chooses the address. If this process has its program, a library or its heap there, the executor is
+    asked again. It chooses the next free addresses, so the memory that it has returned stays allocated until then,
+    and as much more as is needed to get past the mappings of this process.
     """
     transport = context.usable().transport
     in_the_way: list[int] = []
@@ -100,20 +100,20 @@ def _allocate(context: Context, size: int) -> tuple[int, int]:
     answer, fd = call_for_descriptor(context, operations.ALLOCATE_PINNED, size)
     (address,) = _ADDRESS.unpack_from(answer)
     try:
-        return address, checked(fd)
+        return address, require_descriptor(fd)
     except CudaError:
         _free(context.usable().transport, address)
         raise
 
 
-def exported(context: Context, handle: int) -> int:
+def export_memory(context: Context, handle: int) -> int:
     """Return a new descriptor of physical memory of the executor's; raise CudaError."""
-    return checked(call_for_descriptor(context, operations.EXPORT_MEMORY, handle)[1])
+    return require_descriptor(call_for_descriptor(context, operations.EXPORT_MEMORY, handle)[1])
 
 
 def map_memory(context: Context, handle: int, address: int, size: int) -> None:
     """Map physical memory of the executor's in this process, too, at the same address; raise CudaError."""
-    _map(exported(context, handle), address, size)
+    _map(export_memory(context, handle), address, size)
     _mapped_here[address] = size
 
 
@@ -134,23 +134,23 @@ def _map(fd: int, address: int, size: int) -> None:
 def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:
     """Send a record, wait for its answer; return the operands and the descriptor that came with it, or None.
 
-    Raise CudaError. The caller closes the descriptor, after `checked`.
+    Raise CudaError. The caller closes the descriptor, after `require_descriptor`.
     """
     opened = context.usable()
     transport = opened.transport
-    fds = _descriptors_of(transport, opened.serial)
+    fds = _descriptors_of(transport, opened.context_id)
     for body in fds.decline():
         if body:  # page-locked memory; what else is exported stays its owner's
             _free(transport, *_ADDRESS.unpack_from(body))
     sequence = transport.sequence()
-    record = operation.record(opened.serial, sequence, *operands)
-    with fds.wanted(sequence):
+    record = operation.record(opened.context_id, sequence, *operands)
+    with fds.protect(sequence):
         answer = context.judge(opened, transport.call(sequence, record))
         return answer, fds.take(sequence)
 
 
-def checked(fd: int | None) -> int:
-    """Return a descriptor that came; OPERATING_SYSTEM if this process had no room for it."""
+def require_descriptor(fd: int | None) -> int:
+    """Return a descriptor that came; OPERATING_SYSTEM if this process may not open more."""
     if fd is None:
         raise lost("the executor gave memory and sent no descriptor of it")
     if fd == NO_ROOM:
@@ -158,7 +158,7 @@ def checked(fd: int | None) -> int:
     return fd
 
 
-def _descriptors_of(transport: Transport, serial: int) -> ReceivedFds:
+def _descriptors_of(transport: Transport, context_id: int) -> ReceivedFds:
     """Return the received descriptors; from now on every reader of the stream receives them."""
     with _preparing:
         if transport.received_fds is None:
@@ -167,7 +167,7 @@ def _descriptors_of(transport: Transport, serial: int) -> ReceivedFds:
         if not fds.ready:
             # Another thread may be reading without them now: this answer makes it start over.
             sequence = transport.sequence()
-            transport.call(sequence, operations.MEMORY_INFO.record(serial, sequence, flags=FLAG_QUIET))
+            transport.call(sequence, operations.MEMORY_INFO.record(context_id, sequence, flags=FLAG_QUIET))
             fds.ready = True
     return fds
 

@@ -1,6 +1,23 @@
-"""Ranges of addresses that the program has reserved, pure.
+"""Virtual memory management: reserved addresses, physical memory by handle, and mappings (CUDA driver API).
 
-Physical memory by its handle, and where it is mapped.
+cuMemAddressReserve is answered by the client alone: each device's window of addresses has an area for reservations,
+in which `Reservations` finds free ranges. cuMemCreate makes `Physical` memory in an executor. cuMemMap makes a
+`Mapping`, an allocation that copies and kernels use like any other, once cuMemSetAccess has given access.
+
+    reservation   |<------------------ addresses of device 0 ------------------>|
+    mapping                 |<-- Mapping, access {0: rw, 1: rw} -->|
+    physical                   Physical(handle, references, mappings)
+
+**Lifetime.** Physical memory lives until the program has released its handle (``references``) *and* it is mapped
+nowhere (``mappings``). CUDA needs no context for it: if the program has none on the device, a context of the
+client's own holds the memory (`VirtualMemory.owner_on`) and is closed with the last of it.
+
+**Several devices.** Addresses belong to the device whose context was current when they were reserved. To map
+another device's memory there, that device's executor imports it (``imported``), which needs peer access. Access of
+a further device goes through the device of the addresses (`peer_access`).
+
+**Invariants:** mappings never overlap; only whole mappings are unmapped or given access; addresses in use are not
+freed.
 """
 
 from __future__ import annotations
@@ -34,10 +51,10 @@ class Reservations:
         self._starts: list[int] = []
         self._sizes: dict[int, int] = {}
 
-    def reserve(self, size: int, alignment: int, wanted: int) -> int | None:
-        """Reserve a range, at the wanted address if it is free; return its start, None if there is no room."""
-        if wanted % alignment == 0 and self._is_free(wanted, size):
-            return self._add(wanted, size)
+    def reserve(self, size: int, alignment: int, preferred: int) -> int | None:
+        """Reserve a range, at the preferred address if it is free; return its start, or None if nothing fits."""
+        if preferred % alignment == 0 and self._is_free(preferred, size):
+            return self._add(preferred, size)
         at = self._base
         for start in (*self._starts, self._end):
             at = -(-at // alignment) * alignment
@@ -143,14 +160,14 @@ class VirtualMemory:
 
     # --- addresses
 
-    def reserve(self, ordinal: int, size: int, alignment: int, wanted: int) -> int:
+    def reserve(self, ordinal: int, size: int, alignment: int, preferred: int) -> int:
         """Reserve a range of addresses of a device; return its start. OUT_OF_MEMORY."""
         with self._lock:
-            found = self._reservations.get(ordinal)
-            if found is None:
+            reservations = self._reservations.get(ordinal)
+            if reservations is None:
                 base = window_of(ordinal)
-                found = self._reservations[ordinal] = Reservations(base + VIRTUAL_OFFSET, base + MAPPED_OFFSET)
-            start = found.reserve(size, alignment, wanted)
+                reservations = self._reservations[ordinal] = Reservations(base + VIRTUAL_OFFSET, base + MAPPED_OFFSET)
+            start = reservations.reserve(size, alignment, preferred)
         if start is None:
             raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"no range of {size} addresses is free")
         return start
@@ -160,8 +177,8 @@ class VirtualMemory:
         with self._lock:
             if self._between(start, size):
                 raise invalid_value(f"memory is mapped at {start:#x}; cuMemUnmap it first")
-            found = self._reservations.get(ordinal_of(start))
-            if found is None or not found.free(start, size):
+            reservations = self._reservations.get(ordinal_of(start))
+            if reservations is None or not reservations.free(start, size):
                 raise invalid_value(f"{size} bytes at {start:#x} are not what cuMemAddressReserve returned")
 
     # --- handles
@@ -169,15 +186,16 @@ class VirtualMemory:
     def owner_on(self, device: Device) -> Context:
         """Return a context for new memory of a device; raise CudaError.
 
-        That of the program if it has one there, for CUDA needs none: else one that is open while it has memory.
+        CUDA needs no context for this memory. If the program has none there, a context is opened, which stays open
+        as long as it has memory.
         """
         with self._lock:
-            if (found := usable_on(device.ordinal)) is not None:
-                return found
-            made = Context(device, 0, primary=False)
-            made.open(process.require())
-            self._owners[device.ordinal] = made
-            return made
+            if (usable := usable_on(device.ordinal)) is not None:
+                return usable
+            opened = Context(device, 0, primary=False)
+            opened.open(process.require())
+            self._owners[device.ordinal] = opened
+            return opened
 
     def add(self, physical: Physical) -> int:
         """Enter physical memory and return its handle."""
@@ -186,24 +204,28 @@ class VirtualMemory:
 
     def find(self, handle: int) -> Physical:
         """Return physical memory whose handle the program has; INVALID_VALUE."""
-        found = self._physical.get(handle)
-        if found is None or not found.references:
-            raise invalid_value(f"{handle:#x} is no handle of memory of this process (released, or never created)")
-        return found
+        physical = self._physical.get(handle)
+        if physical is None or not physical.references:
+            raise invalid_value(f"{handle:#x} is not a handle of memory of this process (released, or never created)")
+        return physical
 
     def release(self, handle: int) -> None:
         """Count one reference less; free the memory when it has none and is mapped nowhere."""
         with self._lock:
-            found = self.find(handle)
-            found.references -= 1
-            self._free_unused(found)
+            physical = self.find(handle)
+            physical.references -= 1
+            self._free_unused(physical)
 
-    def _free_unused(self, found: Physical) -> None:
-        if not found.references and not found.mappings and self._physical.pop(found.handle, None) is not None:
+    def _free_unused(self, physical: Physical) -> None:
+        if (
+            not physical.references
+            and not physical.mappings
+            and self._physical.pop(physical.handle, None) is not None
+        ):
             try:
-                found.context.call(operations.RELEASE_MEMORY, found.handle)
+                physical.context.call(operations.RELEASE_MEMORY, physical.handle)
             finally:
-                self._close_unused(found.context)
+                self._close_unused(physical.context)
 
     def _close_unused(self, owner: Context) -> None:
         """Close a context of `owner_on` if nothing of it is left."""
@@ -217,24 +239,25 @@ class VirtualMemory:
     def retain_at(self, address: int) -> int:
         """Return the handle of the memory that is mapped at an address, with one reference more; INVALID_VALUE."""
         with self._lock:
-            found = self._containing(address)
-            found.physical.references += 1
-            return found.physical.handle
+            mapping = self._containing(address)
+            mapping.physical.references += 1
+            return mapping.physical.handle
 
     # --- mappings
 
     def map(self, physical: Physical, address: int, size: int) -> None:
-        """Map all of physical memory at reserved addresses; INVALID_VALUE, NOT_SUPPORTED.
+        """Map all of physical memory at reserved addresses.
 
-        Addresses are of the device whose context was current when they were reserved. Memory of another device is
-        mapped there if that has peer access.
+        The addresses are of the device whose context was current when they were reserved. Memory of another device is
+        mapped there if that device has peer access, else NOT_SUPPORTED. INVALID_VALUE for another size than the
+        memory's, and for addresses that are not reserved or in use. The mapping has no access until cuMemSetAccess.
         """
         if size != physical.size:
             raise invalid_value(f"memory is mapped as a whole: {physical.size} bytes, not {size}")
         with self._lock:
             ordinal = ordinal_of(address)
-            found = self._reservations.get(ordinal)
-            if found is None or not found.hold(address, size):
+            reservations = self._reservations.get(ordinal)
+            if reservations is None or not reservations.hold(address, size):
                 raise invalid_value(f"{size} bytes at {address:#x} are not reserved by cuMemAddressReserve")
             if self._between(address, size):
                 raise invalid_value(f"memory is mapped at {address:#x}, or within {size} bytes from it")
@@ -248,54 +271,55 @@ class VirtualMemory:
                     context.call(operations.RELEASE_MEMORY, imported)
                 raise
             physical.mappings += 1
-            made = Mapping(address, context, size, physical=physical, imported=imported, is_host=physical.is_host)
-            self._mappings[address] = made
-            allocations.any_shared |= made.is_host
-            allocations.add(made)
+            mapping = Mapping(address, context, size, physical=physical, imported=imported, is_host=physical.is_host)
+            self._mappings[address] = mapping
+            allocations.any_shared |= mapping.is_host
+            allocations.add(mapping)
 
     def unmap(self, address: int, size: int) -> None:
         """Unmap a range of whole mappings; INVALID_VALUE."""
         with self._lock:
-            found = self._exactly(address, size)
-            found[0].context.call(operations.UNMAP_MEMORY, address, size)
-            for one in found:
-                if one.imported:
-                    one.context.call(operations.RELEASE_MEMORY, one.imported)
-                del self._mappings[one.handle]
-                unmap_memory(one.handle)
-                peer_access.drop(one.handle)
-                allocations.remove(one.handle)
-                one.physical.mappings -= 1
+            mappings = self._exactly(address, size)
+            mappings[0].context.call(operations.UNMAP_MEMORY, address, size)
+            for mapping in mappings:
+                if mapping.imported:
+                    mapping.context.call(operations.RELEASE_MEMORY, mapping.imported)
+                del self._mappings[mapping.handle]
+                unmap_memory(mapping.handle)
+                peer_access.drop(mapping.handle)
+                allocations.remove(mapping.handle)
+                mapping.physical.mappings -= 1
                 with suppress(CudaError):  # the memory of a context that has failed goes with it
-                    self._free_unused(one.physical)
-                self._close_unused(one.context)
+                    self._free_unused(mapping.physical)
+                self._close_unused(mapping.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
         """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
 
-        What any device accesses is accessible to that of the addresses too, through which the others do.
+        What any device accesses is accessible to the device of the addresses too, through which
+        the other devices access it.
         """
         with self._lock:
-            found = self._exactly(address, size)
-            for one in found:
-                before, one.access[ordinal] = one.is_reached, flags
-                if one.is_reached != before:
-                    one.context.call(operations.SET_ACCESS, one.handle, one.size, int(one.is_reached))
-                if ordinal != (own := one.context.device.ordinal):
-                    peer_access.set_of(one.handle, (ordinal, own), flags != 0)
+            mappings = self._exactly(address, size)
+            for mapping in mappings:
+                before, mapping.access[ordinal] = mapping.is_reached, flags
+                if mapping.is_reached != before:
+                    mapping.context.call(operations.SET_ACCESS, mapping.handle, mapping.size, int(mapping.is_reached))
+                if ordinal != (own_index := mapping.context.device.ordinal):
+                    peer_access.set_of(mapping.handle, (ordinal, own_index), flags != 0)
 
     def set_host_access(self, address: int, size: int, flags: int) -> None:
         """Make a range of whole mappings of host memory accessible to this process, or not; INVALID_VALUE."""
         with self._lock:
-            found = self._exactly(address, size)
-            if not all(one.is_host for one in found):
+            mappings = self._exactly(address, size)
+            if not all(mapping.is_host for mapping in mappings):
                 raise invalid_value(f"the memory at {address:#x} is a device's, which the host does not access")
-            for one in found:
-                if flags and not one.host_access:
-                    map_memory(one.context, one.physical.handle, one.handle, one.size)
+            for mapping in mappings:
+                if flags and not mapping.host_access:
+                    map_memory(mapping.context, mapping.physical.handle, mapping.handle, mapping.size)
                 elif not flags:
-                    unmap_memory(one.handle)
-                one.host_access = flags
+                    unmap_memory(mapping.handle)
+                mapping.host_access = flags
 
     def at(self, address: int) -> Mapping:
         """Return the mapping that an address is in; INVALID_VALUE."""
@@ -303,24 +327,28 @@ class VirtualMemory:
             return self._containing(address)
 
     def _containing(self, address: int) -> Mapping:
-        found = allocations.containing(address)
-        if not isinstance(found, Mapping):
+        mapping = allocations.containing(address)
+        if not isinstance(mapping, Mapping):
             raise invalid_value(f"no memory is mapped at {address:#x}")
-        return found
+        return mapping
 
     def _between(self, start: int, size: int) -> list[Mapping]:
-        return [one for one in self._mappings.values() if one.handle < start + size and start < one.handle + one.size]
+        return [
+            mapping
+            for mapping in self._mappings.values()
+            if mapping.handle < start + size and start < mapping.handle + mapping.size
+        ]
 
     def _exactly(self, start: int, size: int) -> list[Mapping]:
-        found = sorted(self._between(start, size), key=lambda one: one.handle)
+        mappings = sorted(self._between(start, size), key=lambda mapping: mapping.handle)
         at = start
-        for one in found:
-            if one.handle != at:
+        for mapping in mappings:
+            if mapping.handle != at:
                 break
-            at += one.size
-        if not found or at != start + size:
+            at += mapping.size
+        if not mappings or at != start + size:
             raise invalid_value(f"{size} bytes at {start:#x} are not whole mappings of cuMemMap")
-        return found
+        return mappings
 
     def _drop(self, context: Context) -> None:
         with self._lock:
@@ -341,7 +369,7 @@ class VirtualMemory:
 
 
 def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
-    """Have another device know physical memory; return its context and the handle there. NOT_SUPPORTED."""
+    """Import physical memory into another device; return its context and the handle there. NOT_SUPPORTED."""
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
         raise CudaError(
@@ -350,7 +378,7 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
             f"have no peer access; reserve them in a context of device {owner.device.number}",
         )
     file = operations.PUBLISH_MEMORY.answer.unpack_from(owner.call(operations.PUBLISH_MEMORY, physical.handle))
-    handle = context.mint()
+    handle = context.allocate_handle()
     context.call(operations.IMPORT_PEERS_MEMORY, handle, *file, physical.size)
     return context, handle
 

@@ -1,9 +1,12 @@
-"""Free ranges of addresses, pure.
+"""The memory that one pool has in one context: chunks of the device, and what of them is free for which stream.
 
-The memory that one pool has in one context: chunks from the device, and what of them is free for which stream.
+Freed memory is a range with a `FreePoint`: the stream in which it was freed. The range is immediately free for that
+stream's later work, and for other streams when the stream has reached the point (CUDA driver API, Stream Ordered
+Memory Allocator). `Arena.reclaim` moves ranges whose point has passed to ``free``, which every stream may use.
+`Arena.take_over` does not wait for points to pass: it makes one stream wait for the others by events and gives it
+everything.
 
-Memory that was freed in a stream is at once free for that stream's later work, and for any other when the stream has
-reached the point at which it was freed (CUDA driver API, Stream Ordered Memory Allocator).
+Ranges never join across the end of a chunk, so that a chunk that is free as a whole can be given back.
 """
 
 from __future__ import annotations
@@ -43,11 +46,11 @@ class Ranges:
         """Take ``size`` bytes from the first range that has as many; return their start, None if no range has."""
         starts, ends = self._starts, self._ends
         for index, start in enumerate(starts):
-            left = ends[index] - start - size
-            if left > 0:
+            remaining = ends[index] - start - size
+            if remaining > 0:
                 starts[index] = start + size
                 return start
-            if left == 0:
+            if remaining == 0:
                 del starts[index], ends[index]
                 return start
         return None
@@ -93,7 +96,7 @@ class FreePoint:
     event: int = 0
 
     def is_passed(self) -> bool:
-        """Return whether all work so far is done there; a context that has failed, or closed, does no more."""
+        """Return whether all earlier work is done there; a context that has failed, or closed, does no more."""
         operation = operations.QUERY_EVENT if self.event else operations.QUERY_STREAM
         try:
             self.context.call(operation, self.event or self.stream)
@@ -103,13 +106,13 @@ class FreePoint:
 
     def as_event(self) -> FreePoint:
         """Return the same point as an event, before the stream is destroyed."""
-        event = self.context.mint()
+        event = self.context.allocate_handle()
         self.context.post(operations.CREATE_EVENT, event, 0)
         self.context.post(operations.RECORD_EVENT, event, self.stream)
         return FreePoint(self.context, self.stream, event)
 
     def make_wait(self, stream: int) -> None:
-        """Make later work of another stream of the context wait for the work so far."""
+        """Make later work of another stream of the context wait for the work up to this point."""
         point = self if self.event else self.as_event()
         self.context.post(operations.WAIT_EVENT, stream, point.event)
         if point is not self:
@@ -131,7 +134,7 @@ class Arena:
     free: Ranges
     """What every stream may have."""
     freed: dict[FreePoint, Ranges]
-    """What was freed in a stream, oldest first, and may be had by that stream only."""
+    """Memory that was freed in a stream, oldest first, which only that stream may use yet."""
     source: Chunks
     _starts: list[int]
 
@@ -142,11 +145,11 @@ class Arena:
 
     def take(self, size: int, point: FreePoint) -> int | None:
         """Return the start of memory that is free for a stream; None if there is none."""
-        own = self.freed.get(point) if self.freed else None
-        if own is not None:
-            start = own.take(size)
+        own_ranges = self.freed.get(point) if self.freed else None
+        if own_ranges is not None:
+            start = own_ranges.take(size)
             if start is not None:
-                if not own:
+                if not own_ranges:
                     del self.freed[point]
                 return start
         return self.free.take(size)
@@ -155,10 +158,10 @@ class Arena:
         """Add memory that was freed in a stream, or is free for all."""
         ranges = self.free
         if point is not None:
-            found = self.freed.get(point)
-            if found is None:
-                found = self.freed[point] = Ranges()
-            ranges = found
+            point_ranges = self.freed.get(point)
+            if point_ranges is None:
+                point_ranges = self.freed[point] = Ranges()
+            ranges = point_ranges
         ranges.give(start, start + size, *self.chunk_of(start))
 
     def chunk_of(self, address: int) -> tuple[int, int]:
@@ -166,34 +169,36 @@ class Arena:
         start = self._starts[bisect_right(self._starts, address) - 1]
         return start, self.chunks[start]
 
-    def settle(self, is_passed: Callable[[FreePoint], bool]) -> int:
+    def reclaim(self, is_passed: Callable[[FreePoint], bool]) -> int:
         """Make free for all what was freed where all work is done; return its bytes."""
-        settled = 0
+        reclaimed_bytes = 0
         for point in tuple(self.freed):
             if is_passed(point):
-                settled += self._merge(self.free, self.freed.pop(point))
+                reclaimed_bytes += self._merge(self.free, self.freed.pop(point))
                 point.destroy_event()
-        return settled
+        return reclaimed_bytes
 
-    def settle_some(self) -> int:
+    def reclaim_some(self) -> int:
         """Ask the streams in which something was freed longest ago; return the bytes that are free for all now."""
-        asked = tuple(self.freed)[:_QUERIES]
-        return self.settle(lambda point: point in asked and point.is_passed())
+        oldest = tuple(self.freed)[:_QUERIES]
+        return self.reclaim(lambda point: point in oldest and point.is_passed())
 
     def take_over(self, point: FreePoint) -> int:
-        """Make all free memory free for one stream, which is made to wait for the others; return its bytes."""
-        others = [one for one in self.freed if one != point and one.context is point.context]
-        own = self.freed.pop(point, None) or Ranges()
-        taken = 0
-        for other in others:
+        """Make all free memory free for one stream, which is made to wait for the other streams; return its bytes."""
+        other_points = [
+            freed_point for freed_point in self.freed if freed_point != point and freed_point.context is point.context
+        ]
+        own_ranges = self.freed.pop(point, None) or Ranges()
+        taken_bytes = 0
+        for other in other_points:
             other.make_wait(point.stream)
-            taken += self._merge(own, self.freed.pop(other))
+            taken_bytes += self._merge(own_ranges, self.freed.pop(other))
             other.destroy_event()
-        taken += self._merge(own, self.free)
+        taken_bytes += self._merge(own_ranges, self.free)
         self.free = Ranges()
-        if own:
-            self.freed[point] = own
-        return taken
+        if own_ranges:
+            self.freed[point] = own_ranges
+        return taken_bytes
 
     def _merge(self, into: Ranges, ranges: Ranges) -> int:
         for start, end in ranges:
@@ -201,8 +206,8 @@ class Arena:
         return ranges.bytes
 
     def growth(self, size: int, reserved: int) -> int:
-        """Return the bytes of the next chunk for an allocation, where the pool has ``reserved`` bytes."""
-        return rounded(max(size, min(reserved, _GROWTH_BYTES)))
+        """Return the bytes of the next chunk for an allocation by a pool that has ``reserved`` bytes."""
+        return round_up(max(size, min(reserved, _GROWTH_BYTES)))
 
     def grow(self, size: int) -> None:
         """Add a chunk; raise CudaError."""
@@ -214,7 +219,7 @@ class Arena:
     def release(self, excess: int, at_most: bool) -> int:
         """Give chunks that are free for all back to the device: at least ``excess`` bytes if there are, or at most.
 
-        Return their bytes. The executor frees them when the context's work so far is done.
+        Return their bytes. The executor frees them when the context's earlier work is done.
         """
         released = 0
         for start, end in sorted(self.chunks.items(), key=lambda chunk: chunk[0] - chunk[1]):
@@ -231,6 +236,6 @@ class Arena:
         return released
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     """Return a size in whole chunks."""
     return -(-size // CHUNK_BYTES) * CHUNK_BYTES

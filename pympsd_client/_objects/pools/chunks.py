@@ -14,7 +14,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.memory.allocations import Allocation
 from pympsd_client._objects.memory.imports import secret_of_file
-from pympsd_client._objects.memory.shared_pages import SharedPages, exported, map_memory, share, unmap_memory
+from pympsd_client._objects.memory.shared_pages import SharedPages, export_memory, map_memory, share, unmap_memory
 from pympsd_client._objects.memory.virtual import virtual_memory
 
 CHUNK_BYTES: Final = MAPPING_GRANULE
@@ -28,7 +28,7 @@ class Chunks(Protocol):
         """Return where a new chunk begins; raise CudaError."""
 
     def remove(self, start: int, size: int) -> None:
-        """Give a chunk back when the context's work so far is done; raise CudaError."""
+        """Give a chunk back when the context's earlier work is done; raise CudaError."""
 
     def drop(self) -> None:
         """Drop all of them, because their context closes."""
@@ -88,7 +88,7 @@ class ExportedChunks:
 
     def add(self, size: int) -> int:
         """Create a chunk and map it."""
-        context, handle = self._context, self._context.mint()
+        context, handle = self._context, self._context.allocate_handle()
         start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
         flags = MEMORY_SHAREABLE | MEMORY_OF_HOST if self._is_host else MEMORY_SHAREABLE
         try:
@@ -121,7 +121,7 @@ class ExportedChunks:
         """Return what other processes import a chunk by; raise CudaError."""
         secret = self._secrets.get(start)
         if secret is None:
-            fd = exported(self._context, self._handles[start])
+            fd = export_memory(self._context, self._handles[start])
             try:
                 secret = secret_of_file(fd)
             finally:

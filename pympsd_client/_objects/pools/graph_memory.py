@@ -1,6 +1,7 @@
 """Memory of graphs: allocated with the node, at one address for all launches (CUDA driver API, Graph Management).
 
-It is given back to the device when the node, all executable graphs with it, and the program's use of it have ended.
+The memory is given back to the device when the node, all executable graphs with it, and the program's use of it
+have ended; ``holders`` counts them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
 from pympsd_client._objects.memory.allocations import Allocation, allocations, other_ranges
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
-from pympsd_client._objects.pools.arena import rounded
+from pympsd_client._objects.pools.arena import round_up
 from pympsd_client._objects.pools.pool import PoolKind
 
 
@@ -51,7 +52,7 @@ class GraphAllocation(Allocation):
     """The memory of an allocation node. ``holders``: the graphs that have the node, and its use outside of them."""
 
     pages: SharedPages | None = field(default=None, kw_only=True)
-    """Those of managed and host memory, which the program reaches too."""
+    """The pages of managed and host memory, which the program reaches too."""
     holders: int = field(default=1, init=False)
     _is_freed: bool = field(default=False, init=False)
     is_live: bool = field(default=False, init=False)
@@ -65,14 +66,14 @@ class GraphAllocation(Allocation):
             self.holders += 1
 
     def drop(self) -> None:
-        """Count one holder less; the last one gives the memory back when the work so far is done."""
+        """Count one holder less; the last one gives the memory back when the earlier work is done."""
         with self._changing:
             self.holders -= 1
             is_last = not (self.holders or self._is_freed)
             self._is_freed |= is_last
         if is_last:
             graph_allocations.remove(self.handle)
-            usage_of(self.context.device.number).change(-rounded(self.size))
+            usage_of(self.context.device.number).change(-round_up(self.size))
             if self.pages is not None:
                 self.pages.close()
             elif self.context.active and self.context.sticky_error is None:
@@ -93,7 +94,7 @@ class GraphAllocation(Allocation):
             self.drop()
 
     def free(self) -> None:
-        """Take it from the program when the context's work so far is done."""
+        """Take it from the program when the context's earlier work is done."""
         self.context.synchronize()
         self.end()
 
@@ -111,24 +112,24 @@ def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
     """Return memory for an allocation node, as a pool of this kind has; raise CudaError."""
     if size == 0:
         raise invalid_value("an allocation has at least 1 byte")
-    if size > context.device.facts.memory_bytes:
+    if size > context.device.properties.memory_bytes:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
     if kind.is_shared:
         pages = share(context, size)
-        made = GraphAllocation(pages.address, context, size, pages=pages)
-        made.is_managed, made.is_host = kind.is_managed, kind.is_host
+        allocation = GraphAllocation(pages.address, context, size, pages=pages)
+        allocation.is_managed, allocation.is_host = kind.is_managed, kind.is_host
         allocations.any_shared = True
     else:
         (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
-        made = GraphAllocation(int(address), context, size)
-    usage_of(context.device.number).change(rounded(size))
-    return graph_allocations.add(made)
+        allocation = GraphAllocation(int(address), context, size)
+    usage_of(context.device.number).change(round_up(size))
+    return graph_allocations.add(allocation)
 
 
 def live_at(address: int) -> GraphAllocation | None:
     """Return the graph memory that begins at an address and is the program's, or None."""
-    found = allocations.get(address)
-    return found if isinstance(found, GraphAllocation) else None
+    allocation = allocations.get(address)
+    return allocation if isinstance(allocation, GraphAllocation) else None
 
 
 def release_quietly(allocation: GraphAllocation) -> None:

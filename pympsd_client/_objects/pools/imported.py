@@ -27,7 +27,7 @@ class _Chunk:
     range: ImportedRange
     blocks: int = 0
     freed: set[FreePoint] = field(factory=set)
-    """Where the last ones were freed: it is unmapped when all work so far is done there."""
+    """Where the last ones were freed: it is unmapped when all earlier work is done there."""
 
 
 @define(eq=False)
@@ -39,7 +39,7 @@ class ImportedBlock(PoolAllocation):
     references: int = 1
 
     def free(self) -> None:
-        """Drop it at once: its work is done."""
+        """Drop it immediately: its work is done."""
         self.pool.release(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -64,7 +64,7 @@ class ImportedPool(Pool):
         raise invalid_value("the pool is another process's, which alone allocates from it")
 
     def _context(self, ordinal: int) -> Context:
-        device = next((one for one in process.require().devices if one.ordinal == ordinal), None)
+        device = next((candidate for candidate in process.require().devices if candidate.ordinal == ordinal), None)
         if device is None:
             raise invalid_value("the allocation was made in a context of a device that this process does not see")
         return self.context_on(device)
@@ -80,18 +80,18 @@ class ImportedPool(Pool):
             if chunk is None:
                 chunk = self._chunks[key] = _Chunk(import_range(context, handle.secret))
             address = chunk.range.start + handle.offset
-            known = allocations.get(address)
-            if isinstance(known, ImportedBlock) and known.size == handle.size:
-                known.references += 1
+            block = allocations.get(address)
+            if isinstance(block, ImportedBlock) and block.size == handle.size:
+                block.references += 1
                 return address
-            if known is not None or not 0 < handle.size <= chunk.range.size - handle.offset:
+            if block is not None or not 0 < handle.size <= chunk.range.size - handle.offset:
                 self._drop_unused(key)
                 raise invalid_value("the data was changed, or is of an allocation that was freed")
             chunk.blocks += 1
             chunk.freed.clear()
             allocations.any_shared |= self.kind.is_host
-            made = ImportedBlock(address, context, handle.size, pool=self, chunk=chunk, is_host=self.kind.is_host)
-            return allocations.add(made).handle
+            imported = ImportedBlock(address, context, handle.size, pool=self, chunk=chunk, is_host=self.kind.is_host)
+            return allocations.add(imported).handle
 
     def release(self, block: ImportedBlock, point: FreePoint | None) -> None:
         """Count one import less; drop the block with the last one."""
@@ -106,9 +106,9 @@ class ImportedPool(Pool):
                 chunk.freed.add(point)
             elif not chunk.blocks:
                 block.context.call(operations.SYNCHRONIZE_CONTEXT)
-            self._settle()
+            self._unmap_unused()
 
-    def _settle(self) -> None:
+    def _unmap_unused(self) -> None:
         for key, chunk in tuple(self._chunks.items()):
             if not chunk.blocks and all(point.is_passed() for point in chunk.freed):
                 self._drop_unused(key)
@@ -138,7 +138,7 @@ class ImportedPool(Pool):
     def after_waiting_for_event(self, context: Context) -> None:
         """Unmap chunks of which nothing is used."""
         with self._importing:
-            self._settle()
+            self._unmap_unused()
 
     def before_destroying(self, context: Context, stream: int) -> None:
         """Keep the point of a stream's frees as an event."""
@@ -157,11 +157,11 @@ class ImportedPool(Pool):
                     del self._chunks[key]
             self._end_unused()
 
-    def destroy(self, ended: Callable[[Pool], None]) -> None:
-        """Call ``ended`` as soon as nothing of it is mapped."""
+    def destroy(self, when_ended: Callable[[Pool], None]) -> None:
+        """Call ``when_ended`` as soon as nothing of it is mapped."""
         with self._importing:
-            self._no_longer = ended
-            self._settle()
+            self._no_longer = when_ended
+            self._unmap_unused()
             self._end_unused()
 
     def _end_unused(self) -> None:

@@ -1,8 +1,33 @@
-"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator).
+"""Memory pools (CUDA driver API, Stream Ordered Memory Allocator), and the table of this process's pools.
 
-A pool is a device's; the memory that it has is its contexts', and is freed with them.
+**The problem.** cuMemAllocAsync and cuMemFreeAsync are called in every step of a training loop. A message to the
+executor for each would cost as much as cuMemAlloc.
 
-The memory pools of this process: default ones, current ones, those that the program created.
+**The idea.** The client divides memory itself. A pool has an `Arena` in each context, which holds *chunks*; the
+executor is informed when a chunk is added or given back, and of nothing else. All rules of stream order are kept
+here:
+
+    chunk     |  block A (in use)  |  freed in stream 1  |  free for all  |
+                                      ^ stream 1 may have it immediately; others when stream 1 has passed that point
+
+An allocation tries, in this order: what its stream may have; what streams that are asked have passed by now; a new
+chunk; and if there is no memory left, everything that is free, after making its stream wait for the others by
+events.
+
+**When memory becomes free for all.** A call waits for the stream, or for all (`before_waiting`); the arena asks
+streams; the stream or its context ends. Waiting calls also give chunks back to the device, above the release
+threshold.
+
+**Invariants**
+
+- ``_in_use`` counts blocks the program has, ``reserved`` the bytes of all chunks; freed blocks that wait for their
+  stream are in neither (`Pool.used` adds them).
+- The points of a stream that is destroyed become events first, so that they can still be asked for.
+- Locks are reentrant: what a call drops may free memory again.
+- A destroyed pool lives on in ``_all`` until the program has freed its last block.
+
+A pool belongs to a device, but its memory belongs to contexts, and goes with them: the executor accounts memory to
+contexts (docs/decisions/014-memory-pools.md).
 """
 
 from __future__ import annotations
@@ -23,7 +48,7 @@ from pympsd_client._objects import stream as streams
 from pympsd_client._objects.context import Context, before_waiting, context_on, new_handle, when_closed
 from pympsd_client._objects.memory.allocations import Allocation, allocations
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
-from pympsd_client._objects.pools.arena import Arena, FreePoint, rounded
+from pympsd_client._objects.pools.arena import Arena, FreePoint, round_up
 from pympsd_client._objects.pools.chunks import Chunks, DeviceChunks, ExportedChunks, ProgramChunks
 from pympsd_client._objects.process import Primary, process
 
@@ -50,7 +75,7 @@ class Block(PoolAllocation):
     taken: int = field(kw_only=True)
 
     def free(self) -> None:
-        """Free it at once: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
+        """Free it immediately: its work is done, as for every caller of cuMemFree (CUDA programming guide)."""
         self.pool.free(self, None)
 
     def free_in_order(self, context: Context, stream: int) -> None:
@@ -74,13 +99,19 @@ class PoolKind:
 
 
 class Pool:
-    """One pool. Safe for threads."""
+    """One pool. Safe for threads.
+
+    Sizes are bytes. ``reserved`` counts the pool's chunks, `used` the program's blocks; ``reserved_high`` and
+    `used_high` are their watermarks. ``release_threshold``: reserved bytes that the pool keeps when a call has
+    waited. ``follows_events``, ``is_opportunistic`` and ``adds_dependencies`` are the reuse attributes of
+    CUmemPool_attribute.
+    """
 
     is_imported = False
     """Whether it is another process's."""
 
-    def __init__(self, kind: PoolKind, device: Device | None, most: int = 0, is_exported: bool = False) -> None:
-        """``device``: whose memory it is, None: any context's; ``most``: bytes it may reserve, 0: any number.
+    def __init__(self, kind: PoolKind, device: Device | None, max_bytes: int = 0, is_exported: bool = False) -> None:
+        """``device``: whose memory it is, None: any context's; ``max_bytes``: bytes it may reserve, 0: any number.
 
         ``is_exported``: other processes may import it.
         """
@@ -89,7 +120,7 @@ class Pool:
         """What names it for other processes; 0 if it is not exported."""
         self.kind: Final = kind
         self.device: Final = device
-        self.most: Final = rounded(most)
+        self.most: Final = round_up(max_bytes)
         self.is_default = False
         self.follows_events = self.is_opportunistic = self.adds_dependencies = True
         self.release_threshold = 0
@@ -97,37 +128,37 @@ class Pool:
         self._in_use = self._most_in_use = 0
         self._ended: Callable[[Pool], None] | None = None
         self._primary: Primary | None = None
-        """What the pool has retained."""
+        """The primary context that the pool has retained, if any."""
         self._arenas: Final[dict[Context, Arena]] = {}
-        # An allocation may end a context's stream, and a waiting call may settle: both take the lock again.
+        # An allocation may end a context's stream, and a waiting call may reclaim memory: both take the lock again.
         self._lock: Final = RLock()
 
     @property
     def used(self) -> int:
         """The bytes that the program has, or has freed in streams that have not reached that point."""
         with self._lock:
-            self._settle_all()
-            return self._used()
+            self._reclaim_all()
+            return self._used_bytes()
 
-    def _used(self) -> int:
+    def _used_bytes(self) -> int:
         pending = sum(ranges.bytes for arena in self._arenas.values() for ranges in arena.freed.values())
         return self._in_use + pending
 
-    def _settle_all(self) -> None:
+    def _reclaim_all(self) -> None:
         for arena in self._arenas.values():
-            arena.settle(FreePoint.is_passed)
+            arena.reclaim(FreePoint.is_passed)
 
     @property
     def used_high(self) -> int:
         """The most bytes that were used since `reset_used_high`."""
         with self._lock:
-            self._most_in_use = max(self._most_in_use, self._used())
+            self._most_in_use = max(self._most_in_use, self._used_bytes())
             return self._most_in_use
 
     def reset_used_high(self) -> None:
         """Begin again to observe the most that is used."""
         with self._lock:
-            self._most_in_use = self._used()
+            self._most_in_use = self._used_bytes()
 
     def reset_reserved_high(self) -> None:
         """Begin again to observe the most that is reserved."""
@@ -151,32 +182,34 @@ class Pool:
             primary.release(process.connection)
 
     def allocate(self, size: int, user: Context, stream: int) -> int:
-        """Return the address of ``size`` bytes for the later work of a stream, 0 for none; raise CudaError.
+        """Return the address of ``size`` bytes for the later work of a stream, or 0 for 0 bytes.
 
-        ``user`` is the stream's context, which may be of another device than the pool.
+        ``user`` is the stream's context, which may be of another device than the pool; ``stream`` is its name in
+        records. The memory may have been freed in the same stream a moment ago. Raise OUT_OF_MEMORY if neither the
+        device nor the pool's maximum allow it, even with all of the pool's free memory.
         """
         user.usable()
         if size == 0:
             return 0
         device = user.device if self.device is None else self.device
         context = user if device.ordinal == user.device.ordinal else self.context_on(device)
-        if size > context.device.facts.memory_bytes:
+        if size > context.device.properties.memory_bytes:
             raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
-        taken = (size + _ALIGNMENT - 1) & -_ALIGNMENT
+        block_bytes = (size + _ALIGNMENT - 1) & -_ALIGNMENT
         with self._lock:
             arena = self._arenas.get(context)
             if arena is None:
                 arena = self._arenas[context] = Arena.of(context, self._source(context))
             point = FreePoint(user, stream)
-            start = arena.take(taken, point)
+            start = arena.take(block_bytes, point)
             if start is None:
-                start = self._take_with_effort(arena, taken, point)
-            self._in_use += taken
+                start = self._take_with_effort(arena, block_bytes, point)
+            self._in_use += block_bytes
             if self._in_use > self._most_in_use:
                 self._most_in_use = self._in_use
-            made = allocations.add(Block(start, context, size, pool=self, taken=taken))
+            block = allocations.add(Block(start, context, size, pool=self, taken=block_bytes))
             if self.kind.is_shared:
-                made.is_managed, made.is_host = self.kind.is_managed, self.kind.is_host
+                block.is_managed, block.is_host = self.kind.is_managed, self.kind.is_host
                 allocations.any_shared = True
         return start
 
@@ -195,7 +228,7 @@ class Pool:
 
     def _take_with_effort(self, arena: Arena, size: int, point: FreePoint) -> int:
         if self.is_opportunistic and arena.freed:
-            arena.settle_some()
+            arena.reclaim_some()
             start = arena.take(size, point)
             if start is not None:
                 return start
@@ -210,7 +243,7 @@ class Pool:
     def _grow(self, arena: Arena, size: int) -> CudaError | None:
         """Add a chunk to an arena, a smaller one if there is no memory for a large one; return why there is none."""
         error: CudaError | None = None
-        for chunk in dict.fromkeys((arena.growth(size, self.reserved), rounded(size))):
+        for chunk in dict.fromkeys((arena.growth(size, self.reserved), round_up(size))):
             if self.most and self.reserved + chunk > self.most:
                 error = CudaError(
                     Result.ERROR_OUT_OF_MEMORY,
@@ -230,10 +263,14 @@ class Pool:
         return error
 
     def free(self, block: Block, point: FreePoint | None) -> None:
-        """Free a block at a point of a stream; None: at once."""
+        """Free a block at a point of a stream (None: immediately).
+
+        Later work of that stream may have the memory immediately, other streams when the point has passed. No effect
+        if the block's context has been closed, because its memory is gone with it.
+        """
         with self._lock:
             arena = self._arenas.get(block.context)
-            if arena is None:  # its context was closed meanwhile
+            if arena is None:  # its context has been closed
                 return
             self._in_use -= block.taken
             if point is not None and point.context is not block.context and point.is_passed():
@@ -245,7 +282,7 @@ class Pool:
     def trim(self, keep: int) -> None:
         """Give free memory back to the device, but keep at least ``keep`` reserved bytes."""
         with self._lock:
-            self._settle_all()
+            self._reclaim_all()
             self._release(keep, at_most=True)
 
     def _release(self, keep: int, at_most: bool = False) -> None:
@@ -256,7 +293,12 @@ class Pool:
     # --- what happens to streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Return what is to be done after a wait for a stream, or for all; None if that is nothing."""
+        """Return a function to call after a wait for a stream (None: for all streams), or None.
+
+        The memory that was freed in the stream is taken out before the wait and given back after it: free for all if
+        the wait was successful, else for its stream as before. So memory that is freed during the wait is not
+        concluded to be free.
+        """
         with self._lock:
             reached = [
                 (arena, point, arena.freed.pop(point))
@@ -286,7 +328,7 @@ class Pool:
         with self._lock:
             arena = self._arenas.get(context)
             if arena is not None and self.reserved > self.release_threshold:
-                arena.settle_some()
+                arena.reclaim_some()
                 self._release_some()
 
     def _release_some(self) -> None:
@@ -313,20 +355,20 @@ class Pool:
                 self.reserved -= size
                 self._in_use -= size - free
                 arena.source.drop()
-            for other in self._arenas.values():
-                other.settle(lambda point: point.context is context)
+            for arena_left in self._arenas.values():
+                arena_left.reclaim(lambda point: point.context is context)
 
-    def destroy(self, ended: Callable[[Pool], None]) -> None:
-        """Release its memory as soon as nothing of it is in use, and then call ``ended``."""
+    def destroy(self, when_ended: Callable[[Pool], None]) -> None:
+        """Release its memory as soon as nothing of it is in use, and then call ``when_ended``."""
         with self._lock:
-            self._ended = ended
+            self._ended = when_ended
             self._end()
 
     def _end(self) -> None:
         if not self._in_use:
             for arena in self._arenas.values():
                 if arena.context.sticky_error is None:
-                    arena.settle_some()
+                    arena.reclaim_some()
             self._release(0)
         if self._ended is not None and not self._in_use and not self.reserved:
             self._ended(self)
@@ -340,7 +382,7 @@ class Pools:
         self._lock: Final = RLock()
         self._connection: Connection | None = None
         self._all: dict[int, Pool] = {}
-        """Those that have memory, or may get some; also destroyed ones that have some."""
+        """The pools that have memory or may get some, including destroyed ones that still have some."""
         self._named: dict[int, Pool] = {}
         """By handle, those that are not destroyed."""
         self._defaults: dict[PoolKind, Pool] = {}
@@ -349,14 +391,14 @@ class Pools:
     def default(self, kind: PoolKind, device: Device | None) -> Pool:
         """Return the default pool of memory of a kind."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             pool = self._defaults.get(kind)
             if pool is None:
                 pool = self._defaults[kind] = self.add(Pool(kind, device))
                 pool.is_default = True
             return pool
 
-    def _of_this_connection(self) -> None:
+    def _forget_old_connection(self) -> None:
         if self._connection is not process.connection:
             for table in (self._all, self._named, self._defaults, self._current):
                 table.clear()
@@ -365,7 +407,7 @@ class Pools:
     def add(self, pool: Pool) -> Pool:
         """Enter a pool and return it."""
         with self._lock:
-            self._of_this_connection()
+            self._forget_old_connection()
             self._all[pool.handle] = self._named[pool.handle] = pool
         return pool
 
@@ -386,7 +428,7 @@ class Pools:
         """Return the pool of a handle; INVALID_VALUE."""
         pool = self._named.get(handle)
         if pool is None:
-            raise invalid_value(f"{handle:#x} is no memory pool of this process (destroyed, or never created)")
+            raise invalid_value(f"{handle:#x} is not a memory pool of this process (destroyed, or never created)")
         return pool
 
     def destroy(self, handle: int) -> None:
@@ -409,28 +451,28 @@ class Pools:
     # --- what happens to streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """As in `Pool`, for all of them."""
-        found = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
-        afters = [each for each in found if each is not None]
+        """Do as `Pool` does, for all pools."""
+        prepared = (pool.before_waiting(context, stream) for pool in tuple(self._all.values()))
+        afters = [after_wait for after_wait in prepared if after_wait is not None]
 
         def after(done: bool) -> None:
-            for each in afters:
-                each(done)
+            for after_wait in afters:
+                after_wait(done)
 
         return after if afters else None
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.after_waiting_for_event(context)
 
     def before_destroying(self, context: Context, stream: int) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.before_destroying(context, stream)
 
     def drop(self, context: Context) -> None:
-        """As in `Pool`, for all of them."""
+        """Do as `Pool` does, for all pools."""
         for pool in tuple(self._all.values()):
             pool.drop(context)
 

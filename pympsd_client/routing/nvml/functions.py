@@ -18,7 +18,7 @@ from collections.abc import Callable
 from ctypes import c_int, c_uint64, memmove
 from typing import Any, Final
 
-from pympsd.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
+from pympsd.process.version import CUDA_VERSION, DRIVER_BRANCH, DRIVER_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import explanations
@@ -67,7 +67,7 @@ def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str
     if name is None:
         raise NvmlError(nvml.INVALID, "the name is NULL")
     for index, device in enumerate(nvml.devices()):
-        if name.upper() in (candidate.upper() for candidate in names(device.facts)):
+        if name.upper() in (candidate.upper() for candidate in names(device.properties)):
             return _by_index(index, place)
     raise NvmlError(nvml.NOT_FOUND, f"no visible device is {name}")
 
@@ -113,7 +113,7 @@ def _memory_info(handle: int, place: int) -> None:
     uuid = nvml.facts(handle).uuid
     nvml.place(place)
     usable = (context for context in tuple(contexts.values()) if context.sticky_error is None)
-    own = next((context for context in usable if context.device.facts.uuid == uuid), None)
+    own = next((context for context in usable if context.device.properties.uuid == uuid), None)
     body = _ask_memory(uuid) if own is None else own.call(operations.MEMORY_INFO)
     free, total = operations.MEMORY_INFO.answer.unpack_from(body)
     nvml.write_versioned(place, _MEMORY.pack(total, 0, free, total - free), 2, padding=4)
@@ -122,16 +122,16 @@ def _memory_info(handle: int, place: int) -> None:
 def _ask_memory(uuid: str) -> bytes:
     """Return the answer of a context that is opened for this call; its own memory counts as used."""
     with nvml.connect() as connection:
-        device = next((candidate for candidate in connection.devices if candidate.facts.uuid == uuid), None)
+        device = next((candidate for candidate in connection.devices if candidate.properties.uuid == uuid), None)
         if device is None:
             raise NvmlError(nvml.LOST, f"{uuid} is not visible any more")
         opened = connection.open_context(device, 0)
         try:
             sequence = opened.transport.sequence()
-            record = operations.MEMORY_INFO.record(opened.serial, sequence)
+            record = operations.MEMORY_INFO.record(opened.context_id, sequence)
             _, result, body = opened.transport.call(sequence, record)
         finally:
-            connection.close_context(device, opened.serial)
+            connection.close_context(device, opened.context_id)
     if result:
         raise CudaError(result, body.decode("utf-8", "replace"))
     return body

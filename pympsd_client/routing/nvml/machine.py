@@ -31,7 +31,7 @@ _FIELD_BYTES, _FIELD_RESULT_AT = 40, 28
 def emulated_device(handle: int) -> Device:
     """Return an emulated device; NvmlError for a GPU, which is recognized by its lack of managed memory."""
     device = nvml.device(handle)
-    if not device.facts.attributes.get("MANAGED_MEMORY"):
+    if not device.properties.attributes.get("MANAGED_MEMORY"):
         raise NvmlError(nvml.UNSUPPORTED, "it is known of emulated devices only")
     return device
 

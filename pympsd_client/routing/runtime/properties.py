@@ -86,10 +86,10 @@ def write(place: int, device: Device) -> None:
     """Write a device's cudaDeviceProp, fields without an attribute are 0; INVALID_VALUE for NULL."""
     check_not_null("the cudaDeviceProp", place)
     runtime = import_module("cuda.bindings.runtime")  # not before cuda.bindings.cyruntime has been executed
-    attributes = device.facts.attributes
+    attributes = device.properties.attributes
     properties: Any = runtime.cudaDeviceProp(_ptr=place)
-    properties.name = device.facts.name.encode()[:255].ljust(256, b"\0")
-    properties.totalGlobalMem = device.facts.memory_bytes
+    properties.name = device.properties.name.encode()[:255].ljust(256, b"\0")
+    properties.totalGlobalMem = device.properties.memory_bytes
     memmove(properties.uuid.getPtr(), api.cuDeviceGetUuid(device.number), 16)
     for field, attribute in _NUMBERS.items():
         if hasattr(properties, field):

@@ -1,4 +1,4 @@
-"""A conditional node: holds its lane while bodies are executed in a stream of their own, by a condition's value."""
+"""A conditional node: holds its slot while bodies are executed in a stream of their own, by a condition's value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd_server.backends.interface import BackendError, Condition, Context, Outcome, PendingHostFunction, Stream
+from pympsd_server.backends.interface import BackendError, Condition, Context, PendingHostFunction, Status, Stream
 
 
 class Body(Protocol):
@@ -37,7 +37,7 @@ class _Hold:
             pending.finish()
 
     def end(self) -> None:
-        """Have the stream go on."""
+        """Resume the stream."""
         with self._lock:
             self._is_over = True
             pending = self._pending
@@ -55,15 +55,15 @@ class Choice:
     bodies: Sequence[Body]
     stream: Stream
 
-    def queue(self, lane: Stream) -> None:
-        """Have the lane wait until the bodies have been executed; BackendError."""
+    def queue(self, slot: Stream) -> None:
+        """Have the slot wait until the bodies have been executed; BackendError."""
         hold = _Hold()
 
-        def begin(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:  # else the context is lost, and the wait with it
+        def begin(status: Status) -> None:
+            if status.code is Result.SUCCESS:  # else the context is lost, and the wait with it
                 self._go_on(hold)
 
-        hold.set(lane.launch_host_function(begin))
+        hold.set(slot.launch_host_function(begin))
 
     def _go_on(self, hold: _Hold) -> None:
         """Have the next body chosen, by a call in their stream: a loop without work takes its turns as work does."""
@@ -73,7 +73,7 @@ class Choice:
             hold.end()
 
     def _choose(self, hold: _Hold) -> Iterator[None]:
-        body = self._chosen()
+        body = self._choose_body()
         if body is not None:
             try:
                 yield from body.pieces(self.stream)
@@ -83,9 +83,9 @@ class Choice:
             if self.kind is ConditionalKind.WHILE:
                 self._go_on(hold)
                 return
-        self.stream.notify(lambda outcome: hold.end())
+        self.stream.notify(lambda status: hold.end())
 
-    def _chosen(self) -> Body | None:
+    def _choose_body(self) -> Body | None:
         value = self.condition.value
         if self.kind is not ConditionalKind.SWITCH:
             value = 0 if value else 1

@@ -1,4 +1,28 @@
-"""An executable graph in its context: its records, prepared, and their order in streams of the backend."""
+"""An executable graph in its context: its records, prepared, and their order in streams of the backend.
+
+**The problem.** A client launches the same graph many times. Nodes that no dependency orders may run at the same
+time; they must follow the stream that the graph is launched in, and later work of that stream must follow them. A
+backend has streams and events, and no graphs.
+
+**The idea.** When a graph is instantiated, every node's record is read once and becomes an *act*: a function that
+queues its work in a stream. Nodes get *slots* (`stream_slots`): slot 0 is the stream of the launch, every other slot
+is a stream of the graph's own (`streams`). A node continues in the slot of the last node that it depends on; other
+dependencies become waits for events. A launch is then one pass over the acts:
+
+    record `begun` in the launch's stream          (only if there are other slots)
+    for each node: wait for `begun` or for events, queue its act, record an event if others wait for it
+    wait in the launch's stream for the end of every other slot, record `done`
+
+Example, A before B and C, both before D: A, B and D are in slot 0, C in slot 1; C waits for A's event, D for C's.
+
+**Invariants.** Launches of one executable graph follow each other (`done`), as CUDA requires. If an item is refused,
+later items are not queued, but what was queued is still joined, so that the stream never overtakes it. Handles of
+modules are checked again at each launch: a module may have been unloaded. The graph's streams are counted
+(`StreamBudget`) and destroyed with it, once their work is done.
+
+Host functions are answered one by one, by numbers that a launch announces first. Bodies of conditional nodes are
+executable graphs of their own, which `conditional` queues when the condition's value is known.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +33,9 @@ from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import ConditionalKind
-from pympsd_server.backends.interface import BackendError, Condition, Context, Event, Outcome, Stream
+from pympsd_server.backends.interface import BackendError, Condition, Context, Event, Status, Stream
 from pympsd_server.executor.graphs.conditional import Choice
-from pympsd_server.executor.graphs.stream_slots import LaneAssignment, assign_lanes
+from pympsd_server.executor.graphs.stream_slots import SlotAssignment, assign_slots
 from pympsd_server.executor.graphs.streams import OwnStreams, StreamBudget
 
 Act = Callable[[Stream], None]
@@ -21,7 +45,7 @@ Act = Callable[[Stream], None]
 class HostRequest(Protocol):
     """A host function of one launch, to be answered when it is due."""
 
-    def fail(self, outcome: Outcome) -> None:
+    def fail(self, status: Status) -> None:
         """Answer that it will not run."""
 
 
@@ -51,58 +75,60 @@ class ExecutableGraph:
     """Made by ``make``; launched by the client's worker alone, or as the body of a conditional node."""
 
     _acts: Sequence[Act | int | Choice | None]
-    _assignments: Sequence[LaneAssignment]
+    _assignments: Sequence[SlotAssignment]
     _context: Context
     _own: OwnStreams
     _stream: Stream | None
     """A body's stream; None: that of each launch."""
     _defaults: list[tuple[Condition, int]] = field(factory=list, init=False)
     """What conditions are set to when a launch begins, those of bodies too."""
-    _lanes: list[Stream] = field(factory=list, init=False)
-    """Streams of the lanes after the first."""
+    _slot_streams: list[Stream] = field(factory=list, init=False)
+    """Streams of the slots after the first."""
     _events: dict[int, Event] = field(factory=dict, init=False)
-    """The events of the items that other lanes, or the end of the launch, wait for."""
+    """The events of the items that other slots, or the end of the launch, wait for."""
     _begun: Event | None = field(default=None, init=False)
     _done: Event | None = field(default=None, init=False)
     _last_stream: Stream | None = field(default=None, init=False)
     host_functions: dict[int, HostRequest] = field(factory=dict, init=False)
-    """Those of the coming launch, by number."""
+    """The host functions of the next launch, by number."""
 
     @classmethod
     def make(cls, context: Context, steps: Sequence[Step], budget: StreamBudget) -> ExecutableGraph:
-        """Return the executable graph of steps; BackendError if the device has no room for its streams."""
+        """Return the executable graph of steps; BackendError if the device has no memory for its streams."""
         own = OwnStreams(context, budget)
         try:
-            return cls._made(context, steps, own, None)
+            return cls._build(context, steps, own, None)
         except BaseException:
             own.destroy()
             raise
 
     @classmethod
-    def _made(
+    def _build(
         cls, context: Context, steps: Sequence[Step], own: OwnStreams, stream: Stream | None
     ) -> ExecutableGraph:
         """``stream``: a body's, which is the first of its own."""
-        assignments = assign_lanes([step.dependencies for step in steps])
+        assignments = assign_slots([step.dependencies for step in steps])
         made = cls([], assignments, context, own, stream)
         made._done = context.create_event(False)
         made._begun = context.create_event(False)
         first = 0 if stream is None else 1
-        count = max((assigned.lane for assigned in assignments), default=0)
-        made._lanes = [own.at(first + index) for index in range(count)]
-        made._events = {index: context.create_event(False) for index, one in enumerate(assignments) if one.is_awaited}
+        count = max((assigned.slot for assigned in assignments), default=0)
+        made._slot_streams = [own.at(first + index) for index in range(count)]
+        made._events = {
+            index: context.create_event(False) for index, one in enumerate(assignments) if one.is_waited_for
+        }
         made._acts = [made._act_of(step.act, assigned) for step, assigned in zip(steps, assignments, strict=True)]
         return made
 
-    def _act_of(self, act: Act | int | ConditionalStep | None, assigned: LaneAssignment) -> Act | int | Choice | None:
+    def _act_of(self, act: Act | int | ConditionalStep | None, assigned: SlotAssignment) -> Act | int | Choice | None:
         if not isinstance(act, ConditionalStep):
             return act
         condition = self._context.condition(act.handle)
         if act.default is not None:
             self._defaults.append((condition, act.default))
-        own = self._own.inside(assigned.lane)
+        own = self._own.inside(assigned.slot)
         stream = own.at(0)
-        bodies = [self._made(self._context, steps, own, stream) for steps in act.bodies]
+        bodies = [self._build(self._context, steps, own, stream) for steps in act.bodies]
         for body in bodies:
             self._defaults += body._defaults
         return Choice(self._context, condition, act.kind, bodies, stream)
@@ -122,53 +148,53 @@ class ExecutableGraph:
             self._last_stream = stream
             if self._defaults:
                 self._context.call(stream, self._assign())
-            for _ in self._queued(stream, requests, run_host_function):
+            for _ in self._queue_items(stream, requests, run_host_function):
                 pass
         except BackendError as error:
             for request in requests.values():
-                request.fail(Outcome(error.code, error.reason))
+                request.fail(Status(error.code, error.reason))
             raise
 
     def pieces(self, stream: Stream) -> Iterator[None]:
         """Queue a body's work, an item with each piece; BackendError as for ``launch``."""
-        return self._queued(stream, {}, _no_host_function)
+        return self._queue_items(stream, {}, _no_host_function)
 
     def _assign(self) -> Iterator[None]:
         for condition, value in self._defaults:
             condition.value = value
         yield
 
-    def _queued(
+    def _queue_items(
         self, stream: Stream, requests: dict[int, HostRequest], run_host_function: RunHostFunction
     ) -> Iterator[None]:
         assert self._begun is not None
         assert self._done is not None
-        if self._lanes:
+        if self._slot_streams:
             stream.record(self._begun)
         ends: dict[int, int] = {}
         try:
             for index, (act, assigned) in enumerate(zip(self._acts, self._assignments, strict=True)):
-                lane = self._lanes[assigned.lane - 1] if assigned.lane else stream
-                if assigned.begins_lane:
-                    lane.wait(self._begun)
+                slot = self._slot_streams[assigned.slot - 1] if assigned.slot else stream
+                if assigned.begins_slot:
+                    slot.wait(self._begun)
                 for each in assigned.waits_for:
-                    lane.wait(self._events[each])
+                    slot.wait(self._events[each])
                 if isinstance(act, int):
                     request = requests.pop(act, None)
                     if request is None:
                         reason = f"host function {act} of the graph was not given for this launch"
                         raise BackendError(Result.ERROR_INVALID_VALUE, reason)
-                    run_host_function(request, lane)
+                    run_host_function(request, slot)
                 elif isinstance(act, Choice):
-                    act.queue(lane)
+                    act.queue(slot)
                 elif act is not None:
-                    act(lane)
-                if assigned.is_awaited:
-                    lane.record(self._events[index])
-                if assigned.lane:
-                    ends[assigned.lane] = index
+                    act(slot)
+                if assigned.is_waited_for:
+                    slot.record(self._events[index])
+                if assigned.slot:
+                    ends[assigned.slot] = index
                 yield
-        except Exception:  # not where it is only dropped, its context having ended
+        except Exception:  # not if it is only dropped because its context has ended
             self._join(stream, self._done, ends)
             raise
         self._join(stream, self._done, ends)
@@ -176,17 +202,17 @@ class ExecutableGraph:
     def _join(self, stream: Stream, done: Event, ends: dict[int, int]) -> None:
         """Have the stream's later work wait for what was queued, after a refusal too."""
         for index in ends.values():
-            if self._assignments[index].is_awaited:
+            if self._assignments[index].is_waited_for:
                 stream.wait(self._events[index])
         stream.record(done)
 
     def destroy(self) -> None:
         """Destroy its streams; what was launched runs to its end."""
         for request in self.host_functions.values():
-            request.fail(Outcome(Result.ERROR_INVALID_HANDLE, "the executable graph was destroyed"))
+            request.fail(Status(Result.ERROR_INVALID_HANDLE, "the executable graph was destroyed"))
         self.host_functions = {}
         if any(isinstance(act, Choice) for act in self._acts) and self._done is not None:
-            self._done.notify(lambda outcome: self._release())  # until then bodies may be queued
+            self._done.notify(lambda status: self._release())  # until then bodies may be queued
         else:
             self._release()
 

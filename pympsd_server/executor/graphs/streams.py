@@ -1,4 +1,13 @@
-"""The streams that an executable graph has besides the one it is launched in, and how many of them a client has."""
+"""The streams that executable graphs have of their own: created when first used, counted, and shared by bodies.
+
+A stream costs a backend memory and a client cannot see those that its graphs take, so they are limited for each
+client (`StreamBudget`, MAX_CLIENT_STREAMS) and are created only when a node needs one (`OwnStreams.at`). The bodies
+of conditional nodes that are in one slot run one after another, so all of them share the same streams
+(`OwnStreams.inside`), however many bodies there are.
+
+Destroying a stream lets its work run to its end. Only then may the budget count it no more for a graph with
+conditional nodes, because a body may still be queued; `ExecutableGraph.destroy` takes care of that.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +19,17 @@ from attrs import define, field
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Context, Stream
 
-CLIENT_STREAM_LIMIT: Final = 4096
+MAX_CLIENT_STREAMS: Final = 4096
 """The most streams that all executable graphs of one client have together."""
 
 
+@define(eq=False)
 class StreamBudget:
     """The number of streams of one client's graphs. Used by its worker, and by the thread that ends their work."""
 
-    def __init__(self, limit: int = CLIENT_STREAM_LIMIT) -> None:
-        self._limit = limit
-        self._lock = Lock()
-        self._used = 0
+    _limit: int = MAX_CLIENT_STREAMS
+    _lock: Lock = field(factory=Lock, init=False)
+    _used: int = field(default=0, init=False)
 
     def take(self) -> None:
         """Count one more; BackendError OUT_OF_MEMORY past the limit."""
@@ -41,7 +50,7 @@ class StreamBudget:
 
 @define(eq=False)
 class OwnStreams:
-    """The streams of a graph, made when first used. Bodies of conditional nodes in one lane follow each other, so
+    """The streams of a graph, made when first used. Bodies of conditional nodes in one slot follow each other, so
     they share theirs.
     """
 
@@ -51,7 +60,7 @@ class OwnStreams:
     _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
 
     def at(self, index: int) -> Stream:
-        """Return a stream; BackendError if there is no room for it."""
+        """Return a stream; BackendError if the limit of streams is reached or there is no memory."""
         while len(self._streams) <= index:
             self._budget.take()
             try:
@@ -61,9 +70,9 @@ class OwnStreams:
                 raise
         return self._streams[index]
 
-    def inside(self, lane: int) -> OwnStreams:
-        """Return those of the bodies of conditional nodes in a lane."""
-        return self._inside.setdefault(lane, OwnStreams(self._context, self._budget))
+    def inside(self, slot: int) -> OwnStreams:
+        """Return those of the bodies of conditional nodes in a slot."""
+        return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 
     def destroy(self) -> None:
         """Destroy them; their work runs to its end."""

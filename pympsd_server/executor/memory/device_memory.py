@@ -20,14 +20,15 @@ LAUNCH_SECONDS: Final = 1.0
 """Seconds after which the number of launches is looked at: they are counted anyway, and nothing signals one."""
 
 
+@define(eq=False)
 class MemoryReporter:
     """Sends what clients hold if it has changed since the last report; safe to use from several threads."""
 
-    def __init__(self, device: Device, send: Callable[[MemoryUsed], None]) -> None:
-        self._device, self._send = device, send
-        self._reported: dict[int, int] = {}
-        self._counted = 0
-        self._lock = threading.Lock()
+    _device: Device
+    _send: Callable[[MemoryUsed], None]
+    _reported: dict[int, int] = field(factory=dict, init=False)
+    _counted: int = field(default=0, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
 
     def report(self) -> None:
         """Report now."""
@@ -52,7 +53,7 @@ class MemoryReporter:
             time.sleep(PAUSE_SECONDS)
 
 
-MOST_TRIES: Final = 3
+MAX_TRIES: Final = 3
 """Others may take the memory that was freed for a client: the owner is asked this often."""
 _Taken = TypeVar("_Taken")
 
@@ -66,18 +67,21 @@ class _Waiting:
     freed: bool = field(default=False, init=False)
 
 
+@define(eq=False)
 class Shortages:
-    """Used by the clients' workers, which wait in it; the owner's thread passes on the answers."""
+    """Used by the clients' workers, which wait in it; the owner's thread passes on the answers.
 
-    def __init__(self, report: Callable[[], None], send: Callable[[object], None]) -> None:
-        """``report`` reports to the owner what clients hold now."""
-        self.report, self._send = report, send
-        self._numbers = count(1)
-        self._waiting: dict[int, _Waiting] = {}
+    ``report`` reports to the owner what clients hold now.
+    """
+
+    report: Callable[[], None]
+    _send: Callable[[object], None]
+    _numbers: count[int] = field(factory=lambda: count(1), init=False)
+    _waiting: dict[int, _Waiting] = field(factory=dict, init=False)
 
     def with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
-        """Call ``take`` for a client; while it raises Shortage, have room made and call it again."""
-        for _ in range(MOST_TRIES):
+        """Call ``take`` for a client; while it raises Shortage, request memory from the owner and call it again."""
+        for _ in range(MAX_TRIES):
             try:
                 return take()
             except Shortage as shortage:
@@ -96,14 +100,14 @@ class Shortages:
         return waiting.freed
 
     def answered(self, answer: RoomMade) -> None:
-        """Let a worker go on."""
+        """Resume a worker."""
         waiting = self._waiting.get(answer.request)
         if waiting is not None:
             waiting.freed = answer.freed
             waiting.answered.set()
 
     def client_left(self, client: int) -> None:
-        """Let a client's worker go on, with its error."""
+        """Resume a client's worker, with its error."""
         for waiting in tuple(self._waiting.values()):
             if waiting.client == client:
                 waiting.answered.set()

@@ -1,7 +1,7 @@
 """Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
 
 The executor creates and seals it, so that no client can shrink it. Freed memory stays mapped in the executor until no
-work on the device can access it; the backend knows when.
+work on the device can access it; the backend determines when.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Any, Final
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.mapping import map_file, unmap
@@ -45,17 +45,17 @@ class _Piece:
     """The backend's callback, which releases the memory when no work on the device can access it."""
 
 
+@define(eq=False)
 class PinnedMemory:
     """The pieces of one client. Used by its worker, closed by the owner's thread."""
 
-    def __init__(self, device: Device, addresses: PinnedAddresses, address_space: int) -> None:
-        self._device = device
-        self._address_space = address_space
-        self._addresses = addresses
-        self._lock = Lock()
-        self._closed = False
-        self._starts: list[int] = []
-        self._pieces: dict[int, _Piece] = {}
+    _device: Device
+    _addresses: PinnedAddresses
+    _address_space: int
+    _lock: Lock = field(factory=Lock, init=False)
+    _closed: bool = field(default=False, init=False)
+    _starts: list[int] = field(factory=list, init=False)
+    _pieces: dict[int, _Piece] = field(factory=dict, init=False)
 
     def allocate(self, count: int) -> Allocation:
         """Return a new zeroed piece of ``count`` bytes; BackendError INVALID_VALUE, OUT_OF_MEMORY."""
@@ -89,14 +89,14 @@ class PinnedMemory:
             try:
                 fd = make_sealed("pympsd-pinned", size)
                 try:
-                    return address, fd, mapped_at(fd, address, size, partial(addresses.give, address))
+                    return address, fd, map_at(fd, address, size, partial(addresses.give, address))
                 except BaseException:
                     os.close(fd)
                     raise
             except OSError as error:
                 addresses.give(address)
                 if error.errno != errno.EEXIST:
-                    raise _refused(size, error) from None
+                    raise _allocation_error(size, error) from None
                 addresses.skip(address)
         raise BackendError(
             Result.ERROR_OUT_OF_MEMORY, "the addresses for page-locked memory are taken in this process"
@@ -134,7 +134,7 @@ class PinnedMemory:
             piece.unregister()
 
 
-def _refused(size: int, error: OSError) -> BackendError:
+def _allocation_error(size: int, error: OSError) -> BackendError:
     if error.errno in (errno.ENOMEM, errno.ENOSPC, errno.EFBIG):
         return BackendError(Result.ERROR_OUT_OF_MEMORY, f"no {size} bytes of page-locked memory: {explain(error)}")
     return BackendError(Result.ERROR_OPERATING_SYSTEM, f"no page-locked memory: {explain(error)}")
@@ -152,7 +152,7 @@ class _Bytes:
         }
 
 
-def mapped_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
+def map_at(fd: int, address: int, size: int, gone: Callable[[], None]) -> memoryview:
     """Return ``size`` bytes of a file, mapped at ``address``; OSError (EEXIST if something else is mapped there).
 
     When the last reference to the bytes is dropped, unmap them and then call ``gone``, from any thread.

@@ -20,9 +20,9 @@ from pympsd.vocabulary.device_facts import PINNED_BITS, PINNED_WINDOWS, pinned_w
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError
 
-PIECES_LIMIT: Final = 4096
+MAX_PIECES: Final = 4096
 """Pieces one client may have: each is a mapping of this process, which may have 65,530."""
-ALL_PIECES_LIMIT: Final = 16384
+MAX_ALL_PIECES: Final = 16384
 GRAIN_BYTES: Final = 1 << 16
 """Pieces begin at multiples of this (the largest page size), with at least a page between two of them."""
 _MEMINFO: Final = "/proc/meminfo"
@@ -95,7 +95,7 @@ class PinnedAddresses:
             insort(self._starts, address)
             self._ranges[address] = size, owner
             self._count(owner, size, 1)
-            self._next = address + _spaced(size)
+            self._next = address + _space_between(size)
         return address
 
     def give(self, address: int) -> None:
@@ -143,25 +143,25 @@ class PinnedAddresses:
                 f"{size} bytes of page-locked memory: the clients of this device have {all_used} of the "
                 f"{self._limit} bytes, half of this machine's memory, that they may have; use pageable memory"
             )
-        if self._pieces[owner] >= PIECES_LIMIT or len(self._ranges) >= ALL_PIECES_LIMIT:
+        if self._pieces[owner] >= MAX_PIECES or len(self._ranges) >= MAX_ALL_PIECES:
             raise _no_memory(
-                f"a client has at most {PIECES_LIMIT} pieces of page-locked memory, all of a device's clients "
-                f"{ALL_PIECES_LIMIT}; allocate larger ones and divide them"
+                f"a client has at most {MAX_PIECES} pieces of page-locked memory, all of a device's clients "
+                f"{MAX_ALL_PIECES}; allocate larger ones and divide them"
             )
         if size > self._available():
             raise _no_memory(f"this machine has no {size} bytes of memory to spare; use pageable memory")
 
     def _find(self, size: int) -> int:
         """Return the first free address from the next one on, else from the window's beginning."""
-        length = _spaced(size)
+        length = _space_between(size)
         for low in (self._next, self._base):
             at = low
             for start in self._starts:
-                if start + _spaced(self._ranges[start][0]) <= at:
+                if start + _space_between(self._ranges[start][0]) <= at:
                     continue
                 if start - at >= length:
                     break
-                at = start + _spaced(self._ranges[start][0])
+                at = start + _space_between(self._ranges[start][0])
             if at + length <= self._end:
                 return at
         raise _no_memory(f"no range of {size} addresses is free for page-locked memory")
@@ -172,7 +172,7 @@ class PinnedAddresses:
         return len(self._ranges)
 
 
-def _spaced(size: int) -> int:
+def _space_between(size: int) -> int:
     """Return the distance from the start of a piece to the earliest start of the next one."""
     return -(-(size + mmap.PAGESIZE) // GRAIN_BYTES) * GRAIN_BYTES
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
-
 from pympsd.vocabulary.results import Result
-from pympsd.wire.launch_flags import cluster_of
 from pympsd.wire.records import FLAG_COOPERATIVE
-from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Outcome, Stream
+from pympsd.wire.ring_layout import cluster_of
+from pympsd_server.backends.interface import BackendError, Completion, Launch, Limit, Module, Status, Stream
 from pympsd_server.executor.requests.request import Request
 
 
-def _launch(
+def launch(
     request: Request,
     stream: Stream,
     module: Module,
@@ -41,7 +38,7 @@ def host_function(request: Request, stream: Stream, token: int) -> None:
     pending[token] = stream.launch_host_function(request.complete)
 
 
-def _host_function_done(request: Request, token: int) -> None:
+def host_function_done(request: Request, token: int) -> None:
     pending = request.context.host_functions
     if token not in pending:
         raise BackendError(Result.ERROR_INVALID_HANDLE, f"host function {token} is not pending in this context")
@@ -49,22 +46,13 @@ def _host_function_done(request: Request, token: int) -> None:
     del pending[token]
 
 
-def _room(request: Request, done: Completion) -> None:
-    request.resources.backpressure.when_half_is_free(lambda: done(Outcome()))
+def room(request: Request, done: Completion) -> None:
+    request.resources.backpressure.when_half_is_free(lambda: done(Status()))
 
 
-def _set_limit(request: Request, limit: int, count: int) -> None:
+def set_limit(request: Request, limit: int, count: int) -> None:
     try:
         wanted = Limit(limit)
     except ValueError:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"limit {limit}: 1 and 2 can be set") from None
     request.context.backend.set_limit(wanted, count)
-
-
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "LAUNCH": _launch,
-    "HOST_FUNCTION": host_function,
-    "HOST_FUNCTION_DONE": _host_function_done,
-    "ROOM": _room,
-    "SET_LIMIT": _set_limit,
-}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from attrs import frozen
 
+from pympsd.errors import RemoteError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import graph_items, records
-from pympsd.wire.errors import RemoteError
 from pympsd.wire.graph_items import GraphItem
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.graphs.executable import Act, ConditionalStep, ExecutableGraph, Step
@@ -86,19 +86,19 @@ class _HostRequest:
     request: Request
     token: int
 
-    def fail(self, outcome: Any) -> None:
-        self.request.fail(outcome)
+    def fail(self, status: Any) -> None:
+        self.request.fail(status)
 
 
 def _run_host_function(given: Any, stream: Stream) -> None:
     host_function(given.request, stream, given.token)
 
 
-def _part(request: Request, graph: int, offset: int, count: int) -> None:
+def graph_part(request: Request, graph: int, offset: int, count: int) -> None:
     request.context.images.append(graph, request.staging(offset, count))
 
 
-def _launch(request: Request, stream: Stream, graph: ExecutableGraph) -> None:
+def launch_graph(request: Request, stream: Stream, graph: ExecutableGraph) -> None:
     try:
         graph.launch(stream, _run_host_function)
     finally:  # what was queued before an item was refused counts too
@@ -106,20 +106,12 @@ def _launch(request: Request, stream: Stream, graph: ExecutableGraph) -> None:
             request.resources.backpressure.enter_more(stream, graph.size - 1)
 
 
-def _host_function(request: Request, stream: Stream, graph: ExecutableGraph, token: int, number: int) -> None:
+def graph_host_function(request: Request, stream: Stream, graph: ExecutableGraph, token: int, number: int) -> None:
     if number in graph.host_functions or number >= graph.size:
         reason = f"host function {number} is given already, or the graph of {graph.size} nodes has none such"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)
     graph.host_functions[number] = _HostRequest(request, token)
 
 
-def _destroy(request: Request, graph: ExecutableGraph) -> None:
+def destroy_graph(request: Request, graph: ExecutableGraph) -> None:
     graph.destroy()
-
-
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "GRAPH_PART": _part,
-    "LAUNCH_GRAPH": _launch,
-    "GRAPH_HOST_FUNCTION": _host_function,
-    "DESTROY_GRAPH": _destroy,
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
@@ -14,26 +14,26 @@ from pympsd_server.backends.interface import (
     Copy,
     Extent,
     Fill,
-    Outcome,
     Region,
     Space,
+    Status,
     Stream,
 )
 from pympsd_server.executor.requests.request import Answer, ClientResources, Request
 
-_ADDRESS_LIMIT: Final = 1 << 64
+_MAX_ADDRESS: Final = 1 << 64
 
 
-def _allocate(request: Request, count: int) -> Answer:
+def allocate(request: Request, count: int) -> Answer:
     allocate = request.context.backend.allocate
     return Answer((request.with_room(lambda: allocate(count)),))
 
 
-def _free(request: Request, address: int, done: Completion) -> None:
+def free(request: Request, address: int, done: Completion) -> None:
     request.context.backend.free(address, done)
 
 
-def _memory_info(request: Request) -> Answer:
+def memory_info(request: Request) -> Answer:
     return Answer(request.context.backend.memory_info())
 
 
@@ -48,42 +48,42 @@ def _device(address: int) -> Region:
     return Region(Space.DEVICE, address)
 
 
-def _copy_to_device(
+def copy_to_device(
     request: Request, stream: Stream, destination: int, offset: int, count: int, done: Completion
 ) -> None:
     source = Region(Space.STAGING, host=request.staging(offset, count))
     stream.copy(_linear(_device(destination), source, count), done)
 
 
-def _copy_from_device(
+def copy_from_device(
     request: Request, stream: Stream, source: int, offset: int, count: int, done: Completion
 ) -> None:
     destination = Region(Space.STAGING, host=request.staging(offset, count))
     stream.copy(_linear(destination, _device(source), count), done)
 
 
-def _copy_on_device(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+def copy_on_device(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
     stream.copy(_linear(_device(destination), _device(source), count))
 
 
-def _copy_to_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+def copy_to_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
     pinned = Region(Space.PINNED, host=request.resources.pinned.view(source, count))
     stream.copy(_linear(_device(destination), pinned, count))
 
 
-def _copy_from_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
+def copy_from_device_pinned(request: Request, stream: Stream, destination: int, source: int, count: int) -> None:
     pinned = Region(Space.PINNED, host=request.resources.pinned.view(destination, count))
     stream.copy(_linear(pinned, _device(source), count))
 
 
-def _copy_3d(request: Request, stream: Stream, *operands: int) -> None:
+def copy_3d(request: Request, stream: Stream, *operands: int) -> None:
     copy = _regions(request, *operands)
     if Space.STAGING in (copy.destination.space, copy.source.space):
         raise BackendError(Result.ERROR_INVALID_VALUE, "COPY_3D reaches no shared memory; COPY_3D_STAGED does")
     stream.copy(copy)
 
 
-def _copy_3d_staged(request: Request, stream: Stream, *operands: Any) -> None:
+def copy_3d_staged(request: Request, stream: Stream, *operands: Any) -> None:
     *numbers, done = operands
     stream.copy(_regions(request, *numbers), done)
 
@@ -100,7 +100,7 @@ def _regions(request: Request, *operands: int) -> Copy:
 def _region(request: Request, extent: Extent, space: int, base: int, pitch: int, slice_pitch: int) -> Region:
     region = Region(Space.DEVICE, base, pitch, slice_pitch)
     span = region.span(extent)
-    if span >= _ADDRESS_LIMIT:
+    if span >= _MAX_ADDRESS:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"a copy that spans {span} bytes")
     match space:
         case records.Space.DEVICE:
@@ -112,7 +112,7 @@ def _region(request: Request, extent: Extent, space: int, base: int, pitch: int,
     raise BackendError(Result.ERROR_INVALID_VALUE, f"there is no memory space {space}")
 
 
-def _fill(
+def fill(
     request: Request, stream: Stream, destination: int, value: int, width: int, count: int, pitch: int, height: int
 ) -> None:
     region = Region(Space.DEVICE, destination, pitch)
@@ -122,22 +122,22 @@ def _fill(
 # --- page-locked memory
 
 
-def _allocate_pinned(request: Request, count: int) -> Answer:
+def allocate_pinned(request: Request, count: int) -> Answer:
     given = request.resources.pinned.allocate(count)
     return Answer((given.address,), fds=(given.fd,))
 
 
-def _free_pinned(request: Request, address: int) -> None:
-    """Free a piece, even if its context has gone: for the client at once, in fact after its work so far."""
+def free_pinned(request: Request, address: int) -> None:
+    """Free a piece, even if its context has ended: the client loses it now, the device after all queued work."""
     _after_all_work(request.resources, request.resources.pinned.take(address))
 
 
 def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
-    """Call ``act`` once the work of all contexts of a client so far is done, or they have gone."""
+    """Call ``act`` once the work that all contexts of a client have queued is done, or they have gone."""
     contexts = tuple(client.contexts.values())
     lock, left = Lock(), len(contexts) + 1
 
-    def done(outcome: Outcome) -> None:
+    def done(status: Status) -> None:
         nonlocal left
         with lock:
             left -= 1
@@ -149,22 +149,5 @@ def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
         try:
             context.backend.notify(done)
         except BackendError:  # it accepts no more work, and has none
-            done(Outcome())
-    done(Outcome())
-
-
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "ALLOCATE": _allocate,
-    "FREE": _free,
-    "MEMORY_INFO": _memory_info,
-    "COPY_TO_DEVICE": _copy_to_device,
-    "COPY_FROM_DEVICE": _copy_from_device,
-    "COPY_ON_DEVICE": _copy_on_device,
-    "COPY_3D": _copy_3d,
-    "COPY_3D_STAGED": _copy_3d_staged,
-    "FILL": _fill,
-    "ALLOCATE_PINNED": _allocate_pinned,
-    "FREE_PINNED": _free_pinned,
-    "COPY_TO_DEVICE_PINNED": _copy_to_device_pinned,
-    "COPY_FROM_DEVICE_PINNED": _copy_from_device_pinned,
-}
+            done(Status())
+    done(Status())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import ModuleLayout
@@ -11,20 +10,22 @@ from pympsd.wire.records import HEADER_BYTES, RECORD_LIMIT
 from pympsd_server.backends.interface import BackendError, Module
 from pympsd_server.executor.requests.request import Answer, Request
 
-_LAYOUT_LIMIT: Final = RECORD_LIMIT - HEADER_BYTES
+_MAX_LAYOUT_BYTES: Final = RECORD_LIMIT - HEADER_BYTES
 
 
-def _image_part(request: Request, module: int, offset: int, count: int) -> None:
+def image_part(request: Request, module: int, offset: int, count: int) -> None:
     request.context.images.append(module, request.staging(offset, count))
 
 
-def _load(request: Request, handle: int) -> Answer:
+def load_module(request: Request, handle: int) -> Answer:
     context, image = request.context, request.context.images.take(handle)
     module = request.with_room(lambda: context.backend.load_module(image))
     layout = _layout(module)
-    if len(layout) > _LAYOUT_LIMIT:
+    if len(layout) > _MAX_LAYOUT_BYTES:
         module.unload()
-        reason = f"the description of the module's functions has {len(layout)} bytes, {_LAYOUT_LIMIT} fit an answer"
+        reason = (
+            f"the description of the module's functions has {len(layout)} bytes, {_MAX_LAYOUT_BYTES} fit an answer"
+        )
         raise BackendError(Result.ERROR_NOT_SUPPORTED, reason)
     return Answer(tail=layout, created=module)
 
@@ -33,19 +34,11 @@ def _layout(module: Module) -> bytes:
     return ModuleLayout(tuple(module.functions), tuple(module.globals), module.managed_bytes).encode()
 
 
-def _place_managed(request: Request, module: Module, address: int) -> Answer:
+def place_managed(request: Request, module: Module, address: int) -> Answer:
     request.resources.pinned.view(address, module.managed_bytes)  # raises unless it is the client's
     module.place_managed(address)
     return Answer(tail=_layout(module))
 
 
-def _unload(request: Request, module: Module) -> None:
+def unload_module(request: Request, module: Module) -> None:
     module.unload()
-
-
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "IMAGE_PART": _image_part,
-    "LOAD_MODULE": _load,
-    "UNLOAD_MODULE": _unload,
-    "PLACE_MANAGED": _place_managed,
-}

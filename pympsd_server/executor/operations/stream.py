@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.interface import BackendError, Completion, Event, Stream
@@ -19,37 +18,27 @@ def check_ready(done: bool) -> None:
         raise BackendError(Result.ERROR_NOT_READY, "work is still pending")
 
 
-def _create(request: Request, handle: int, flags: int, priority: int) -> Answer:
+def create_stream(request: Request, handle: int, flags: int, priority: int) -> Answer:
     if flags & ~_NON_BLOCKING:
         raise BackendError(Result.ERROR_INVALID_VALUE, f"stream flags {flags:#x}")
     return Answer(created=request.context.backend.create_stream(bool(flags & _NON_BLOCKING), priority))
 
 
-def _destroy(request: Request, stream: Stream) -> None:
+def destroy_stream(request: Request, stream: Stream) -> None:
     stream.destroy()
 
 
-def _query(request: Request, stream: Stream) -> None:
+def query_stream(request: Request, stream: Stream) -> None:
     check_ready(stream.idle)
 
 
-def _synchronize(request: Request, stream: Stream, done: Completion) -> None:
+def synchronize_stream(request: Request, stream: Stream, done: Completion) -> None:
     stream.notify(done)
 
 
-def _synchronize_context(request: Request, done: Completion) -> None:
+def synchronize_context(request: Request, done: Completion) -> None:
     request.context.backend.notify(done)
 
 
-def _wait_event(request: Request, stream: Stream, event: Event) -> None:
+def wait_event(request: Request, stream: Stream, event: Event) -> None:
     stream.wait(event)
-
-
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "CREATE_STREAM": _create,
-    "DESTROY_STREAM": _destroy,
-    "QUERY_STREAM": _query,
-    "SYNCHRONIZE_STREAM": _synchronize,
-    "SYNCHRONIZE_CONTEXT": _synchronize_context,
-    "WAIT_EVENT": _wait_event,
-}

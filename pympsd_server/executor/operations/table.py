@@ -2,9 +2,9 @@
 
 A function takes its request and the operands, a handle resolved to its object (a stream to the backend's). It
 
-- returns an Answer, or None for an empty one, if the operation completes at once;
+- returns an Answer, or None for an empty one, if the operation completes immediately;
 - queues work in its stream, if it is asynchronous: the work is then counted for backpressure;
-- takes a Completion as the last argument, if it is awaited: calling it sends the answer.
+- takes a Completion as the last argument, if its caller waits for queued work: calling it sends the answer.
 
 BackendError is answered, or kept for the context's next waiting call.
 """
@@ -34,19 +34,19 @@ def _prepare(request: Request, record: records.Record) -> Act:
     row = ROWS.get(record.opcode)
     if row is None:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, f"unknown opcode {record.opcode}")
-    return row.prepared(request, record.body)
+    return row.prepare(request, record.body)
 
 
 _FUNCTIONS: Final[Mapping[str, Execute]] = {
-    **memory.FUNCTIONS,
-    **module.FUNCTIONS,
-    **execution.FUNCTIONS,
-    **stream.FUNCTIONS,
-    **event.FUNCTIONS,
-    **virtual_memory.FUNCTIONS,
-    **graph.FUNCTIONS,
-    "INSTANTIATE_GRAPH": graph.instantiation(_prepare),
+    **{
+        name: function
+        for chapter in (memory, module, execution, stream, event, virtual_memory, graph)
+        for name, function in vars(chapter).items()
+        if getattr(function, "__module__", "") == chapter.__name__
+    },
+    "instantiate_graph": graph.instantiation(_prepare),
 }
+"""The functions of the modules for the chapters, by name: each operation has one of its name, in lower case."""
 
 
 class Row:
@@ -75,7 +75,7 @@ class Row:
         }[operation.completion]
         """Executes a record's body and answers it, or has it answered later; BackendError."""
 
-    def prepared(self, request: Request, body: bytes) -> Act:
+    def prepare(self, request: Request, body: bytes) -> Act:
         """Return what queues the work in any stream, with all other handles resolved; BackendError.
 
         The work is refused once a module of it is unloaded.
@@ -107,7 +107,7 @@ class Row:
         if self._created is not None:
             kind = self._created[1]
             entry = StreamEntry(answer.created) if kind is Kind.STREAM else answer.created
-            request.context.table(kind).mint(created, entry)
+            request.context.table(kind).add(created, entry)
         try:
             request.succeed(self._pack(*answer.operands), answer.tail, answer.fds)
         finally:
@@ -160,5 +160,7 @@ class Row:
         return entry
 
 
-ROWS: Final = {operation.opcode: Row(operation, _FUNCTIONS[operation.name]) for operation in records.OPERATIONS}
+ROWS: Final = {
+    operation.opcode: Row(operation, _FUNCTIONS[operation.name.lower()]) for operation in records.OPERATIONS
+}
 """By opcode. A row of the wire's table without a function here is an error at import."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
@@ -13,7 +11,7 @@ from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 from pympsd_server.executor.requests.request import Answer, Request, words
 
 
-def _create(request: Request, handle: int, count: int, flags: int) -> Answer:
+def create_memory(request: Request, handle: int, count: int, flags: int) -> Answer:
     if flags & ~(MEMORY_SHAREABLE | MEMORY_OF_HOST):
         raise BackendError(Result.ERROR_INVALID_VALUE, f"memory has no flags {flags:#x}")
     charge = request.resources.pinned.charge if flags & MEMORY_OF_HOST else None
@@ -21,32 +19,32 @@ def _create(request: Request, handle: int, count: int, flags: int) -> Answer:
     return Answer(created=request.with_room(lambda: create(count, shareable, charge)))
 
 
-def _release(request: Request, memory: PhysicalMemory) -> None:
+def release_memory(request: Request, memory: PhysicalMemory) -> None:
     memory.release()
 
 
-def _map(request: Request, memory: PhysicalMemory, address: int) -> None:
+def map_memory(request: Request, memory: PhysicalMemory, address: int) -> None:
     request.context.backend.map_memory(memory, address)
 
 
-def _unmap(request: Request, address: int, count: int) -> None:
+def unmap_memory(request: Request, address: int, count: int) -> None:
     request.context.backend.unmap_memory(address, count)
 
 
-def _set_access(request: Request, address: int, count: int, accessible: int) -> None:
+def set_access(request: Request, address: int, count: int, accessible: int) -> None:
     request.context.backend.set_access(address, count, bool(accessible))
 
 
-def _export(request: Request, memory: PhysicalMemory) -> Answer:
+def export_memory(request: Request, memory: PhysicalMemory) -> Answer:
     return Answer(fds=(memory.export(),))
 
 
-def _import(request: Request, handle: int, high: int, low: int) -> Answer:
+def import_memory(request: Request, handle: int, high: int, low: int) -> Answer:
     memory = request.context.backend.import_memory(high << 64 | low)
     return Answer((memory.size, int(memory.is_of_host)), created=memory)
 
 
-def _share(request: Request, address: int) -> Answer:
+def share_allocation(request: Request, address: int) -> Answer:
     secret, offset = request.context.backend.share_allocation(address)
     return Answer((*words(secret), offset))
 
@@ -55,42 +53,25 @@ def _words_of(file: File) -> tuple[int, ...]:
     return os.getpid(), file.descriptor, *words(file.secret)
 
 
-def _publish_memory(request: Request, memory: PhysicalMemory) -> Answer:
+def publish_memory(request: Request, memory: PhysicalMemory) -> Answer:
     file = memory.publish()
     return Answer((*_words_of(file), file.offset))
 
 
-def _import_peers(
+def import_peers_memory(
     request: Request, handle: int, process: int, descriptor: int, high: int, low: int, offset: int, count: int
 ) -> Answer:
     file = File(descriptor, high << 64 | low, offset)
     return Answer(created=request.context.backend.import_peers_memory(process, file, count))
 
 
-def _publish(request: Request) -> Answer:
+def publish_window(request: Request) -> Answer:
     return Answer(_words_of(request.context.backend.publish_window()))
 
 
-def _map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
+def map_peer(request: Request, ordinal: int, process: int, descriptor: int, high: int, low: int) -> None:
     request.context.backend.map_peer(ordinal, process, File(descriptor, high << 64 | low))
 
 
-def _unmap_peer(request: Request, ordinal: int) -> None:
+def unmap_peer(request: Request, ordinal: int) -> None:
     request.context.backend.unmap_peer(ordinal)
-
-
-FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = {
-    "CREATE_MEMORY": _create,
-    "RELEASE_MEMORY": _release,
-    "MAP_MEMORY": _map,
-    "UNMAP_MEMORY": _unmap,
-    "SET_ACCESS": _set_access,
-    "EXPORT_MEMORY": _export,
-    "IMPORT_MEMORY": _import,
-    "SHARE_ALLOCATION": _share,
-    "PUBLISH_MEMORY": _publish_memory,
-    "IMPORT_PEERS_MEMORY": _import_peers,
-    "PUBLISH_WINDOW": _publish,
-    "MAP_PEER": _map_peer,
-    "UNMAP_PEER": _unmap_peer,
-}

@@ -1,4 +1,4 @@
-"""Answers to one client: written at once if its socket has room, else kept until it has."""
+"""Answers to one client: written immediately if its socket accepts them, else kept until it does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pympsd.channel.descriptors import close_all
 if TYPE_CHECKING:
     from pympsd_server.native.worker import NativeWorker
 
-KEPT_BYTES: Final = 4 << 20
+MAX_KEPT_BYTES: Final = 4 << 20
 """A client that leaves more answers unread than this is disconnected."""
 
 
 @define(eq=False)
 class _Kept:
-    """Bytes that wait for room; ``fds`` are duplicates, sent with the first byte."""
+    """Bytes that the socket does not accept yet; ``fds`` are duplicates, sent with the first byte."""
 
     data: bytearray
     fds: tuple[int, ...] = field(default=())
@@ -42,7 +42,7 @@ class AnswerWriter:
         self._lock = threading.Lock()
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
-        self._allowed_bytes = KEPT_BYTES
+        self._allowed_bytes = MAX_KEPT_BYTES
         self._broken = False
         self._flusher: threading.Thread | None = None
 
@@ -76,7 +76,7 @@ class AnswerWriter:
             if self._kept:
                 return
             answers = take()
-            self._allowed_bytes = KEPT_BYTES + sum(map(len, answers))
+            self._allowed_bytes = MAX_KEPT_BYTES + sum(map(len, answers))
         for answer in answers:
             self.send(answer)
 
@@ -135,7 +135,7 @@ class AnswerWriter:
         if not first.data:
             self._kept.popleft()
         if not self._kept:
-            self._allowed_bytes = KEPT_BYTES
+            self._allowed_bytes = MAX_KEPT_BYTES
 
     def _cut_off(self) -> None:
         self._broken = True

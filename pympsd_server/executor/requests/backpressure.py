@@ -6,26 +6,28 @@ from collections.abc import Callable
 from threading import Condition
 from typing import Final
 
+from attrs import define, field
+
 from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.requests.client_context import StreamEntry
 
-LIMIT: Final = 16384
+MAX_UNFINISHED: Final = 16384
 """Operations; a launch costs the executor about a kilobyte until it has run. (CUDA blocks a launch after 1,024.)"""
-HALF: Final = LIMIT // 2
+HALF_OF_MAX: Final = MAX_UNFINISHED // 2
 _GROUP: Final = 32
 
 
+@define(eq=False)
 class Backpressure:
     """Counts operations that have not completed. Unanswered ones are counted in groups, one callback for each."""
 
-    def __init__(self) -> None:
-        self._changed = Condition()
-        self._unfinished = 0
-        self._partial: dict[int, StreamEntry] = {}
-        self._uncounted = 0
-        """Operations in groups that are not full, over all streams."""
-        self._waiting_for_half: list[Callable[[], None]] = []
-        self._closed = False
+    _changed: Condition = field(factory=Condition, init=False)
+    _unfinished: int = field(default=0, init=False)
+    _partial: dict[int, StreamEntry] = field(factory=dict, init=False)
+    _uncounted: int = field(default=0, init=False)
+    """Operations in groups that are not full, over all streams."""
+    _waiting_for_half: list[Callable[[], None]] = field(factory=list, init=False)
+    _closed: bool = field(default=False, init=False)
 
     def enter(self, stream: StreamEntry) -> None:
         """Count an unanswered operation that was put in a stream."""
@@ -34,7 +36,7 @@ class Backpressure:
         self._uncounted += 1
         if stream.uncounted == _GROUP:
             self._count(stream)
-        elif self._uncounted >= LIMIT:
+        elif self._uncounted >= MAX_UNFINISHED:
             # Small numbers in each of many streams count too.
             self._count_all()
 
@@ -42,7 +44,7 @@ class Backpressure:
         """Count the further operations that one record has put in a stream."""
         self._add(count)
         try:
-            stream.notify(lambda outcome: self._add(-count))
+            stream.notify(lambda status: self._add(-count))
         except BackendError:
             self._add(-count)
 
@@ -56,9 +58,9 @@ class Backpressure:
         self._uncounted -= count
         self._add(count)
         try:
-            stream.backend.notify(lambda outcome: self._add(-count))
+            stream.backend.notify(lambda status: self._add(-count))
         except BackendError:
-            self._add(-count)  # the context is poisoned: its queued work is dropped
+            self._add(-count)  # the context is faulted: its queued work is dropped
 
     def enter_answered(self) -> None:
         """Count a request that waits for its completion."""
@@ -72,29 +74,29 @@ class Backpressure:
         with self._changed:
             before = self._unfinished
             self._unfinished += count
-            if before >= LIMIT > self._unfinished:
+            if before >= MAX_UNFINISHED > self._unfinished:
                 self._changed.notify_all()
-            if not before >= HALF > self._unfinished:
+            if not before >= HALF_OF_MAX > self._unfinished:
                 return
             waiting, self._waiting_for_half = self._waiting_for_half, []
         for notify in waiting:
             notify()
 
     def when_half_is_free(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` once less than half of the limit is unfinished, at once if it is already."""
+        """Call ``notify`` once less than half of the limit is unfinished, immediately if it is already."""
         self._count_all()
         with self._changed:
-            if self._unfinished >= HALF:
+            if self._unfinished >= HALF_OF_MAX:
                 self._waiting_for_half.append(notify)
                 return
         notify()
 
     def wait_for_room(self) -> None:
         """Wait until the client may queue more, or is dropped."""
-        if self._unfinished < LIMIT:
+        if self._unfinished < MAX_UNFINISHED:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._unfinished < LIMIT or self._closed)
+            self._changed.wait_for(lambda: self._unfinished < MAX_UNFINISHED or self._closed)
 
     def close(self) -> None:
         """End all waiting: the client is dropped."""

@@ -9,12 +9,12 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import Kind
-from pympsd_server.backends.interface import BackendError, Context, Outcome, PendingHostFunction, Stream
+from pympsd_server.backends.interface import BackendError, Context, PendingHostFunction, Status, Stream
 from pympsd_server.executor.requests.handle_table import HandleTable, Mirror
 
-IMAGE_LIMIT: Final = 256 << 20
+MAX_IMAGE_BYTES: Final = 256 << 20
 """Bytes of partial images that one context may have."""
-IMAGE_COUNT_LIMIT: Final = 64
+MAX_IMAGES: Final = 64
 
 
 @define(eq=False)
@@ -36,7 +36,7 @@ class ClientContext:
         self.images = Images()
         self._default = StreamEntry(backend.default_stream)
         self._lock = Lock()
-        self._deferred: Outcome | None = None
+        self._deferred: Status | None = None
         self._mirror: Mirror | None = None
 
     def attach_mirror(self, mirror: Mirror) -> None:
@@ -67,23 +67,23 @@ class ClientContext:
             graph.release()
         self.backend.destroy()
 
-    def defer(self, outcome: Outcome) -> None:
+    def defer(self, status: Status) -> None:
         """Keep an error that no call waits for, unless one is kept already."""
         with self._lock:
             if self._deferred is None:
-                self._deferred = outcome
+                self._deferred = status
                 if self._mirror is not None:
                     self._mirror.set_deferred(True)
 
-    def take_deferred(self) -> Outcome | None:
+    def take_deferred(self) -> Status | None:
         """Return and clear the error for the next waiting call."""
         if self._deferred is None:
             return None
         with self._lock:
-            outcome, self._deferred = self._deferred, None
+            status, self._deferred = self._deferred, None
             if self._mirror is not None:
                 self._mirror.set_deferred(False)
-        return outcome
+        return status
 
 
 @define(eq=False)
@@ -95,15 +95,15 @@ class Images:
 
     def append(self, module: int, part: memoryview) -> None:
         """Add a part; BackendError OUT_OF_MEMORY if partial images become too many or too large."""
-        if self._bytes + part.nbytes > IMAGE_LIMIT:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"images on their way exceed {IMAGE_LIMIT} bytes")
-        if module not in self._parts and len(self._parts) >= IMAGE_COUNT_LIMIT:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {IMAGE_COUNT_LIMIT} images are on their way")
+        if self._bytes + part.nbytes > MAX_IMAGE_BYTES:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"images on their way exceed {MAX_IMAGE_BYTES} bytes")
+        if module not in self._parts and len(self._parts) >= MAX_IMAGES:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"more than {MAX_IMAGES} images are on their way")
         self._parts.setdefault(module, bytearray()).extend(part)
         self._bytes += part.nbytes
 
     def take(self, module: int) -> bytes:
-        """Return the whole image; BackendError INVALID_IMAGE if no part of it was received."""
+        """Return the complete image; BackendError INVALID_IMAGE if no part of it was received."""
         parts = self._parts.pop(module, None)
         if parts is None:
             raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")

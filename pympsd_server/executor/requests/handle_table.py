@@ -1,15 +1,17 @@
-"""Handles that a client mints: ``generation << 40 | count``, one table for each kind of object."""
+"""Handles, which a client allocates: ``generation << 40 | count``, one table for each kind of object."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final, Generic, Protocol, TypeVar
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, GENERATION_SHIFT, Kind
 from pympsd_server.backends.interface import BackendError
 
-HANDLE_LIMIT: Final = 1 << 14
+MAX_HANDLES: Final = 1 << 14
 """The most objects of one kind in a context: each costs the executor memory."""
 _COUNT_MASK: Final = (1 << GENERATION_SHIFT) - 1
 _T = TypeVar("_T")
@@ -31,26 +33,26 @@ class Mirror(Protocol):
         """Stop executing records of the context outside Python."""
 
 
+@define(eq=False)
 class HandleTable(Generic[_T]):
     """The objects of one kind in one context. The operation that removes an object destroys it."""
 
-    def __init__(self, kind: Kind, generation: int) -> None:
-        self._kind = kind
-        self._generation = generation
-        self._objects: dict[int, _T] = {}
-        self.mirror: Mirror | None = None
+    _kind: Kind
+    _generation: int
+    _objects: dict[int, _T] = field(factory=dict, init=False)
+    mirror: Mirror | None = field(default=None, init=False)
 
     def check_new(self, handle: int) -> None:
-        """Raise BackendError unless a handle may be minted: INVALID_HANDLE, INVALID_VALUE if it is in use."""
+        """Raise BackendError unless a handle may be allocated: INVALID_HANDLE, INVALID_VALUE if it is in use."""
         if handle >> GENERATION_SHIFT != self._generation or handle & _COUNT_MASK < FIRST_HANDLE:
             raise self._unknown(handle)
         if handle in self._objects:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"{self._kind.value} {handle:#x} exists")
-        if len(self._objects) >= HANDLE_LIMIT:
-            reason = f"a context has at most {HANDLE_LIMIT} of the kind {self._kind.value}"
+        if len(self._objects) >= MAX_HANDLES:
+            reason = f"a context has at most {MAX_HANDLES} of the kind {self._kind.value}"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
-    def mint(self, handle: int, entry: _T) -> None:
+    def add(self, handle: int, entry: _T) -> None:
         """Enter an object whose handle ``check_new`` has passed."""
         self._objects[handle] = entry
         if self.mirror is not None:

@@ -8,11 +8,11 @@ from threading import Lock
 from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire import records
-from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Status
 from pympsd_server.executor.graphs.streams import StreamBudget
 from pympsd_server.executor.memory.device_memory import Shortages
 from pympsd_server.executor.memory.pinned import PinnedMemory
@@ -25,16 +25,16 @@ _OUTPUT_BYTES: Final = 1 << 16
 _Taken = TypeVar("_Taken")
 
 
+@define(eq=False)
 class SharedEvents:
     """The events that clients of this executor have shared, by secrets that only the sharers have.
 
     An event stays here as long as a client has it. Safe to use from several threads.
     """
 
-    def __init__(self) -> None:
-        self._events: Final[WeakValueDictionary[int, Event]] = WeakValueDictionary()
-        self._secrets: Final[WeakKeyDictionary[Event, int]] = WeakKeyDictionary()
-        self._lock: Final = Lock()
+    _events: WeakValueDictionary[int, Event] = field(factory=WeakValueDictionary, init=False)
+    _secrets: WeakKeyDictionary[Event, int] = field(factory=WeakKeyDictionary, init=False)
+    _lock: Final = field(factory=Lock, init=False)
 
     def add(self, event: Event) -> int:
         """Return the secret of an event, the same each time."""
@@ -83,12 +83,12 @@ class ClientResources:
     pinned: PinnedMemory
     graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
-    """By the owner's serials, as named in records."""
+    """By the owner's ids, as named in records."""
     shared_events: SharedEvents
-    """Those of all clients."""
+    """The shared events of all clients."""
     shortages: Shortages
     client: int
-    """The owner's serial of this client."""
+    """The owner's id of this client."""
 
 
 class Request:
@@ -126,31 +126,31 @@ class Request:
             answer = records.pack_answer(self._opcode, self._sequence, Result.SUCCESS, operands, tail)
             self.resources.answers.send(answer, fds)
 
-    def fail(self, outcome: Outcome) -> None:
+    def fail(self, status: Status) -> None:
         """Answer an error; if the sender does not wait for it, keep it for the context's next waiting call."""
         context = self._context
-        poisoned = context is not None and context.backend.outcome.code is not Result.SUCCESS
-        if context is not None and poisoned:
-            outcome = context.backend.outcome  # what a call met that was under way may say less
-        if context is not None and not (self.waited or poisoned or outcome.code is Result.ERROR_NOT_READY):
-            context.defer(outcome)
+        is_faulted = context is not None and context.backend.status.code is not Result.SUCCESS
+        if context is not None and is_faulted:
+            status = context.backend.status  # the error of a call that was under way may be less precise
+        if context is not None and not (self.waited or is_faulted or status.code is Result.ERROR_NOT_READY):
+            context.defer(status)
         self._send_output()
         if self.answered:
-            flags = records.FLAG_POISONED if poisoned else 0
-            reason = outcome.reason.encode(errors="replace")[:_REASON_BYTES]
-            answer = records.pack_answer(self._opcode, self._sequence, outcome.code, b"", reason, flags)
+            flags = records.FLAG_POISONED if is_faulted else 0
+            reason = status.reason.encode(errors="replace")[:_REASON_BYTES]
+            answer = records.pack_answer(self._opcode, self._sequence, status.code, b"", reason, flags)
             self.resources.answers.send(answer)
 
-    def complete(self, outcome: Outcome) -> None:
+    def complete(self, status: Status) -> None:
         """Answer once the work before this request is done (a Completion of the port).
 
         What kernels have printed until then comes first.
         """
-        if outcome.code is Result.SUCCESS:
+        if status.code is Result.SUCCESS:
             self._send_output()
             self.succeed()
         else:
-            self.fail(outcome)
+            self.fail(status)
 
     def _send_output(self) -> None:
         context = self._context
@@ -162,9 +162,9 @@ class Request:
         backpressure = self.resources.backpressure
         backpressure.enter_answered()
 
-        def done(outcome: Outcome) -> None:
+        def done(status: Status) -> None:
             backpressure.leave_answered()
-            self.complete(outcome)
+            self.complete(status)
 
         try:
             begin(done)
@@ -173,7 +173,7 @@ class Request:
             raise
 
     def with_room(self, take: Callable[[], _Taken]) -> _Taken:
-        """Have memory of the device taken; room is made for a client within its soft limit."""
+        """Call ``take``, which takes device memory; if it is short, clients above their soft limits may be ended."""
         return self.resources.shortages.with_room(self.resources.client, take)
 
     def staging(self, offset: int, count: int) -> memoryview:

@@ -10,7 +10,7 @@
 enum { LAUNCHES_AN_EVENT = 128, PARAMETER_BYTES = 1 << 15, SUCCESS = 0, NOT_READY = 600 };
 
 /* The limit of forced launches since the last event: the driver queues 1,024, then blocks the worker in the call. */
-enum { LAUNCHES_BY_FORCE = 384 };
+enum { MAX_FORCED_LAUNCHES = 384 };
 
 /* CU_LAUNCH_PARAM_END, _BUFFER_POINTER and _BUFFER_SIZE of cuda.h. */
 #define EXTRA_END ((void *)0)
@@ -42,11 +42,11 @@ static int reached(uint64_t word, uint32_t mark)
     return (int32_t)(*(volatile uint32_t *)word - mark) >= 0;
 }
 
-static int is_settled(struct stream_state *stream)
+static int is_completed(struct stream_state *stream)
 {
-    if (stream->settled < stream->marked_issued && reached(stream->word, stream->marked))
-        stream->settled = stream->marked_issued;
-    return stream->settled == stream->issued;
+    if (stream->completed < stream->marked_issued && reached(stream->word, stream->marked))
+        stream->completed = stream->marked_issued;
+    return stream->completed == stream->issued;
 }
 
 /* A marker between launches costs the stream 40 us, because the device drains: it is written only for a wait. */
@@ -66,7 +66,7 @@ int wait_is_over(struct wait *wait)
     if ((int32_t)(*wait->word - wait->mark) < 0)
         return 0;
     if (wait->stream)
-        is_settled(wait->stream);
+        is_completed(wait->stream);
     return 1;
 }
 
@@ -80,7 +80,7 @@ static int is_ordered(struct context_state *context, struct stream_state *stream
         return !context->unseen;
     if (!stream->is_blocking || stream->seen_of_default == first->issued)
         return 1;
-    if (!is_settled(first))
+    if (!is_completed(first))
         return 0;
     stream->seen_of_default = first->issued;
     return 1;
@@ -151,7 +151,7 @@ static enum fast_path_result launch(struct fast_path *path, struct context_state
 
     if (!is_ordered(context, stream))
         return FAST_PATH_PASS;
-    if (!has_room(path, stream, code) && (*code || !force || stream->since_event >= LAUNCHES_BY_FORCE))
+    if (!has_room(path, stream, code) && (*code || !force || stream->since_event >= MAX_FORCED_LAUNCHES))
         return *code ? FAST_PATH_FAILED : FAST_PATH_FULL;
     *code = path->calls->launch((void *)kernel->function, record->grid_x, record->grid_y, record->grid_z,
                                 record->block_x, record->block_y, record->block_z, record->shared_bytes,
@@ -172,7 +172,7 @@ static enum fast_path_result launch(struct fast_path *path, struct context_state
 static enum fast_path_result wait_for(struct fast_path *path, struct fast_path_context *context,
                                       struct stream_state *stream, struct wait *wait, int *code)
 {
-    if (is_settled(stream))
+    if (is_completed(stream))
         return FAST_PATH_ANSWER;
     if (stream->marked_issued != stream->issued && (*code = mark(path, stream)))
         return FAST_PATH_FAILED;
@@ -192,7 +192,7 @@ static enum fast_path_result synchronize_context(struct fast_path *path, struct 
     if (context->state->leaving)
         return FAST_PATH_PASS;
     while ((stream = table_next(&context->streams, &position)))
-        if (!is_settled(stream)) {
+        if (!is_completed(stream)) {
             if (busy)
                 return FAST_PATH_PASS;
             busy = stream;
@@ -235,7 +235,7 @@ static enum fast_path_result execute(struct fast_path *path, struct fast_path_co
         return FAST_PATH_PASS;
     if (header->opcode == OP_SYNCHRONIZE_STREAM)
         return wait_for(path, context, stream, wait, code);
-    return header->opcode == OP_QUERY_STREAM && is_settled(stream) ? FAST_PATH_ANSWER : FAST_PATH_PASS;
+    return header->opcode == OP_QUERY_STREAM && is_completed(stream) ? FAST_PATH_ANSWER : FAST_PATH_PASS;
 }
 
 static int set_current(struct fast_path *path)
@@ -277,7 +277,7 @@ void fast_path_leave(struct fast_path_context *context)
 
 /* --- contexts, streams and modules */
 
-int fast_path_add_context(struct fast_path *path, uint64_t serial, struct context_state *state)
+int fast_path_add_context(struct fast_path *path, uint64_t context_id, struct context_state *state)
 {
     struct fast_path_context *context = calloc(1, sizeof *context);
     int result = -1;
@@ -287,19 +287,19 @@ int fast_path_add_context(struct fast_path *path, uint64_t serial, struct contex
     context->state = state;
     pthread_mutex_lock(&path->lock);
     if (!table_put(&context->streams, 0, state->default_stream))
-        result = table_put(&path->contexts, serial, context);
+        result = table_put(&path->contexts, context_id, context);
     pthread_mutex_unlock(&path->lock);
     if (result)
         fast_path_free_context(context);
     return result;
 }
 
-struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t serial)
+struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t context_id)
 {
     struct fast_path_context *context;
 
     pthread_mutex_lock(&path->lock);
-    context = table_take(&path->contexts, serial);
+    context = table_take(&path->contexts, context_id);
     pthread_mutex_unlock(&path->lock);
     return context;
 }
@@ -316,33 +316,33 @@ void fast_path_free_context(struct fast_path_context *context)
     free(context);
 }
 
-int fast_path_add_stream(struct fast_path *path, uint64_t serial, uint64_t handle, struct stream_state *state)
+int fast_path_add_stream(struct fast_path *path, uint64_t context_id, uint64_t handle, struct stream_state *state)
 {
     struct fast_path_context *context;
     int result = -1;
 
     pthread_mutex_lock(&path->lock);
-    context = table_get(&path->contexts, serial);
+    context = table_get(&path->contexts, context_id);
     if (context)
         result = table_put(&context->streams, handle, state);
     pthread_mutex_unlock(&path->lock);
     return result;
 }
 
-struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t serial, uint64_t handle)
+struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t context_id, uint64_t handle)
 {
     struct fast_path_context *context;
     struct stream_state *stream = NULL;
 
     pthread_mutex_lock(&path->lock);
-    context = table_get(&path->contexts, serial);
+    context = table_get(&path->contexts, context_id);
     if (context)
         stream = table_take(&context->streams, handle);
     pthread_mutex_unlock(&path->lock);
     return stream;
 }
 
-int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handle, struct kernel_row *rows,
+int fast_path_add_module(struct fast_path *path, uint64_t context_id, uint64_t handle, struct kernel_row *rows,
                          uint32_t count)
 {
     struct fast_path_module *module = malloc(sizeof *module);
@@ -354,7 +354,7 @@ int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handl
     module->rows = rows;
     module->count = count;
     pthread_mutex_lock(&path->lock);
-    context = table_get(&path->contexts, serial);
+    context = table_get(&path->contexts, context_id);
     if (context)
         result = table_put(&context->modules, handle, module);
     pthread_mutex_unlock(&path->lock);
@@ -363,12 +363,12 @@ int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handl
     return result;
 }
 
-void fast_path_drop_module(struct fast_path *path, uint64_t serial, uint64_t handle)
+void fast_path_drop_module(struct fast_path *path, uint64_t context_id, uint64_t handle)
 {
     struct fast_path_context *context;
 
     pthread_mutex_lock(&path->lock);
-    context = table_get(&path->contexts, serial);
+    context = table_get(&path->contexts, context_id);
     if (context)
         free(table_take(&context->modules, handle));
     pthread_mutex_unlock(&path->lock);

@@ -1,7 +1,14 @@
 /* The records that are executed without the interpreter: launches, and waits for streams that need no ordering.
  *
- * Everything else (an error to report, work that waits for the host, streams that wait for each other, unknown
- * handles) is passed on to Python, which implements all the rules.
+ * A record is on the fast path if executing it needs nothing but the structures in states.h: the context is neither
+ * faulted nor has an error to report, no work of it is held for the host, the stream waits for no other stream (or what
+ * it waits for is known to be done), the module is loaded and the launch is within the limits of the device and the
+ * kernel. Everything else, a mistake of the client in particular, is passed to Python, which implements all the rules
+ * and words the error: a check that fails here never refuses a record by itself.
+ *
+ * A stream's state counts the operations that were issued and those that are known to be done. A marker writes the
+ * next number to the stream's completion word when the work before it is done; it is written only if somebody waits,
+ * because a marker between launches costs the stream 40 us.
  */
 #ifndef PYMPSD_FAST_PATH_H
 #define PYMPSD_FAST_PATH_H
@@ -36,7 +43,7 @@ struct fast_path {
     const struct driver_calls *calls; /* NULL: Python executes everything */
     int is_current;                   /* the driver's context is, in the worker's thread */
     pthread_mutex_t lock;             /* protects the tables; not held during driver calls */
-    struct table contexts;            /* fast_path_context by serial */
+    struct table contexts;            /* fast_path_context by context_id */
 };
 
 /* A marker in a stream that an answer waits for. */
@@ -59,13 +66,13 @@ void fast_path_leave(struct fast_path_context *context);
 /* Return whether a wait is over; if so, count the stream's work up to the marker as done. */
 int wait_is_over(struct wait *wait);
 
-int fast_path_add_context(struct fast_path *path, uint64_t serial, struct context_state *state);
-struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t serial); /* the caller frees it */
+int fast_path_add_context(struct fast_path *path, uint64_t context_id, struct context_state *state);
+struct fast_path_context *fast_path_take_context(struct fast_path *path, uint64_t context_id); /* the caller frees it */
 void fast_path_free_context(struct fast_path_context *context);
-int fast_path_add_stream(struct fast_path *path, uint64_t serial, uint64_t handle, struct stream_state *state);
-struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t serial, uint64_t handle);
-int fast_path_add_module(struct fast_path *path, uint64_t serial, uint64_t handle, struct kernel_row *rows,
+int fast_path_add_stream(struct fast_path *path, uint64_t context_id, uint64_t handle, struct stream_state *state);
+struct stream_state *fast_path_take_stream(struct fast_path *path, uint64_t context_id, uint64_t handle);
+int fast_path_add_module(struct fast_path *path, uint64_t context_id, uint64_t handle, struct kernel_row *rows,
                          uint32_t count);
-void fast_path_drop_module(struct fast_path *path, uint64_t serial, uint64_t handle);
+void fast_path_drop_module(struct fast_path *path, uint64_t context_id, uint64_t handle);
 
 #endif

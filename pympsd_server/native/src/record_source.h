@@ -1,6 +1,9 @@
 /* Reads records from the ring in the memory shared with the client, or from the socket of a client without a ring.
  *
- * The client is not trusted: positions are checked, and a record is copied before it is read.
+ * The client writes records behind RING_TAIL and advances it; this side takes them at RING_HEAD. Once a client
+ * uses its ring (RING_IN_USE), its socket carries only bells, a byte when this side sleeps (RING_ASLEEP), and the end.
+ * The client is not trusted and may write to the shared memory at any time: `head` is a private copy, every position
+ * is checked against it, a record is copied before it is read, and the first violation ends the stream.
  */
 #ifndef PYMPSD_RECORD_SOURCE_H
 #define PYMPSD_RECORD_SOURCE_H

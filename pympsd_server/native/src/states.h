@@ -16,7 +16,7 @@ struct stream_state {
     uint64_t handle;                /* CUstream */
     uint64_t word;                  /* address, for host and device, of the 32-bit completion word */
     uint64_t issued;                /* operations given to the driver */
-    uint64_t settled;               /* operations known to be done */
+    uint64_t completed;             /* operations known to be done */
     uint64_t launched;              /* kernels among the issued operations */
     uint64_t last_function;         /* CUfunction launched last */
     uint64_t marked_issued;         /* `issued` at the last marker */
@@ -35,7 +35,7 @@ struct stream_state {
 /* A context: whether the native worker may execute its records. */
 struct context_state {
     struct stream_state *default_stream;
-    _Atomic uint32_t closed;        /* poisoned or ended: launch nothing more */
+    _Atomic uint32_t closed;        /* faulted or ended: launch nothing more */
     _Atomic uint32_t active;        /* the native worker executes a record of it */
     _Atomic uint32_t deferred;      /* an error is to be reported by the next call that waits */
     uint32_t held;                  /* work is held for a host function, or timed: only Python keeps the order, and the times */

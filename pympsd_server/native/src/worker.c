@@ -8,12 +8,12 @@
 #include <sys/socket.h>
 #include <time.h>
 
-enum { PENDING_LIMIT = 1024, PENDING_BYTES = 32 };
+enum { MAX_PENDING = 1024, PENDING_BYTES = 32 };
 
 #define MICROSECOND 1000ll
 #define MILLISECOND 1000000ll
 #define SLACK_NS 1000 /* timer slack: else a pause of 20 us takes 70 */
-#define FULL_PATIENCE (20 * MILLISECOND) /* then a launch is forced: the driver has room for some more */
+#define FULL_TIMEOUT (20 * MILLISECOND) /* then a launch is forced: the driver has room for some more */
 #define FULL_PAUSE (20 * MICROSECOND)
 #define SHORT_WAIT (500 * MICROSECOND) /* pauses grow when no work has ended for this long, */
 #define LONG_WAIT (50 * MILLISECOND)   /* and again after this */
@@ -76,7 +76,7 @@ struct worker *worker_open(int socket, uint8_t *area, const struct driver_calls 
     if (!worker)
         return NULL;
     worker->spin_ns = spin_ns;
-    worker->pending = calloc(PENDING_LIMIT, sizeof *worker->pending);
+    worker->pending = calloc(MAX_PENDING, sizeof *worker->pending);
     pthread_mutex_init(&worker->waits, NULL);
     pthread_mutex_init(&worker->sending, NULL);
     if (record_source_open(&worker->source, socket, area) || fast_path_open(&worker->fast_path, calls) ||
@@ -163,7 +163,7 @@ static int return_pending(struct worker *worker, uint32_t index)
 }
 
 /* Answer the waits that are over; return 1 if Python has to execute `returned`: its context ends, or `all` is set. */
-static int settle_pending(struct worker *worker, int all)
+static int resolve_pending(struct worker *worker, int all)
 {
     uint32_t index = 0;
     int returned = 0;
@@ -189,7 +189,7 @@ static int keep_pending(struct worker *worker, const struct wait *wait)
 {
     struct pending *pending;
 
-    if (worker->pending_count == PENDING_LIMIT || worker->source.length > PENDING_BYTES)
+    if (worker->pending_count == MAX_PENDING || worker->source.length > PENDING_BYTES)
         return 0;
     pthread_mutex_lock(&worker->waits);
     pending = &worker->pending[worker->pending_count++];
@@ -213,7 +213,7 @@ static int give(const uint8_t *from, uint32_t count, const uint8_t **record, uin
 static int execute(struct worker *worker, int *code)
 {
     struct wait wait;
-    int force = worker->is_full && now() - worker->full_since > FULL_PATIENCE;
+    int force = worker->is_full && now() - worker->full_since > FULL_TIMEOUT;
 
     switch (fast_path_execute(&worker->fast_path, worker->source.record, worker->source.length, force, &wait, code)) {
     case FAST_PATH_DONE:
@@ -267,7 +267,7 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
         int taken;
 
         *code = 0;
-        if (worker->pending_count && settle_pending(worker, worker->flushing))
+        if (worker->pending_count && resolve_pending(worker, worker->flushing))
             return give(worker->returned.record, worker->returned.length, record, length);
         if (worker->flushing) {
             worker->flushing = 0;
@@ -292,14 +292,14 @@ int worker_take(struct worker *worker, const uint8_t **record, uint32_t *length,
 
 /* --- contexts, streams and modules */
 
-int worker_add_context(struct worker *worker, uint64_t serial, struct context_state *state)
+int worker_add_context(struct worker *worker, uint64_t context_id, struct context_state *state)
 {
-    return fast_path_add_context(&worker->fast_path, serial, state);
+    return fast_path_add_context(&worker->fast_path, context_id, state);
 }
 
-int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseconds)
+int worker_drop_context(struct worker *worker, uint64_t context_id, int64_t nanoseconds)
 {
-    struct fast_path_context *context = fast_path_take_context(&worker->fast_path, serial);
+    struct fast_path_context *context = fast_path_take_context(&worker->fast_path, context_id);
     int64_t end = now() + nanoseconds;
     uint32_t index;
 
@@ -321,14 +321,14 @@ int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseco
     return 0;
 }
 
-int worker_add_stream(struct worker *worker, uint64_t serial, uint64_t handle, struct stream_state *state)
+int worker_add_stream(struct worker *worker, uint64_t context_id, uint64_t handle, struct stream_state *state)
 {
-    return fast_path_add_stream(&worker->fast_path, serial, handle, state);
+    return fast_path_add_stream(&worker->fast_path, context_id, handle, state);
 }
 
-void worker_drop_stream(struct worker *worker, uint64_t serial, uint64_t handle)
+void worker_drop_stream(struct worker *worker, uint64_t context_id, uint64_t handle)
 {
-    struct stream_state *stream = fast_path_take_stream(&worker->fast_path, serial, handle);
+    struct stream_state *stream = fast_path_take_stream(&worker->fast_path, context_id, handle);
     uint32_t index;
 
     pthread_mutex_lock(&worker->waits);
@@ -338,14 +338,14 @@ void worker_drop_stream(struct worker *worker, uint64_t serial, uint64_t handle)
     pthread_mutex_unlock(&worker->waits);
 }
 
-int worker_add_module(struct worker *worker, uint64_t serial, uint64_t handle, struct kernel_row *rows, uint32_t count)
+int worker_add_module(struct worker *worker, uint64_t context_id, uint64_t handle, struct kernel_row *rows, uint32_t count)
 {
-    return fast_path_add_module(&worker->fast_path, serial, handle, rows, count);
+    return fast_path_add_module(&worker->fast_path, context_id, handle, rows, count);
 }
 
-void worker_drop_module(struct worker *worker, uint64_t serial, uint64_t handle)
+void worker_drop_module(struct worker *worker, uint64_t context_id, uint64_t handle)
 {
-    fast_path_drop_module(&worker->fast_path, serial, handle);
+    fast_path_drop_module(&worker->fast_path, context_id, handle);
 }
 
 void native_sizes(uint64_t sizes[5])

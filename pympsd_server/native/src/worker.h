@@ -1,5 +1,26 @@
 /* One client's worker: takes its records, executes those of the fast path, and returns the rest to Python.
  *
+ * The problem: a launch in Python holds the interpreter's lock, so the launches of all clients of a GPU share one core
+ * (docs/decisions/009-native-worker.md). The idea: almost all records of a running program are launches and waits for a stream, which
+ * need no Python object at all. They are executed here, without the lock, by one thread for each client:
+ *
+ *     ring or socket -> record_source_take -> fast_path_execute -> done, or answered, or pending, or passed to Python
+ *
+ * - Done: a launch has no answer. Answered: success, written to the client's socket without waiting.
+ * - Pending: a wait whose marker the stream has not reached. It is kept, at most MAX_PENDING of them, and answered when
+ *   the completion word in host memory reaches the mark: no driver call, no lock of the driver's.
+ * - Full: a stream has too many unfinished launches. The record is tried again, after FULL_TIMEOUT by force.
+ * - Passed: everything else. Python executes it with all rules, then calls worker_take again.
+ *
+ * Order: records are executed in the order in which the client sent them, so nothing is taken while Python executes a
+ * record. Before a record that may be slow in Python all pending waits are passed to Python too, which answers them by
+ * its own thread. Answers of both sides go through `sending`: after a partial write only Python answers, until it has
+ * written the rest.
+ *
+ * What must never happen: a driver call with an object that was destroyed. A context is marked active while a record
+ * of it is executed, and worker_drop_context waits for that; if the driver does not return, the objects are never
+ * freed. A pending wait keeps only the address of its completion word, which stays valid for the life of the device.
+ *
  * Call `worker_take` from one thread only, and from the same thread the functions that add objects and drop streams
  * and modules; contexts may be dropped, answers sent and the worker closed from any thread.
  */
@@ -28,14 +49,14 @@ void worker_lock_sending(struct worker *worker);
 void worker_unlock_sending(struct worker *worker, int unsent);
 void worker_close(struct worker *worker); /* make worker_take return 0 soon */
 
-int worker_add_context(struct worker *worker, uint64_t serial, struct context_state *state);
+int worker_add_context(struct worker *worker, uint64_t context_id, struct context_state *state);
 /* Return 0 when the context is no longer used here, -1 if a driver call still uses it after `nanoseconds`: then its
  * objects must never be freed. */
-int worker_drop_context(struct worker *worker, uint64_t serial, int64_t nanoseconds);
-int worker_add_stream(struct worker *worker, uint64_t serial, uint64_t handle, struct stream_state *state);
-void worker_drop_stream(struct worker *worker, uint64_t serial, uint64_t handle);
-int worker_add_module(struct worker *worker, uint64_t serial, uint64_t handle, struct kernel_row *rows, uint32_t count);
-void worker_drop_module(struct worker *worker, uint64_t serial, uint64_t handle);
+int worker_drop_context(struct worker *worker, uint64_t context_id, int64_t nanoseconds);
+int worker_add_stream(struct worker *worker, uint64_t context_id, uint64_t handle, struct stream_state *state);
+void worker_drop_stream(struct worker *worker, uint64_t context_id, uint64_t handle);
+int worker_add_module(struct worker *worker, uint64_t context_id, uint64_t handle, struct kernel_row *rows, uint32_t count);
+void worker_drop_module(struct worker *worker, uint64_t context_id, uint64_t handle);
 
 /* Store the sizes of stream_state, context_state, kernel_row, driver_calls and the ring's area. */
 void native_sizes(uint64_t sizes[5]);

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.ways import driver_program
-from pympsd.process.build import build_id
+from pympsd.process.version import build_id
 from pympsd_client._command_stream.launch_cache import is_native
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,7 +11,7 @@ from itertools import count
 from pympsd.channel.sealed_file import make_sealed
 from pympsd.vocabulary.device_facts import pinned_window_of
 from pympsd_server.backends.interface import Device
-from pympsd_server.executor.memory.pinned import mapped_at
+from pympsd_server.executor.memory.pinned import map_at
 
 _NUMBER = count(1).__next__
 
@@ -24,7 +24,7 @@ class PinnedMemory:
         self.address = (device.host_memory_base or pinned_window_of(9)) + _NUMBER() * (1 << 30) + 3 * mmap.PAGESIZE
         fd = make_sealed("host", size)
         try:
-            self.bytes: memoryview | None = mapped_at(fd, self.address, size, self.gone.set)
+            self.bytes: memoryview | None = map_at(fd, self.address, size, self.gone.set)
         finally:
             os.close(fd)
         self._unregister: Callable[[], None] | None = device.register_host_memory(client, self.address, self.bytes)

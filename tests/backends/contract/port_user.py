@@ -19,9 +19,9 @@ from pympsd_server.backends.interface import (
     Fill,
     Launch,
     Module,
-    Outcome,
     Region,
     Space,
+    Status,
     Stream,
 )
 from pympsd_server.backends.quota import Quota
@@ -201,10 +201,10 @@ class Notified:
     """A completion that records its outcome."""
 
     _flag: Flag = field(factory=Flag)
-    _outcomes: list[Outcome] = field(factory=list)
+    _outcomes: list[Status] = field(factory=list)
 
-    def __call__(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
+    def __call__(self, status: Status) -> None:
+        self._outcomes.append(status)
         self._flag.set()
 
     def wait(self) -> Result:
@@ -244,13 +244,13 @@ class PortUser:
         client: int = 1,
         chunks: tuple[int, ...] = (),
         groups: tuple[MemoryGroup, ...] = (),
-        serial: int = 0,
+        context_id: int = 0,
         **quota: int,
     ) -> PortUser:
         """Return a user with a new context of a client."""
         fault = Notified()
         limits = {"multiprocessors": 0, "memory_bytes": 0, "priority": 0, **quota}
-        context = device.create_context(client, Quota(**limits, chunks=chunks, groups=groups), fault, serial)
+        context = device.create_context(client, Quota(**limits, chunks=chunks, groups=groups), fault, context_id)
         return cls(device, context, fault)
 
     @property

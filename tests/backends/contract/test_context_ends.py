@@ -8,11 +8,11 @@ import pytest
 from processes import wait_until
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Context, Device, Outcome
+from pympsd_server.backends.interface import BackendError, Context, Device, Status
 from tests.backends.contract.port_user import SECONDS, PortUser
 from tests.backends.contract.test_memory import refused
 
-ENDED = Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
+ENDED = Status(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's wish")
 MIB = 1 << 20
 
 

@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import Device, Outcome, PendingHostFunction, Stream
+from pympsd_server.backends.interface import Device, PendingHostFunction, Status, Stream
 from tests.backends.contract.port_user import Gate, Notified, PortUser
 from tests.backends.contract.test_memory import refused
 from tests.backends.contract.test_order import notification_of
@@ -147,7 +147,7 @@ def test_a_fault_releases_what_waits_for_a_host_function(user: PortUser, stream:
 def test_terminating_and_destroying_a_context_do_not_wait_for_host_functions(device: Device) -> None:
     ended, destroyed = PortUser.on(device, client=1), PortUser.on(device, client=2)
     calls = [(HostFunction.of(user.default), HostFunction.of(user.default)) for user in (ended, destroyed)]
-    ended.context.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    ended.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
     destroyed.context.destroy()
     codes = (Result.ERROR_MPS_CLIENT_TERMINATED, Result.ERROR_CONTEXT_IS_DESTROYED)
     for (begun, waiting), code in zip(calls, codes, strict=True):

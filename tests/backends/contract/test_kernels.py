@@ -110,7 +110,7 @@ def test_a_fault_is_sticky_and_notified_once(user: PortUser) -> None:
     assert user.synchronize() == Result.ERROR_LAUNCH_FAILED
     assert user.fault.wait() == Result.ERROR_LAUNCH_FAILED
     assert "trapped" in user.fault.reason
-    assert user.context.outcome.code == Result.ERROR_LAUNCH_FAILED
+    assert user.context.status.code == Result.ERROR_LAUNCH_FAILED
     for attempt in (
         lambda: user.launch("empty"),
         lambda: user.words(),

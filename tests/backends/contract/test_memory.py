@@ -10,7 +10,7 @@ from pympsd.vocabulary.device_facts import window_of
 from pympsd.vocabulary.limits import MemoryGroup
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.budget import Shortage
-from pympsd_server.backends.interface import BackendError, Device, Outcome
+from pympsd_server.backends.interface import BackendError, Device, Status
 from tests.backends.contract.conftest import DEVICE_BYTES
 from tests.backends.contract.port_user import (
     Gate,
@@ -263,11 +263,11 @@ def test_what_a_terminated_context_held_is_free(device: Device) -> None:
     one.context.allocate(count)
     with refused(MEMORY):
         other.context.allocate(count)
-    one.context.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    one.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
     other.context.allocate(count)
     with refused(Result.ERROR_MPS_CLIENT_TERMINATED):
         one.launch("empty")
     used = device.memory_used[2]
-    one.context.terminate(Outcome(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
+    one.context.terminate(Status(Result.ERROR_MPS_CLIENT_TERMINATED, "ended"))
     one.context.destroy()
     assert device.memory_used == {2: used}

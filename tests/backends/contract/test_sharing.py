@@ -96,8 +96,8 @@ def test_the_end_of_a_client_frees_its_memory_and_no_other(any_device: Device) -
 
 
 def test_limits_hold_if_the_device_can_limit(any_device: Device) -> None:
-    can, (everything,) = any_device.capabilities, [PortUser.on(any_device, client=2, serial=1)]
-    user = PortUser.on(any_device, multiprocessors=2, memory_bytes=1 << 30, serial=2)
+    can, (everything,) = any_device.capabilities, [PortUser.on(any_device, client=2, context_id=1)]
+    user = PortUser.on(any_device, multiprocessors=2, memory_bytes=1 << 30, context_id=2)
     all_traced, traced = any_device.context_traces
     assert (all_traced.context, traced.context) == (1, 2)
     assert len(traced.multiprocessors) == (2 if can.limits_multiprocessors else len(all_traced.multiprocessors))

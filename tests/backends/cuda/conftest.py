@@ -11,7 +11,7 @@ import pytest
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.interface import Status
 from pympsd_server.backends.quota import Quota
 from tests.backends.cuda.fake_driver import MEMORY_BYTES, FakeDriver
 
@@ -56,13 +56,13 @@ def device(driver: FakeDriver) -> Iterator[CudaDevice]:
 
 
 @pytest.fixture
-def faults() -> list[Outcome]:
+def faults() -> list[Status]:
     """The errors that poisoned the contexts of ``make_context``."""
     return []
 
 
 @pytest.fixture
-def make_context(device: CudaDevice, faults: list[Outcome]) -> Callable[..., CudaContext]:
+def make_context(device: CudaDevice, faults: list[Status]) -> Callable[..., CudaContext]:
     """Create a context of a client: ``make_context(1)``, ``make_context(1, memory_bytes=64 << 20)``."""
 
     def make(client: int, memory_bytes: int = 0) -> CudaContext:

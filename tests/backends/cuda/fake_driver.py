@@ -19,7 +19,7 @@ from typing import Any, Final
 from attrs import define, field
 from cuda.bindings import driver as real
 
-from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.interface import Status
 
 SECONDS: Final = 30.0
 """The absolute limit of every wait here."""
@@ -481,16 +481,16 @@ class FakeDriver:
 class Recorder:
     """A completion that records its outcomes, in order."""
 
-    outcomes: list[Outcome] = field(factory=list)
+    outcomes: list[Status] = field(factory=list)
     _called: Condition = field(factory=Condition, init=False)
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, status: Status) -> None:
         """Record an outcome."""
         with self._called:
-            self.outcomes.append(outcome)
+            self.outcomes.append(status)
             self._called.notify_all()
 
-    def wait(self, count: int = 1) -> list[Outcome]:
+    def wait(self, count: int = 1) -> list[Status]:
         """Return the outcomes as soon as there are ``count``."""
         with self._called:
             assert self._called.wait_for(lambda: len(self.outcomes) >= count, SECONDS), f"only {self.outcomes}"

@@ -15,7 +15,7 @@ from pympsd_server.backends.cuda.memory.address_ranges import (
     FreeRanges,
     NoRange,
     OwnedRanges,
-    rounded,
+    round_up,
 )
 
 BASE, SIZE = 0x6000_0000_0000, 64 * PAGE_BYTES
@@ -104,7 +104,7 @@ def test_a_full_window_raises_no_range() -> None:
         gaps.take(1)
     gaps.give(0, 4 * GRANULE_BYTES)
     assert gaps.take(GRANULE_BYTES + 1, alignment=2 * GRANULE_BYTES) == 0
-    assert rounded(GRANULE_BYTES + 1, GRANULE_BYTES) == 2 * GRANULE_BYTES
+    assert round_up(GRANULE_BYTES + 1, GRANULE_BYTES) == 2 * GRANULE_BYTES
 
 
 def test_an_access_lies_in_one_owned_range() -> None:

@@ -10,13 +10,13 @@ import pytest
 from attrs import define, field
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.submission.completions import PendingCompletions
 from pympsd_server.backends.cuda.submission.stream_markers import MarkerWatcher
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 
 SECONDS = 30.0
-FAULT = Outcome(Result.ERROR_LAUNCH_FAILED, "a fault")
+FAULT = Status(Result.ERROR_LAUNCH_FAILED, "a fault")
 
 
 @define(eq=False)
@@ -69,9 +69,9 @@ def watcher(poisonings: Notes) -> Iterator[MarkerWatcher]:
 
 
 @pytest.fixture
-def janitor() -> Iterator[Janitor]:
+def cleanup() -> Iterator[CleanupThread]:
     """A janitor."""
-    opened = Janitor()
+    opened = CleanupThread()
     yield opened
     opened.close()
 
@@ -79,11 +79,11 @@ def janitor() -> Iterator[Janitor]:
 def test_a_completion_is_called_once() -> None:
     completions, notes = PendingCompletions(), Notes()
     by_work, by_fault = completions.add(notes.add), completions.add(notes.add)
-    by_work(Outcome())
+    by_work(Status())
     completions.end(FAULT)
     by_work(FAULT)
-    by_fault(Outcome())
-    assert notes.values == [Outcome(), FAULT]
+    by_fault(Status())
+    assert notes.values == [Status(), FAULT]
 
 
 def test_a_removed_completion_is_never_called() -> None:
@@ -126,7 +126,7 @@ def test_a_marker_that_cannot_be_queried_poisons_the_device_and_the_watcher_cont
     notes, late = Notes(), Notes()
     watcher.add("stream", FakeMarker(error=error), lambda: notes.add("dead"))
     poisonings.wait()
-    assert [outcome.code for outcome in poisonings.values] == [code]
+    assert [status.code for status in poisonings.values] == [code]
     watcher.add("other", FakeMarker(is_passed=True), lambda: late.add("late"))
     late.wait()
     assert notes.values == []
@@ -150,7 +150,7 @@ def test_an_error_in_a_callback_does_not_affect_the_others(
 
 def test_an_idle_watcher_looks_at_all_work_regularly() -> None:
     looked = Flag()
-    watcher = MarkerWatcher(looked.set, lambda outcome: None)
+    watcher = MarkerWatcher(looked.set, lambda status: None)
     assert looked.wait(SECONDS)
     watcher.close()
 
@@ -163,14 +163,14 @@ def test_it_continues_after_an_error_in_that(capfd: pytest.CaptureFixture[str]) 
             raise RuntimeError("a defect")
         again.set()
 
-    watcher = MarkerWatcher(look, lambda outcome: None)
+    watcher = MarkerWatcher(look, lambda status: None)
     assert again.wait(SECONDS)
     watcher.close()
     assert "RuntimeError: a defect" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("error", [BackendError(FAULT.code, FAULT.reason), KeyError("a defect")])
-def test_the_janitor_acts_when_ready_and_continues_after_errors(janitor: Janitor, error: Exception) -> None:
+def test_the_janitor_acts_when_ready_and_continues_after_errors(cleanup: CleanupThread, error: Exception) -> None:
     notes, may = Notes(), Flag()
 
     def broken() -> bool:
@@ -182,9 +182,9 @@ def test_the_janitor_acts_when_ready_and_continues_after_errors(janitor: Janitor
         asked.add("asked")
         return may.is_set()
 
-    janitor.add(ready, lambda: notes.add("waited"))
-    janitor.add(broken, lambda: notes.add("never"))
-    janitor.add(lambda: True, lambda: notes.add("at once"))
+    cleanup.add(ready, lambda: notes.add("waited"))
+    cleanup.add(broken, lambda: notes.add("never"))
+    cleanup.add(lambda: True, lambda: notes.add("at once"))
     notes.wait()
     assert notes.values == ["at once"]
     may.set()

@@ -12,9 +12,9 @@ from pympsd.channel.descriptors import close_all
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import Attach, DropClient, ExecutorDone
 from pympsd_server.backends.cuda.objects import context as context_module
-from pympsd_server.backends.cuda.objects.context import PATIENCE_SECONDS, CudaContext
+from pympsd_server.backends.cuda.objects.context import END_SECONDS, CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.executor.attachments import Attachments
 from tests.backends.contract.port_user import copy_to_device, fill
 from tests.backends.cuda.fake_driver import FakeDriver, Gate, Recorder, Worker
@@ -150,7 +150,7 @@ def test_a_destroyed_contexts_memory_stays_until_queued_work_of_a_sibling_is_don
     used = device.memory_used[1]
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     assert victim.allocate(4 * MIB) == address
 
 
@@ -166,7 +166,7 @@ def test_a_destroyed_contexts_memory_stays_until_held_work_of_a_sibling_is_done(
     assert device.memory_used[1] == used
     assert driver.bytes_at(address, 1) == b"\0"
     call.finish()
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
 
 
@@ -183,7 +183,7 @@ def test_all_contexts_of_a_client_wait_for_their_kernels_together(
         context.abandon()
     for context in contexts:
         context.destroy()
-    assert clock.now - begun < PATIENCE_SECONDS + 0.1
+    assert clock.now - begun < END_SECONDS + 0.1
     assert device.unfinished == 6
     driver.run()
     driver.until(lambda: not device.memory_used)
@@ -208,7 +208,7 @@ def test_dropping_a_client_of_several_contexts_waits_once(
     begun = clock.now
     attachments.handle(DropClient(6, 1))
     assert said[-1] == ExecutorDone(6, unfinished=6)
-    assert clock.now - begun < PATIENCE_SECONDS + 0.1
+    assert clock.now - begun < END_SECONDS + 0.1
 
 
 def test_a_stream_is_released_without_waiting_for_a_worker_blocked_in_the_driver(
@@ -234,7 +234,7 @@ def test_a_stream_is_released_without_waiting_for_a_worker_blocked_in_the_driver
 
 
 def test_no_stream_is_released_while_it_is_queried(
-    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Status]
 ) -> None:
     context, neighbour, gate = make_context(1), make_context(2), Gate()
     address, left, left_behind = (
@@ -260,7 +260,7 @@ def test_no_stream_is_released_while_it_is_queried(
 def test_a_device_closes_while_a_destroyed_context_is_being_released(
     driver: FakeDriver, device: CudaDevice, make_context: Make, clock: Clock
 ) -> None:
-    context, gate = make_context(1), Gate("janitor")
+    context, gate = make_context(1), Gate("cleanup")
     address, stream = context.allocate(4096), context.default_stream
     driver.stall(stream.handle)
     stream.fill(fill(address, 1, 1, 16))
@@ -275,7 +275,7 @@ def test_a_device_closes_while_a_destroyed_context_is_being_released(
 
 
 def test_a_stream_that_cannot_be_queried_poisons_the_device(
-    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Outcome]
+    driver: FakeDriver, device: CudaDevice, make_context: Make, faults: list[Status]
 ) -> None:
     context, done = make_context(1), Recorder()
     address, stream = context.allocate(4096), context.default_stream
@@ -287,8 +287,8 @@ def test_a_stream_that_cannot_be_queried_poisons_the_device(
     other.fill(fill(address, 1, 1, 16))
     driver.codes["cuStreamQuery"] = 999
     outcomes = done.wait(2)
-    assert [outcome.code for outcome in outcomes] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
-    assert [outcome.code for outcome in faults] == [Result.ERROR_UNKNOWN]
+    assert [status.code for status in outcomes] == [Result.SUCCESS, Result.ERROR_UNKNOWN]
+    assert [status.code for status in faults] == [Result.ERROR_UNKNOWN]
     call.finish()
 
 
@@ -311,7 +311,7 @@ def test_a_copy_is_queued_before_its_memory_can_be_freed(
     gate.open()
     worker.result()
     driver.run()
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
 
 
 def test_a_contexts_resources_are_not_freed_by_the_completion_thread(
@@ -330,7 +330,7 @@ def test_a_contexts_resources_are_not_freed_by_the_completion_thread(
     other.allocate(4096)  # its worker starts a batch: the deferred frees follow this
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] < used - 31 * MIB)
-    assert freed_by == {"janitor"}
+    assert freed_by == {"cleanup"}
 
 
 def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(
@@ -348,7 +348,7 @@ def test_a_destroyed_stream_is_waited_for_when_the_driver_makes_no_event(
     context.notify(done)
     assert not done.outcomes, "the context's work is not done"
     driver.run(left.handle)
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     driver.until(lambda: left.handle not in driver.streams and context.queue.native_state.leaving == 0)
 
 
@@ -359,7 +359,7 @@ def test_contexts_of_a_poisoned_device_end_without_driver_calls(
     for context in (one, other):
         context.create_stream(True, 0)
         context.allocate(4 * MIB)
-    device.poison(Outcome(Result.ERROR_ILLEGAL_ADDRESS, "a fake fault"))
+    device.fault(Status(Result.ERROR_ILLEGAL_ADDRESS, "a fake fault"))
     for call in ("cuStreamDestroy", "cuMemUnmap", "cuStreamQuery", "cuStreamSynchronize"):
         driver.codes[call] = int(Result.ERROR_ILLEGAL_ADDRESS)
     for context in (one, other):

@@ -13,7 +13,7 @@ from pympsd_server.backends.cuda.objects.context import STREAM_BYTES, CudaContex
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.cuda.objects.module_image import Cubin
 from pympsd_server.backends.cuda.objects.stream import CudaStream
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder, Refused
 
@@ -36,7 +36,7 @@ def test_freed_memory_stays_until_queued_work_of_a_sibling_is_done(
     driver.stall(stream.handle)
     stream.copy(copy_to_device(address, memoryview(b"\xee" * 4096)), done)
     owner.free(address, freed)
-    assert freed.wait() == [Outcome()], "as in CUDA it waits for its own context's work only"
+    assert freed.wait() == [Status()], "as in CUDA it waits for its own context's work only"
     assert device.memory_used[1] == used
     assert victim.allocate(4 * MIB) != address
     with pytest.raises(BackendError):
@@ -44,13 +44,13 @@ def test_freed_memory_stays_until_queued_work_of_a_sibling_is_done(
     driver.run(stream.handle)
     driver.until(lambda: device.memory_used[1] == used - 4 * MIB)
     assert victim.allocate(4 * MIB) == address
-    assert freed.outcomes == [Outcome()]
+    assert freed.outcomes == [Status()]
 
 
 def test_freed_memory_stays_when_that_sibling_ends_before_its_work_does(
     driver: FakeDriver, device: CudaDevice, make_context: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pympsd_server.backends.cuda.objects.context.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("pympsd_server.backends.cuda.objects.context.END_SECONDS", 0.0)
     owner, other, freed = make_context(1), make_context(1), Recorder()
     address, stream, used = owner.allocate(4 * MIB), other.create_stream(True, 0), device.memory_used[1]
     driver.stall(stream.handle)
@@ -76,7 +76,7 @@ def test_later_requests_cannot_access_freed_memory(driver: FakeDriver, make_cont
         with pytest.raises(BackendError, match="in no allocation"):
             call()
     driver.run(stream.handle)
-    assert freed.wait() == [Outcome()]
+    assert freed.wait() == [Status()]
 
 
 def busy_in_turns(driver: FakeDriver, context: CudaContext) -> Callable[[], None]:
@@ -147,7 +147,7 @@ def test_a_client_of_one_context_frees_at_once(driver: FakeDriver, make_context:
     address = context.allocate(4 * MIB)
     driver.calls.clear()
     context.free(address, freed)
-    assert freed.outcomes == [Outcome()], "at once"
+    assert freed.outcomes == [Status()], "at once"
     assert driver.calls.keys() <= {"cuStreamSynchronize", "cuMemUnmap", "cuMemRelease", "cuStreamQuery"}
 
 
@@ -167,7 +167,7 @@ def test_variables_at_one_address_are_owned_once(
         stream.fill(fill(one.address, 1, 1, 8))
     driver.run(stream.handle)
     context.notify(done)
-    assert done.wait(2) == [Outcome()] * 2, "the thread that calls completions continues"
+    assert done.wait(2) == [Status()] * 2, "the thread that calls completions continues"
     driver.until(lambda: device.memory_used[1] == used and len(driver.modules) == 1)
 
 
@@ -179,8 +179,8 @@ def test_a_free_that_the_driver_refuses_completes_with_its_error(driver: FakeDri
     context.free(address, freed)
     driver.codes["cuMemUnmap"] = OUT_OF_MEMORY
     driver.run(stream.handle)
-    (outcome,) = freed.wait()
-    assert outcome.code is Result.ERROR_OUT_OF_MEMORY
+    (status,) = freed.wait()
+    assert status.code is Result.ERROR_OUT_OF_MEMORY
 
 
 def test_memory_that_cannot_be_mapped_is_released(driver: FakeDriver, make_context: Make) -> None:
@@ -235,7 +235,7 @@ def test_a_refused_request_is_not_completed_at_the_end(
     driver.hooks.clear()
     context.free(address, freed)
     driver.run()
-    assert freed.wait() == [Outcome()]
+    assert freed.wait() == [Status()]
     context.destroy()
     assert done.outcomes == []
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import charged
+from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.scratch import SCRATCH_BYTES
 from pympsd_server.backends.cuda.objects.context import CONTEXT_BYTES, CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from tests.backends.contract.port_user import copy_from_device, copy_on_device, copy_to_device, fill
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -78,7 +78,7 @@ def test_scratch_is_refused_where_the_clients_limit_is_met(device: CudaDevice, m
     assert device.memory_used[1] == used
     context.default_stream.copy(copy_on_device(address + 512, address, 2 * MIB))
     context.default_stream.copy(copy_on_device(address + 2 * MIB, address, 17 * MIB))
-    assert context.outcome.code is Result.SUCCESS, "smaller copies are accepted"
+    assert context.status.code is Result.SUCCESS, "smaller copies are accepted"
 
 
 def test_scratch_that_the_driver_refuses_is_not_charged(
@@ -110,12 +110,12 @@ def test_the_slot_of_a_copy_that_may_be_running_is_not_reused(
         stream.copy(copy_to_device(first, memoryview(b"a" * 4096)), done)
     driver.codes.clear()
     other.default_stream.copy(copy_to_device(second, memoryview(b"b" * 4096)), done)
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     driver.run(stream.handle)
     assert driver.bytes_at(first, 4096) == (b"a" if call == "cuEventRecord" else b"\7") * 4096
     driver.until(lambda: not device.services.staging._taken)
-    assert context.outcome.code is Result.SUCCESS
-    assert done.outcomes == [Outcome()], "a refused copy is not completed too"
+    assert context.status.code is Result.SUCCESS
+    assert done.outcomes == [Status()], "a refused copy is not completed too"
 
 
 def test_scratch_of_a_copy_that_may_be_running_stays(
@@ -141,7 +141,7 @@ def test_a_copy_that_poisons_the_device_completes_and_does_not_raise(
     address = context.allocate(4096)
     driver.codes["cuMemcpyHtoDAsync"] = ILLEGAL_ADDRESS
     context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
-    assert [outcome.code for outcome in done.outcomes] == [Result.ERROR_ILLEGAL_ADDRESS]
+    assert [status.code for status in done.outcomes] == [Result.ERROR_ILLEGAL_ADDRESS]
     with refused(Result.ERROR_ILLEGAL_ADDRESS):
         context.default_stream.copy(copy_to_device(address, memoryview(b"1234")), done)
     assert len(done.outcomes) == 1
@@ -161,12 +161,12 @@ def test_held_copies_release_their_buffers_when_the_context_ends(
     stream.copy(copy_from_device(memoryview(bytearray(4)), address), done)
     stream.copy(copy_on_device(address + 512, address, 17 * MIB))
     assert device.services.staging._taken == {context.space: 8}
-    assert context.space.budget.used > CONTEXT_BYTES + charged(20 * MIB)
+    assert context.space.budget.used > CONTEXT_BYTES + round_up_to_granules(20 * MIB)
     space, memory = context.space, neighbour.memory_info()[0]
     context.destroy()
     driver.until(lambda: not device.services.staging._taken and not space.budget.used)
     assert neighbour.memory_info()[0] > memory
-    assert [outcome.code for outcome in done.outcomes] == [Result.ERROR_CONTEXT_IS_DESTROYED] * 2
+    assert [status.code for status in done.outcomes] == [Result.ERROR_CONTEXT_IS_DESTROYED] * 2
     assert call.step is not None
     context.queue.release_step(call.step)  # as a finish just before the end would
     assert "cuMemcpyHtoDAsync" not in driver.calls
@@ -180,12 +180,12 @@ def test_a_slot_is_free_before_its_copy_completes(
     address, stream, done = context.allocate(4096), context.create_stream(True, 0), Recorder()
     driver.stall(stream.handle)
 
-    def note_slots(outcome: Outcome) -> None:
+    def note_slots(status: Status) -> None:
         taken.append(dict(device.services.staging._taken))
-        done(outcome)
+        done(status)
 
     stream.copy(copy_to_device(address, memoryview(b"1234")), note_slots)
     assert device.services.staging._taken == {context.space: 4}
     driver.run(stream.handle)
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     assert taken == [{}]

@@ -13,7 +13,7 @@ from pympsd_server.backends.cuda.objects import device as device_file
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
 from pympsd_server.backends.cuda.objects.module_image import Cubin
-from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.interface import Status
 from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -25,8 +25,8 @@ MODULE_BYTES = 1 << 20
 @pytest.fixture(autouse=True)
 def limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the shared memory of three clients and three modules wait."""
-    monkeypatch.setattr(device_file, "SHARED_LIMIT", 3 * SHARED_BYTES)
-    monkeypatch.setattr(device_file, "MODULES_LIMIT", 3 * MODULE_BYTES)
+    monkeypatch.setattr(device_file, "MAX_SHARED_BYTES", 3 * SHARED_BYTES)
+    monkeypatch.setattr(device_file, "MAX_MODULE_BYTES", 3 * MODULE_BYTES)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def copies(context: CudaContext) -> bytes:
         assert view.nbytes > DIRECT_BYTES
         context.default_stream.copy(copy_to_device(address, view), done)
         context.default_stream.copy(copy_from_device(target[: DIRECT_BYTES // 2], address), done)
-        assert done.wait(2) == [Outcome()] * 2
+        assert done.wait(2) == [Status()] * 2
     return back[:4]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from cuda.bindings import driver as real
 
-from pympsd_server.backends.cuda.driver.calls import _POISONING
+from pympsd_server.backends.cuda.driver.calls import _STICKY_ERRORS
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.interface import BackendError
 from tests.backends.contract.port_user import fill
@@ -20,10 +20,10 @@ def test_every_error_that_ends_the_process_is_poisoning() -> None:
         pytest.skip("these bindings have no documentation of the codes: those before 13.2")
     said = {code for code, document in documents.items() if "process must be terminated" in document}
     assert said
-    assert said <= _POISONING
+    assert said <= _STICKY_ERRORS
 
 
-@pytest.mark.parametrize("code", sorted(_POISONING))
+@pytest.mark.parametrize("code", sorted(_STICKY_ERRORS))
 def test_a_poisoning_error_completes_all_work_of_all_clients(
     driver: FakeDriver, make_context: Callable[..., CudaContext], code: int
 ) -> None:
@@ -36,8 +36,8 @@ def test_a_poisoning_error_completes_all_work_of_all_clients(
     driver.codes["cuMemsetD8Async"] = code
     with pytest.raises(BackendError):
         context.default_stream.fill(fill(own, 1, 1, 16))
-    assert done.wait() == [other.outcome]
-    assert "cuMemsetD8Async" in other.outcome.reason
+    assert done.wait() == [other.status]
+    assert "cuMemsetD8Async" in other.status.reason
     driver.codes.clear()
     driver.run(stream.handle)
     with pytest.raises(BackendError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import Outcome
+from pympsd_server.backends.interface import Status
 from tests.backends.contract.port_user import copy_from_device, copy_to_device, fill
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -19,7 +19,7 @@ def test_bytes_go_to_the_device_and_come_back(driver: FakeDriver, make_context: 
     address, back = context.allocate(4096), bytearray(4096)
     context.default_stream.copy(copy_to_device(address, memoryview(b"\x05" * 4096)), done)
     context.default_stream.copy(copy_from_device(memoryview(back), address), done)
-    assert done.wait(2) == [Outcome(), Outcome()]
+    assert done.wait(2) == [Status(), Status()]
     assert bytes(back) == b"\x05" * 4096 == driver.bytes_at(address, 4096)
 
 
@@ -35,7 +35,7 @@ def test_work_of_a_stalled_stream_and_of_streams_behind_it_waits(
     assert driver.bytes_at(address, 16) == bytes(16)
     assert not done.outcomes
     driver.run(stream.handle)
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     assert driver.bytes_at(address, 16) == b"\x02" * 8 + b"\x01" * 8
 
 
@@ -49,4 +49,4 @@ def test_a_destroyed_context_releases_everything(
     context.create_stream(True, 0)
     context.destroy()
     assert (device.budget.used, driver.memory_bytes, len(driver.streams)) == (used, memory, streams)
-    assert keeper.outcome.code is Result.SUCCESS
+    assert keeper.status.code is Result.SUCCESS

@@ -15,7 +15,7 @@ from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES
 from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, address_of
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Outcome, Region, Space
+from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, Region, Space, Status
 from tests.backends.contract.port_user import in_pinned, in_staging, on_device
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -95,7 +95,7 @@ def test_the_bytes_of_the_extent_are_copied_and_no_others(
     expected, content = pattern(extent, 1), pattern(extent, 2)
     (target, result), (source, _) = place(to, expected), place(start, content)
     context.default_stream.copy(Copy(region(to, target, extent), region(start, source, extent), extent), done)
-    assert done.wait() == [Outcome()]
+    assert done.wait() == [Status()]
     inside(extent, expected)[...] = inside(extent, content)
     assert result() == expected.tobytes()
 
@@ -175,7 +175,7 @@ def test_an_empty_copy_does_nothing_and_completes(
         context.default_stream.copy(Copy(on_device(0), source, extent), done)
     context.default_stream.copy(Copy(on_device(0), on_device(1), extent))
     context.default_stream.fill(Fill(on_device(0), 1, 1, extent))
-    assert done.outcomes == [Outcome()] * 3
+    assert done.outcomes == [Status()] * 3
     assert not driver.calls.keys() - {"cuStreamQuery"}
 
 
@@ -191,4 +191,4 @@ def test_large_staging_that_the_device_can_access_takes_no_slot(
         stream.copy(Copy(region(Space.DEVICE, address, extent), region(Space.STAGING, host, extent), extent), done)
         assert sum(device.services.staging._taken.values()) == slots
     driver.run()
-    assert done.wait(2) == [Outcome()] * 2
+    assert done.wait(2) == [Status()] * 2

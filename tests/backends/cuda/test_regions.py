@@ -12,8 +12,8 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES
 from pympsd_server.backends.cuda.memory.regions import (
     Side,
-    registered_pieces,
-    simplified,
+    simplify,
+    split_into_registered_pieces,
 )
 from pympsd_server.backends.interface import BackendError, Extent, Region
 from tests.backends.contract.port_user import on_device
@@ -45,16 +45,16 @@ def test_a_simplified_extent_is_the_same_bytes(extent: Extent, gaps: list[tuple[
     for row_gap, slice_gap in gaps:
         pitch = extent.width + row_gap
         regions.append(on_device(0, pitch, extent.height * pitch + slice_gap))
-    fewer, found = simplified(extent, *regions)
+    fewer, found = simplify(extent, *regions)
     assert [offsets(fewer, each) for each in found] == [offsets(extent, each) for each in regions]
     assert fewer.depth == 1 or fewer.height > 1
 
 
 def test_rows_that_touch_are_one_row() -> None:
-    assert simplified(Extent(4, 3, 2), on_device(0, 4, 12))[0] == Extent(24)
-    assert simplified(Extent(4, 3, 2), on_device(0, 5, 15))[0] == Extent(4, 6)
-    assert simplified(Extent(4, 1, 2), on_device(0, 0, 4))[0] == Extent(8)
-    assert simplified(Extent(4, 3, 2), on_device(0, 4, 12), on_device(0, 4, 16))[0] == Extent(4, 3, 2)
+    assert simplify(Extent(4, 3, 2), on_device(0, 4, 12))[0] == Extent(24)
+    assert simplify(Extent(4, 3, 2), on_device(0, 5, 15))[0] == Extent(4, 6)
+    assert simplify(Extent(4, 1, 2), on_device(0, 0, 4))[0] == Extent(8)
+    assert simplify(Extent(4, 3, 2), on_device(0, 4, 12), on_device(0, 4, 16))[0] == Extent(4, 3, 2)
 
 
 @given(
@@ -67,7 +67,7 @@ def test_every_piece_of_a_copy_lies_in_one_registration(address: int, extent: Ex
     pitch = extent.width + gap
     host = Side(True, address, pitch, extent.height * pitch + more)
     seen: dict[tuple[int, int], int] = {}
-    for column, row, layer, piece in registered_pieces(host, extent):
+    for column, row, layer, piece in split_into_registered_pieces(host, extent):
         start = host.at(column, row, layer).address
         last = start + (piece.depth - 1) * host.slice_pitch + (piece.height - 1) * pitch + piece.width - 1
         assert start // REGISTERED_BYTES == last // REGISTERED_BYTES
@@ -80,7 +80,7 @@ def test_every_piece_of_a_copy_lies_in_one_registration(address: int, extent: Ex
 
 def test_a_region_in_one_registration_is_one_piece() -> None:
     extent = Extent(100, 1000, 10)
-    assert list(registered_pieces(Side(True, 0, 128, 128_500), extent)) == [(0, 0, 0, extent)]
+    assert list(split_into_registered_pieces(Side(True, 0, 128, 128_500), extent)) == [(0, 0, 0, extent)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
+from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, split_at_registered_parts
 from pympsd_server.backends.cuda.memory.staging import PinnedMemory
 from pympsd_server.backends.interface import BackendError
 
@@ -21,7 +21,7 @@ from pympsd_server.backends.interface import BackendError
 @given(st.integers(0, 1 << 47), st.integers(0, 5 * REGISTERED_BYTES))
 def test_parts_cover_a_range_and_end_where_registrations_do(address: int, count: int) -> None:
     at = address
-    for offset, start, length in registered_parts(address, count):
+    for offset, start, length in split_at_registered_parts(address, count):
         assert (offset, start) == (at - address, at)
         assert 0 < length <= REGISTERED_BYTES
         assert start // REGISTERED_BYTES == (start + length - 1) // REGISTERED_BYTES
@@ -36,8 +36,8 @@ def test_every_part_of_a_copy_lies_in_one_registration(base: int, size: int, off
     start = base * mmap.PAGESIZE
     offset %= size
     count = min(count, size - offset)
-    registered = [(at, at + length) for _, at, length in registered_parts(start, size)]
-    for _, at, length in registered_parts(start + offset, count):
+    registered = [(at, at + length) for _, at, length in split_at_registered_parts(start, size)]
+    for _, at, length in split_at_registered_parts(start + offset, count):
         assert any(low <= at and at + length <= high for low, high in registered)
 
 

@@ -10,7 +10,17 @@ from pympsd_server.backends.cuda.objects.sm_groups import SmGroups, part_of
 
 def test_limits_are_rounded_up_to_groups_and_all_of_them_is_no_limit() -> None:
     groups = SmGroups(66, 2)
-    assert [groups.wanted(count) for count in (0, 1, 2, 3, 66, 130, 131, 132, 500)] == [0, 1, 1, 2, 33, 65, 0, 0, 0]
+    assert [groups.count_groups(count) for count in (0, 1, 2, 3, 66, 130, 131, 132, 500)] == [
+        0,
+        1,
+        1,
+        2,
+        33,
+        65,
+        0,
+        0,
+        0,
+    ]
 
 
 @given(st.lists(st.integers(1, 20), max_size=6))

@@ -9,7 +9,7 @@ import pytest
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.objects.context import CudaContext
 from pympsd_server.backends.cuda.objects.device import CudaDevice
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from tests.backends.contract.port_user import copy_to_device
 from tests.backends.cuda.fake_driver import FakeDriver, Recorder
 
@@ -38,11 +38,11 @@ def test_a_client_with_many_copies_leaves_slots_to_the_others(
             each.copy(copy_to_device(address, source), done)
     others = Recorder()
     other.default_stream.copy(copy_to_device(other.allocate(4), memoryview(b"1234")), others)
-    assert others.wait() == [Outcome()]
+    assert others.wait() == [Status()]
     driver.run(stream.handle)
     done.wait(32 * MIB // PIECE)
     stream.copy(copy_to_device(address, source), done)
-    assert set(done.wait(32 * MIB // PIECE + 1)) == {Outcome()}
+    assert set(done.wait(32 * MIB // PIECE + 1)) == {Status()}
 
 
 def test_a_single_copy_of_any_size_has_a_slot(device: CudaDevice) -> None:

@@ -15,7 +15,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
 from pympsd_server.backends.emulated.memory.address_space import STRICT, AddressSpace
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.backends.quota import Quota
 from tests.backends.contract.pinned_memory import PinnedMemory
 
@@ -52,9 +52,9 @@ def test_a_lookup_never_sees_half_a_change() -> None:
             assert space.contains(last, last + 64)
             assert not space.contains(last, last + 128)
         for _ in range(300):
-            space.located(np.array([last, last + 8]), ((0, 8),))
+            space.locate(np.array([last, last + 8]), ((0, 8),))
             with pytest.raises(IllegalAddress):
-                space.located(np.array([last, last + 64]), ((0, 8),))
+                space.locate(np.array([last, last + 64]), ((0, 8),))
     finally:
         stop.set()
         thread.join()
@@ -65,8 +65,8 @@ def test_a_lookup_never_sees_half_a_change() -> None:
 def test_a_client_whose_host_memory_cannot_be_mapped_is_not_counted(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ignore(outcome: Outcome) -> None:
-        """Nothing is poisoned here."""
+    def ignore(status: Status) -> None:
+        """Nothing faults here."""
 
     attach, attached = AddressSpace.attach, list[int]()
 

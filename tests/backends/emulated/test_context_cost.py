@@ -13,7 +13,7 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context_memory import context_overhead
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Context, Launch, Outcome
+from pympsd_server.backends.interface import BackendError, Context, Launch, Status
 from pympsd_server.backends.quota import Quota
 
 MIB = 1 << 20
@@ -37,8 +37,8 @@ def open_model() -> Iterator[Open]:
 def context(device: EmulatedDevice, client: int = 1, multiprocessors: int = 0, memory_bytes: int = 0) -> Context:
     """Make a context."""
 
-    def ignore(outcome: Outcome) -> None:
-        """Nothing is poisoned here."""
+    def ignore(status: Status) -> None:
+        """Nothing faults here."""
 
     return device.create_context(client, Quota(multiprocessors, memory_bytes, 0), ignore)
 

@@ -8,14 +8,14 @@ from pympsd.devices.machine import describe
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.backends.quota import Quota
 
 PTX = b".version 7.0\n.target sm_60\n.address_size 64\n.visible .global .align 4 .u32 counter = 5;\n"
 
 
 def make(device: EmulatedDevice, client: int) -> EmulatedContext:
-    return device.create_context(client, Quota(0, 0, 0), lambda outcome: None, client)
+    return device.create_context(client, Quota(0, 0, 0), lambda status: None, client)
 
 
 @pytest.mark.parametrize("model", ["P100", "H200"], ids=["a space for all", "a space for each"])
@@ -34,7 +34,7 @@ def test_a_late_free_of_a_destroyed_context_frees_nothing_of_others(model: str) 
         neighbours = neighbour.load_module(PTX)
         free = neighbour.memory_info()
         context.memory.finish_free(address)
-        context.memory.return_workspace(workspace, Outcome())
+        context.memory.return_workspace(workspace, Status())
         context.memory.unlink(module.loaded)
         assert neighbour.memory_info() == free
         assert neighbours.loaded.allocations

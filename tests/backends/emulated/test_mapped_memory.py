@@ -16,13 +16,13 @@ from pympsd.vocabulary.device_facts import MAPPING_GRANULE, VIRTUAL_OFFSET, wind
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.device import EmulatedDevice
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 
 
-def ignore(outcome: Outcome) -> None:
-    """Nothing is poisoned here."""
+def ignore(status: Status) -> None:
+    """Nothing faults here."""
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def spaces() -> Iterator[list[AddressSpace]]:
 def reaches(one: AddressSpace, address: int, count: int = 4) -> bool:
     """Return whether kernels reach the bytes at an address; both ways to look must agree."""
     try:
-        one.located(np.array([address - one.base]), ((0, count),))
+        one.locate(np.array([address - one.base]), ((0, count),))
     except IllegalAddress:
         with pytest.raises(IllegalAddress):
             one.view(address, count)
@@ -99,7 +99,7 @@ def test_lanes_of_all_spaces_at_once(spaces: list[AddressSpace]) -> None:
     for other in (spaces[0], spaces[2]):
         reach(middle, other)
     offsets = np.array(addresses * 4, np.int64) - middle.base
-    places = middle.located(offsets, ((0, 4), (4, 4)))
+    places = middle.locate(offsets, ((0, 4), (4, 4)))
     assert middle.views[np.dtype(np.uint32)][places >> 2].tolist() == [0, 1, 2] * 4
 
 
@@ -110,11 +110,11 @@ def test_the_window_is_that_of_the_address_with_its_constant_offset(spaces: list
     wild = np.array([16, 0x7123_0000_0000, (1 << 62) + 64], np.int64)
     for each in wild:
         with pytest.raises(IllegalAddress):
-            one.located(np.array([each - one.base]), ((8, 4),))
+            one.locate(np.array([each - one.base]), ((8, 4),))
     below = np.array([first, address], np.int64) - one.base - 8
     one.write(first, np.full(2, 5, np.uint32).data)
     other.write(address, np.full(2, 6, np.uint32).data)
-    places = one.located(below, ((8, 4),)) + 8
+    places = one.locate(below, ((8, 4),)) + 8
     assert one.views[np.dtype(np.uint32)][places >> 2].tolist() == [5, 6]
 
 
@@ -161,7 +161,7 @@ def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces:
         os.ftruncate(file, PAGE + TABLE_BYTES)
         if sealed:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        why = "another file" if not named else "no window" if sealed else "can change"
+        why = "another file" if not named else "not a published window" if sealed else "can change"
         with pytest.raises(ValueError, match=why):
             spaces[0].map_peer(os.getpid(), File(file, secret), WINDOW)
     finally:
@@ -198,7 +198,7 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
         assert reaches(one, address)
         Table(file, PAGE).write(1 << 62, ([0], [1 << 61]), [])
         assert not reaches(one, (1 << 40) + 2 * PAGE)
-        with pytest.raises(ValueError, match="no window"):
+        with pytest.raises(ValueError, match="not a published window"):
             one.map_peer(os.getpid(), File(file, 7), 1 << 41)
     finally:
         os.close(file)

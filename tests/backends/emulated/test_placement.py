@@ -87,7 +87,7 @@ def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:
 class FakeKernel:
     """A kernel that looks for room for a number of blocks."""
 
-    at_once: int = 1
+    blocks_together: int = 1
 
 
 WARP, HALF = BlockSize(32, 0), BlockSize(1024, 0)
@@ -107,7 +107,7 @@ def test_a_kernel_that_gathers_room_is_not_overtaken() -> None:
     assert placement.admits(together, HALF)
     assert not placement.admits(others[1], WARP)
     placement.place(HALF, 2)
-    placement.begun(together)
+    placement.mark_begun(together)
     assert not placement.admits(others[1], WARP)  # there is no room
 
 

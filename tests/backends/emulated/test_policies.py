@@ -11,8 +11,7 @@ from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pympsd.vocabulary.plugins import METHODS, named_policy
-from pympsd.vocabulary.settings import SCHEDULING_POLICIES, TURN_POLICIES
+from pympsd.vocabulary.settings import METHODS, SCHEDULING_POLICIES, TURN_POLICIES, named_policy
 from pympsd.vocabulary.variables import BadSetting
 from pympsd_server.backends.emulated.scheduling.deadlines import Deadlines
 from pympsd_server.backends.emulated.scheduling.fair_share import FairQueue, MemoryShare

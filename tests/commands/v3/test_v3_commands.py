@@ -11,10 +11,10 @@ from hashlib import sha256
 import pytest
 from attrs import evolve
 
+from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -26,7 +26,7 @@ from pympsd.state_machine.events import (
     ServerSpawned,
     StatusPushed,
 )
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace, Source
@@ -36,8 +36,8 @@ from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
-from pympsd.vocabulary.statuses import ServerStatus
 
 DEVICES = describe("2xH200")
 LISTS = ("server list", "namespace list", "client list --all", "device list", "feature describe")
@@ -54,7 +54,9 @@ def daemon() -> Daemon:
     daemon.named_servers.add(NamedServer("b", 8))
     process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
     contexts = {1: Context(3, 1, 0), 2: Context(4, 1, 1)}
-    process.clients = {1: Client(1, 3165259, 7, 'python "a, b".py', 11, contexts, mps_namespace="hi")}
+    process.clients = {
+        1: Client(1, 7, ClientProcess(Peer(3165259, 7, 7), 'python "a, b".py', 11, namespace="hi"), contexts)
+    }
     daemon.servers[1] = process
     return daemon
 
@@ -69,13 +71,13 @@ def _answers(instructions: list[do.Instruction]) -> list[Answer]:
 
 def _ask(daemon: Daemon, line: str, uid: int = 0, file: str | None = None) -> Answer:
     text = file if file is None else file.encode()
-    (answer,) = _answers(_handle(daemon, OperatorLine(1, uid, line.encode(), file=text)))
+    (answer,) = _answers(_handle(daemon, OperatorLine(1, uid, parse(line.encode(), 3), file=text)))
     return answer
 
 
 def _cgroups(daemon: Daemon, *existing: str) -> list[str]:
     """Return the cgroups that memacct list shows when some exist."""
-    event = OperatorLine(1, 0, b"memacct list --format=csv,noheader", cgroups=frozenset(existing))
+    event = OperatorLine(1, 0, parse(b"memacct list --format=csv,noheader", 3), cgroups=frozenset(existing))
     (answer,) = _answers(_handle(daemon, event))
     return sorted({row.partition(",")[0] for row in answer.printed.splitlines()})
 
@@ -134,7 +136,7 @@ def test_what_later_clients_of_a_server_get_by_its_pid_is_that_of_namespace_defa
 
 
 def test_a_tenant_is_not_told_what_holds_in_namespace_default(daemon: Daemon) -> None:
-    event = OperatorLine(1, 9, b"get_active_thread_percentage 847", server="a", namespace="hi")
+    event = OperatorLine(1, 9, parse(b"get_active_thread_percentage 847", 3), server="a", namespace="hi")
     assert _answers(_handle(daemon, event)) == [refusal("Server 847 not found")]
 
 
@@ -163,19 +165,21 @@ def test_fields(daemon: Daemon) -> None:
 
 def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> None:
     present = daemon.servers[1].clients
-    present[2] = Client(2, 500, 7, "two", 12, container_pid=9)
+    present[2] = Client(2, 7, ClientProcess(Peer(500, 7, 7), "two", 12, container_pid=9))
     assert _printed(daemon, "client get 9 pid") == "500\n"
     (ended,) = [
-        e for e in _handle(daemon, OperatorLine(1, 0, b"client terminate 9")) if isinstance(e, do.TerminateClient)
+        e
+        for e in _handle(daemon, OperatorLine(1, 0, parse(b"client terminate 9", 3)))
+        if isinstance(e, do.TerminateClient)
     ]
     assert ended.pid == 500
-    present[3] = Client(3, 600, 7, "three", 13, container_pid=9)
-    said = "Several clients have PID 9 in their containers: name 500 or 600."
+    present[3] = Client(3, 7, ClientProcess(Peer(600, 7, 7), "three", 13, container_pid=9))
+    said = "Several clients have PID 9 in their containers; use one of 500, 600."
     assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
-    present[4] = Client(4, 9, 7, "four", 11)
+    present[4] = Client(4, 7, ClientProcess(Peer(9, 7, 7), "four", 11))
     assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
     other = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
-    other.clients = {5: Client(5, 700, 8, "five", 14, container_pid=9)}
+    other.clients = {5: Client(5, 8, ClientProcess(Peer(700, 8, 8), "five", 14, container_pid=9))}
     said = "No client with PID 9 on server 'b'."
     assert _ask(daemon, "client terminate 9 --server=b").printed == f"{said}\n", "on another server too"
     assert _ask(daemon, "client get 0 pid").diagnostic == "No client with PID 0."
@@ -207,7 +211,7 @@ def test_a_user_sees_the_clients_of_his_servers_unless_he_asks_for_all(daemon: D
         ("srv list", "Unknown module 'srv'. Modules: client, config, context-share, device, "),
         ("server make", "Unknown verb 'make' of module 'server'. Verbs: create, delete, get, list, set."),
         ("server", "'server' needs a verb. Verbs: create, delete, get, list, set."),
-        ("lspart --all", "'lspart' takes no arguments, not '--all'."),
+        ("lspart --all", "lspart: '--all' is not understood; usage: lspart [--json]"),
         ("srver list", "Unknown module 'srver'. Did you mean 'server'? Modules: client, "),
         ("get_server_lst", "Unknown module 'get_server_lst'. Did you mean 'get_server_list'? Modules: client, "),
         ("server lst", "Unknown verb 'lst' of module 'server'. Did you mean 'list'? Verbs: create, "),
@@ -406,7 +410,7 @@ def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: D
 
 
 def test_a_change_of_limits_is_logged_from_what_it_was_to_what_it_is(daemon: Daemon) -> None:
-    done = _handle(daemon, OperatorLine(1, 0, b"namespace set hi --server=a --pinned-memory-limit=1=4G"))
+    done = _handle(daemon, OperatorLine(1, 0, parse(b"namespace set hi --server=a --pinned-memory-limit=1=4G", 3)))
     (logged,) = [each for each in done if isinstance(each, do.Log) and each.event == "namespace_set"]
     assert logged.fields == {
         "name": "a/hi",
@@ -424,7 +428,7 @@ def test_a_namespace_bound_to_a_partition_that_is_not_there_is_said(daemon: Daem
 
     assert _ask(daemon, "namespace set default --server=b --sm-partition=nope") == Answer(diagnostic=said("default"))
     assert _ask(daemon, "server set b --sm-partition=nope") == Answer(diagnostic=said("default"))
-    _handle(daemon, OperatorLine(1, 0, b"namespace create lo --server=b --sm-partition=nope"))
+    _handle(daemon, OperatorLine(1, 0, parse(b"namespace create lo --server=b --sm-partition=nope", 3)))
     assert _opened(daemon, "b", "lo") == [Answer(diagnostic=said("lo"))]
     text = 'schema_version = "1.0"\n[servers.b.namespaces.lo.pympsd]\nsm_partition = "nope"\n'
     assert _ask(daemon, "config apply F", file=text).diagnostic == f"F:3: {said('lo')}".rstrip(".")
@@ -448,7 +452,7 @@ def _opened(daemon: Daemon, server: str, *namespaces: str) -> list[Answer]:
 
 
 def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
-    begun = _handle(daemon, OperatorLine(1, 7, b"server create c"))
+    begun = _handle(daemon, OperatorLine(1, 7, parse(b"server create c", 3)))
     assert _answers(begun) == []
     assert do.Working(1) in begun
     spawned = [each for each in _handle(daemon, NamespaceOpened("c", "default")) if isinstance(each, do.SpawnServer)]
@@ -459,7 +463,7 @@ def test_a_server_is_answered_when_it_is_ready(daemon: Daemon) -> None:
 
 
 def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon) -> None:
-    begun = _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9 --client-priority=1"))
+    begun = _handle(daemon, OperatorLine(1, 0, parse(b"server set b --uid=9 --client-priority=1", 3)))
     assert _answers(begun) == []
     assert do.Working(1) in begun
     assert do.OpenNamespace("b", "default", 9) in begun
@@ -471,7 +475,7 @@ def test_a_change_of_its_user_is_answered_when_a_server_is_ready(daemon: Daemon)
 
 
 def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon: Daemon) -> None:
-    _handle(daemon, OperatorLine(1, 0, b"server set b --uid=9"))
+    _handle(daemon, OperatorLine(1, 0, parse(b"server set b --uid=9", 3)))
     _handle(daemon, NamespaceOpened("b", "", "no room"))
     failed = _handle(daemon, NamespaceOpened("b", "default", "no room"))
     (answer,) = _answers(failed)
@@ -485,13 +489,13 @@ def test_a_server_whose_sockets_cannot_be_made_for_its_new_user_goes_back(daemon
 
 def test_a_new_namespace_says_what_it_does_not_inherit(daemon: Daemon) -> None:
     _ask(daemon, "server set a --active-thread-percentage=10")
-    assert _answers(_handle(daemon, OperatorLine(1, 7, b"namespace create batch --server=a"))) == []
+    assert _answers(_handle(daemon, OperatorLine(1, 7, parse(b"namespace create batch --server=a", 3)))) == []
     (answer,) = _opened(daemon, "a", "batch")
     assert (answer.refused, answer.printed) == (False, "")
     assert answer.diagnostic == (
         "'batch' does not inherit the limits of 'default': it has 100.00 % and unlimited memory until namespace set."
     )
-    _handle(daemon, OperatorLine(1, 7, b"namespace create capped --server=a --pinned-memory-limit=4G"))
+    _handle(daemon, OperatorLine(1, 7, parse(b"namespace create capped --server=a --pinned-memory-limit=4G", 3)))
     assert _opened(daemon, "a", "capped") == [Answer()]
 
 
@@ -513,7 +517,7 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
         "created server 'c'",
     ]
     assert "c" not in daemon.named_servers
-    begun = _handle(daemon, OperatorLine(1, 0, b"config apply F", file=FILE.encode(), at=1.0))
+    begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=FILE.encode(), at=1.0))
     assert _answers(begun) == []
     status = _ask(daemon, "config status")
     assert status.refused
@@ -539,17 +543,20 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
 
 def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_few_at_a_time(daemon: Daemon) -> None:
     daemon.options = evolve(daemon.options, max_servers=99)
-    count = 2 * STARTS_AT_ONCE
+    most = int(daemon.options.policy.max_starts)
+    count = 2 * most
     text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
-    assert _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))) == []
+    assert _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))) == []
     opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
     (answer,) = _answers(opened)
     assert len(answer.printed.splitlines()) == count
-    assert answer.diagnostic == f"{count} servers are being started; 'config status' says when all are ready."
+    assert answer.diagnostic == f"{count} servers are being started; 'config status' reports when all are ready."
     starting = [each for each in opened if isinstance(each, do.SpawnServer)]
-    assert len(starting) == STARTS_AT_ONCE
+    assert len(starting) == most
     # A client's is not held back.
-    came = ClientConnected(1, Peer(50, 0, 0, (0,)), "train", 7, server=f"m{count - 1}", mps_namespace="default")
+    came = ClientConnected(
+        1, ClientProcess(Peer(50, 0, 0, (0,)), "train", 7, namespace="default"), server=f"m{count - 1}"
+    )
     (others,) = [each for each in _handle(daemon, came) if isinstance(each, do.SpawnServer)]
     assert others.name == f"m{count - 1}"
     for turn in range(count):
@@ -645,7 +652,7 @@ devices = [{{ uuid = "{one}", sm_partitions = [{{ name = "z", chunks = 13 }}, {{
         "SM partition 'c/z': Device 1 has 3 chunks free, not 13 (beside server b).",
     ]
     assert (daemon.named_servers, daemon.configuration) == (before, Configuration())
-    begun = _handle(daemon, OperatorLine(1, 0, b"config apply F", file=text.encode()))
+    begun = _handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))
     begun += _handle(daemon, NamespaceOpened("c", "default"))
     (spawned,) = [each for each in begun if isinstance(each, do.SpawnServer)]
     _handle(daemon, ServerSpawned(spawned.server, 900))
@@ -673,7 +680,7 @@ devices = [{{ uuid = "{}", sm_partitions = [{{ name = "p", chunks = 1 }}] }}]
 
 
 def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> None:
-    (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, b"config apply F", file=b"a = 1\n\xe9")))
+    (answer,) = _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=b"a = 1\n\xe9")))
     assert (answer.refused, answer.printed) == (True, "")
     assert answer.diagnostic.startswith("F:2: no TOML, for it is not UTF-8: ")
     answer = _ask(daemon, "config apply F", file='schema_version = "1.0"\n[servers.C]\nuid = -1\n')
@@ -684,7 +691,7 @@ def test_errors_of_a_file_are_all_said_and_nothing_is_done(daemon: Daemon) -> No
 
 def test_through_a_namespaces_socket_others_see_what_is_of_it(daemon: Daemon) -> None:
     def through(line: str, uid: int, namespace: str = "hi") -> str:
-        event = OperatorLine(1, uid, line.encode(), server="a", namespace=namespace)
+        event = OperatorLine(1, uid, parse(line.encode(), 3), server="a", namespace=namespace)
         (answer,) = _answers(_handle(daemon, event))
         return answer.printed
 
@@ -731,7 +738,7 @@ def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon)
     for path in ("/seen", "/used", "/awaited"):
         _ask(daemon, f"memacct limit {path} --hard-limit=2G")
     (client,) = daemon.servers[1].clients.values()
-    client.cgroups = ("/used/below",)
+    client.process = evolve(client.process, origin=Origin(7, cgroups=("/used/below",)))
     assert _cgroups(daemon, "/seen") == ["/awaited", "/seen", "/used"]
     assert _cgroups(daemon) == ["/awaited", "/used"]
     daemon.servers[1].clients.clear()
@@ -745,7 +752,9 @@ def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon)
 def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_awaited(daemon: Daemon) -> None:
     _ask(daemon, "memacct limit /pod --hard-limit=2G")
     origin = Origin(7, cgroups=("/pod/box",))
-    came = ClientConnected(9, Peer(50, 7, 7, (7,)), "train", 7, server="a", mps_namespace="hi", origin=origin)
+    came = ClientConnected(
+        9, ClientProcess(Peer(50, 7, 7, (7,)), "train", 7, namespace="hi", origin=origin), server="a"
+    )
     _handle(daemon, came)
     _handle(daemon, ClientGonePushed(1, 9))
     assert _cgroups(daemon) == []
@@ -757,7 +766,9 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
         return [(row["pid"], row["memory_hard_limit"]) for row in rows if row["device"] == DEVICES[0].uuid]
 
     def joins(serial: int) -> None:
-        came = ClientConnected(serial, Peer(50 + serial, 7, 7, (7,)), "c", 7, server="a", origin=origin)
+        came = ClientConnected(
+            serial, ClientProcess(Peer(50 + serial, 7, 7, (7,)), "c", 7, origin=origin), server="a"
+        )
         _handle(daemon, came)
         _handle(daemon, ContextPushed(1, serial, serial, 1, 0))
 
@@ -795,7 +806,7 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
     _ask(daemon, f"sm-partition create p --server=b --device={zero} --chunks=10")
     _ask(daemon, f"sm-partition create q --server=b --device={zero} --chunks=2")
     process = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
-    process.clients = {9: Client(9, 77, 8, "python", 11, partitions={0: "q"})}
+    process.clients = {9: Client(9, 8, ClientProcess(Peer(77, 8, 8), "python", 11), partitions={0: "q"})}
     rows = [line.split() for line in _printed(daemon, "lspart", 1000).splitlines()]
     ids = [row["visible-uuid"] for row in json.loads(_printed(daemon, "sm-partition list --format=json"))]
     assert rows == [
@@ -806,7 +817,7 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
         [zero[:12], ids[1], "2", "16", "Yes"],
         [one[:12], "15", "0", "132", "0"],
     ]
-    (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, b"lspart", server="b", namespace="default")))
+    (tenant,) = _answers(_handle(daemon, OperatorLine(1, 1000, parse(b"lspart", 3), server="b", namespace="default")))
     assert (tenant.refused, tenant.printed) == (True, "")
     daemon.options = evolve(daemon.options, has_own_servers=False)
     assert _ask(daemon, "lspart").refused

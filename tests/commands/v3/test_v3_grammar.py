@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.commands.v3.grammar import Option, Refused, Syntax, read_words
+from pympsd.commands.grammar.strict import read_words
+from pympsd.commands.grammar.syntax import Argument, Flag, Option, Refused, Syntax
 from pympsd.vocabulary.texts import read_boolean, read_memory, read_percentage, read_priority
 
 CREATE = Syntax(
@@ -109,10 +110,17 @@ WORDS = st.lists(
 )
 
 
+def _names(declared: tuple[Argument, ...] | tuple[Flag, ...]) -> list[str]:
+    return [each.name for each in declared]
+
+
 @settings(max_examples=60)
 @given(st.sampled_from([CREATE, DELETE, GET, SET]), WORDS)
 def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: list[str]) -> None:
-    known = {name.replace("-", "_") for name in (*syntax.required, *syntax.optional, *syntax.options, *syntax.flags)}
+    known = {
+        name.replace("-", "_")
+        for name in (*_names(syntax.required), *_names(syntax.optional), *syntax.options, *_names(syntax.flags))
+    }
     try:
         arguments = read_words(syntax, words)
     except Refused as error:
@@ -121,4 +129,4 @@ def test_any_words_are_read_or_refused_with_a_sentence(syntax: Syntax, words: li
         assert syntax is CREATE  # its --uid is read by int() here
     else:
         assert set(arguments) <= known
-        assert {name.replace("-", "_") for name in (*syntax.required, *syntax.needed)} <= set(arguments)
+        assert {name.replace("-", "_") for name in (*_names(syntax.required), *syntax.needed)} <= set(arguments)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.commands.v3.output import ABSENT, Column, Format, Row, Shown, cell_text, written
+from pympsd.commands.v3.output import ABSENT, Column, Format, Row, Shown, cell_text, render
 from pympsd.vocabulary.texts import BadText
 
 COLUMNS = (Column("pid", "PID"), Column("maws-ns", "MAWS NS", "maws"), Column("devices", "DEVICES"))
@@ -21,20 +21,20 @@ ROWS = (
 
 
 def test_a_table() -> None:
-    assert written(COLUMNS, ROWS, Format()) == (
+    assert render(COLUMNS, ROWS, Format()) == (
         "PID      MAWS NS  DEVICES\n3165259  30.00    GPU-a,GPU-b\n7        -        -"
     )
-    assert written(COLUMNS, ROWS, Format(header=False)) == "3165259  30.00  GPU-a,GPU-b\n7        -      -"
+    assert render(COLUMNS, ROWS, Format(header=False)) == "3165259  30.00  GPU-a,GPU-b\n7        -      -"
 
 
 def test_csv() -> None:
-    assert written(COLUMNS, ROWS, Format("csv")) == 'pid,maws-ns,devices\n3165259,30.00,"GPU-a,GPU-b"\n7,-,-'
-    assert written(COLUMNS, (), Format("csv")) == "pid,maws-ns,devices"
-    assert written(COLUMNS, (), Format("csv", header=False)) == ""
+    assert render(COLUMNS, ROWS, Format("csv")) == 'pid,maws-ns,devices\n3165259,30.00,"GPU-a,GPU-b"\n7,-,-'
+    assert render(COLUMNS, (), Format("csv")) == "pid,maws-ns,devices"
+    assert render(COLUMNS, (), Format("csv", header=False)) == ""
 
 
 def test_json_has_numbers_nulls_and_what_the_table_has_no_room_for() -> None:
-    assert json.loads(written(COLUMNS, ROWS, Format("json", header=False))) == [
+    assert json.loads(render(COLUMNS, ROWS, Format("json", header=False))) == [
         {"pid": 3165259, "maws": 30.0, "devices": ["GPU-a", "GPU-b"], "uid": 7},
         {"pid": 7, "maws": None, "devices": [], "uid": 8},
     ]
@@ -58,7 +58,7 @@ TABLES = st.lists(st.tuples(CELLS, CELLS, CELLS), max_size=4)
 @settings(max_examples=50)
 @given(TABLES)
 def test_csv_is_read_back_as_it_was(cells: list[tuple[str | int | None, ...]]) -> None:
-    text = written(COLUMNS, [Row(row) for row in cells], Format("csv", header=False))
+    text = render(COLUMNS, [Row(row) for row in cells], Format("csv", header=False))
     expected = [[cell_text(cell) for cell in row] for row in cells]
     # A reader of CSV takes only these line ends for the end of a row.
     assert list(csv.reader(io.StringIO(text, newline=""))) == expected or expected == [["", "", ""]]
@@ -67,9 +67,9 @@ def test_csv_is_read_back_as_it_was(cells: list[tuple[str | int | None, ...]]) -
 @settings(max_examples=50)
 @given(TABLES)
 def test_a_table_cuts_nothing_and_has_a_line_a_row(cells: list[tuple[str | int | None, ...]]) -> None:
-    text = written(COLUMNS, [Row(row) for row in cells], Format())
+    text = render(COLUMNS, [Row(row) for row in cells], Format())
     lines = text.split("\n")
     assert len(lines) == 1 + len(cells)
     for line, row in zip(lines[1:], cells, strict=True):
         assert all(" ".join(cell_text(cell).splitlines()).strip() in line for cell in row)
-    assert written((Column("a", "A"),), [Row((None,))], Format(header=False)) == ABSENT
+    assert render((Column("a", "A"),), [Row((None,))], Format(header=False)) == ABSENT

@@ -8,20 +8,20 @@ import trio
 from attrs import define
 
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import LimitExceeded, ProtocolError, RemoteError
 from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.peers import operator_uid, with_pidfd
 from pympsd.service.sessions.driver.client import VendorClientSession
 from pympsd.service.sessions.driver.offer import Offer
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
-from pympsd.service.sessions.peers import operator_uid, with_pidfd
-from pympsd.service.sessions.running import run_with_sender
+from pympsd.service.sessions.waiting import run_with_sender
+from pympsd.state_machine import registration
 from pympsd.state_machine.state.server import Phase
-from pympsd.state_machine.v3 import routing
-from pympsd.takeover.kept_entries import Noted, link_name, serial_of
+from pympsd.takeover.state.entries import KeptFd, link_name, serial_of
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
 from pympsd.wire.driver.server_commands import END_IF_IDLE
-from pympsd.wire.errors import LimitExceeded, ProtocolError, RemoteError
 
 HELLO_SECONDS: Final = 10.0
 """A connection without credentials and role is closed after this time."""
@@ -40,7 +40,7 @@ class VendorConversation:
     """As in Conversation."""
     namespace: str = ""
 
-    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: Noted[bytes]) -> None:
+    async def run(self, sock: trio.socket.SocketType, peer: Peer, entry: KeptFd[bytes]) -> None:
         """Run a connection, which has had the hello, to its end; ``entry``: the keeper's, noted is the role."""
         channel = PacketChannel(sock, self.dispatcher.buffers.allowance(peer.uid))
         try:
@@ -62,7 +62,7 @@ class VendorConversation:
         finally:
             channel.close()
 
-    async def _role(self, channel: PacketChannel, peer: Peer, entry: Noted[bytes]) -> bytes:
+    async def _role(self, channel: PacketChannel, peer: Peer, entry: KeptFd[bytes]) -> bytes:
         """Return the packet of the peer's role; empty if it sends none, or no credentials."""
         with trio.fail_after(HELLO_SECONDS):
             packet, sender = await channel.receive_with_credentials(PACKET_BYTES)
@@ -80,12 +80,17 @@ class VendorConversation:
             return await channel.receive(PACKET_BYTES)
 
     async def _run_session(
-        self, entry: Noted[bytes], role: Role, channel: PacketChannel, sock: trio.socket.SocketType, peer: Peer
+        self,
+        entry: KeptFd[bytes],
+        role: Role,
+        channel: PacketChannel,
+        sock: trio.socket.SocketType,
+        peer: Peer,
     ) -> None:
         if (
             self.accepts_clients
             and (role is Role.TOOL or (role is not Role.CLIENT and self.server))
-            and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace)
+            and registration.is_for_clients(self.dispatcher.state, self.server, self.namespace)
         ):
             if role is Role.TOOL:
                 self.dispatcher.drop(entry.name)

@@ -23,9 +23,9 @@ from pympsd.service.sessions.driver.offer import Offer
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import ClientLimits
-from pympsd.takeover.kept_entries import newcomer_name, offer_name
+from pympsd.takeover.state.entries import new_client_name, offer_name
 from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire.driver import server_commands as commands
 
 FIRST_ANSWER_SECONDS: Final = 1.0
@@ -151,7 +151,7 @@ class Handoffs:
         self, link: ServerLink, newcomer: Newcomer, priority: int, limits: ClientLimits | None
     ) -> None:
         offer = newcomer.take()
-        self._current, self._current_name = newcomer.client, newcomer_name(offer.key)
+        self._current, self._current_name = newcomer.client, new_client_name(offer.key)
         keeper = self._dispatcher.keeper
         # Before it is sent: without this end the next daemon cannot free the server from an unresponsive client.
         if keeper is not None and not keeper.is_silent:

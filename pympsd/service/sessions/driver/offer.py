@@ -11,7 +11,7 @@ import socket
 from attrs import define
 
 from pympsd.service.dispatcher import Dispatcher
-from pympsd.takeover.kept_entries import newcomer_name, offer_name
+from pympsd.takeover.state.entries import new_client_name, offer_name
 
 
 @define
@@ -38,7 +38,7 @@ class Offer:
         keeper = dispatcher.keeper
         # In the link of a keeper that is stopped an end would outlive the client, whose end the server would not see.
         if keeper is not None and not keeper.is_silent:
-            dispatcher.hold(newcomer_name(key), offer.clients)
+            dispatcher.hold(new_client_name(key), offer.clients)
             dispatcher.hold(offer_name(key), offer.servers)
         return offer
 
@@ -49,7 +49,7 @@ class Offer:
 
     def drop(self, dispatcher: Dispatcher) -> None:
         """Have the keeper close both ends."""
-        for name in (newcomer_name(self.key), offer_name(self.key)):
+        for name in (new_client_name(self.key), offer_name(self.key)):
             dispatcher.drop(name)
 
     def is_taken_by(self, server: int) -> bool:

@@ -16,6 +16,7 @@ from attrs import Factory, define, field
 from pympsd.channel.packet_channel import PacketChannel
 from pympsd.channel.trace_file import TraceFile
 from pympsd.devices.driver_probe import driver_version
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import is_stopped
 from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
@@ -23,13 +24,12 @@ from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.state_machine.state.client import Client, Context
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY
-from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.statuses import ServerStatus
+from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
-from pympsd.wire.errors import RemoteError
 
 ANSWER_SECONDS: Final = 1.0
 """Time that an operator waits for a server's answers."""
@@ -49,7 +49,7 @@ class VendorServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
-    inherited: dict[int, events.ReturnedClient] | None = None
+    taken_over: dict[int, Client] | None = None
     """The clients of a server that an earlier daemon started, by serial."""
     pidfds: dict[int, int] = field(factory=dict)
     """Their pidfds, until they are watched."""
@@ -63,7 +63,7 @@ class VendorServerSession:
     _memory_limits: dict[int, int] = field(factory=dict, init=False)
     """The limits of later clients that it was sent last."""
     _limits_unknown: bool = field(
-        default=Factory(lambda self: self.inherited is not None, takes_self=True), init=False
+        default=Factory(lambda self: self.taken_over is not None, takes_self=True), init=False
     )
     """It was another daemon's, and this one has sent it no limits."""
     _refreshed: trio.Event | None = field(default=None, init=False)
@@ -243,7 +243,7 @@ class VendorServerSession:
         self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
     ) -> None:
         ordinals = {facts.uuid: ordinal for ordinal, facts in enumerate(self.dispatcher.state.devices)}
-        contexts: dict[int, list[events.ReturnedContext]] = {process.pid: [] for process in found}
+        contexts: dict[int, list[Context]] = {process.pid: [] for process in found}
         first = {(process.pid, process.context, process.uuid): process.identity for process in found}
         others = 0
         for device in devices:
@@ -251,7 +251,7 @@ class VendorServerSession:
                 # Only the first context of a process has an ID; the others need a key of their own.
                 others -= 1
                 serial = first.get((context.pid, context.number, device.uuid), others)
-                reported = events.ReturnedContext(serial, context.number, ordinals.get(device.uuid, -1))
+                reported = Context(serial, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
         self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
@@ -283,11 +283,11 @@ class VendorServerSession:
         await self._run()
 
     def _report_ready(self) -> None:
-        if self.inherited is None:
+        if self.taken_over is None:
             self.dispatcher.feed(events.StatusPushed(self.serial, ServerStatus.ACTIVE))
         else:
-            clients = tuple(self.inherited.values())
-            self.dispatcher.feed(events.ServerReturned(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
+            clients = tuple(self.taken_over.values())
+            self.dispatcher.feed(events.ServerTakenOver(self.serial, ServerStatus.ACTIVE, self._is_leaving, clients))
 
     async def _run(self) -> None:
         try:
@@ -295,7 +295,7 @@ class VendorServerSession:
                 self._nursery = nursery
                 self._report_ready()
                 nursery.start_soon(self._pass_the_turn)
-                nursery.start_soon(self.handoffs.run, self.link, self.inherited is not None)
+                nursery.start_soon(self.handoffs.run, self.link, self.taken_over is not None)
                 wrong = await self.link.run()
                 self.ended.set()
                 nursery.cancel_scope.cancel()
@@ -312,7 +312,7 @@ class VendorServerSession:
     def is_unknown(self, reason: str) -> None:
         """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
         server = self.dispatcher.state.servers.get(self.serial)
-        if server is not None and not server.proven:
+        if server is not None and not server.verified:
             version = driver_version()
             self.dispatcher.log.error("driver_unknown", server=self.pid, version=version, reason=reason)
             text = f"the MPS server of driver {version} is not known to pympsd: {reason}"

@@ -10,9 +10,9 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import RemoteError
 from pympsd.wire.driver.handshake import PACKET_BYTES
 from pympsd.wire.driver.server_commands import Question, Reader
-from pympsd.wire.errors import RemoteError
 
 T = TypeVar("T")
 

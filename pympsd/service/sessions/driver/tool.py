@@ -6,12 +6,12 @@ import trio
 from attrs import define, field
 
 from pympsd.channel.packet_channel import PacketChannel
+from pympsd.errors import RemoteError
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.sessions.operator import LEAVING_SECONDS
 from pympsd.vocabulary.answers import Answer, clients_only
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver.tool_lines import END_OF_ANSWERS, LINE_BYTES, length_of, printed
-from pympsd.wire.errors import RemoteError
 
 
 @define(eq=False)

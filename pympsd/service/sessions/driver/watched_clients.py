@@ -14,7 +14,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.status import process_end
 from pympsd.service.sessions.driver.terminations import Terminations
 from pympsd.state_machine.state.client import Client
-from pympsd.takeover.kept_entries import ClientNote, client_name
+from pympsd.takeover.state.entries import ClientNote, client_name
 
 
 @define(eq=False)
@@ -44,7 +44,8 @@ class WatchedClients:
         if known is None or nursery is None or not has_room:
             os.close(pidfd)
             return
-        shown = known.command, known.namespace, known.mps_namespace, known.since
+        process = known.process
+        shown = process.command, process.pid_namespace, process.namespace, process.since
         terminated = tuple(sorted(self.terminations.of(known.pid)))
         self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated, known.limits)
         nursery.start_soon(self._watch, client)

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: values are returned, errors raised as BackendError; some poison the device."""
+"""Calls of the CUDA driver: values are returned, errors raised as BackendError; some fault the device for good."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any, Final
 from cuda.bindings import driver as _driver  # type: ignore[import-not-found,import-untyped,unused-ignore]  # no stubs
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 
 cu: Final[Any] = _driver
 """The module ``cuda.bindings.driver``; the rest of this backend makes its calls through ``Driver.call``."""
 
 NOT_READY: Final = int(Result.ERROR_NOT_READY)
-_POISONING: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
-"""CUresult numbers after which no call in the process succeeds any more: those that the CUDA driver API says leave
+_STICKY_ERRORS: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
+"""CUresult numbers after which no call in the process succeeds any more: those that, by the CUDA driver API, leave
 the process in an inconsistent state, or require it to be relaunched."""
 
 
@@ -39,7 +39,7 @@ def failure(code: int, what: str) -> BackendError:
     try:
         result = Result(code)
     except ValueError:
-        result = Result.ERROR_LAUNCH_FAILED if code in _POISONING else Result.ERROR_UNKNOWN
+        result = Result.ERROR_LAUNCH_FAILED if code in _STICKY_ERRORS else Result.ERROR_UNKNOWN
     return BackendError(result, f"{what}: {name}: {text}")
 
 
@@ -54,9 +54,9 @@ def plain_call(function: Callable[..., Any], *arguments: Any) -> Any:
 class Driver:
     """The driver with one context, which is current in every thread that calls."""
 
-    def __init__(self, context: Any, on_poison: Callable[[Outcome], None]) -> None:
+    def __init__(self, context: Any, on_fault: Callable[[Status], None]) -> None:
         self._context = context
-        self._on_poison = on_poison
+        self._on_poison = on_fault
         self._thread = threading.local()
 
     @property
@@ -89,10 +89,10 @@ class Driver:
         return True
 
     def failed(self, code: int, what: str) -> BackendError:
-        """Return the error for a call that failed with a CUresult; report it if the device is poisoned by it."""
+        """Return the error for a call that failed with a CUresult; report it if the device is faulted by it."""
         error = failure(code, what)
-        if code in _POISONING:
-            self._on_poison(Outcome(error.code, error.reason))
+        if code in _STICKY_ERRORS:
+            self._on_poison(Status(error.code, error.reason))
         return error
 
 
@@ -104,7 +104,7 @@ def report_internal_error(where: str, error: Exception) -> None:
 
 
 def call_isolated(where: str, act: Callable[[], None]) -> None:
-    """Call what is one client's, so that its errors do not affect the others; all but a BackendError are reported."""
+    """Call what is one client's, so that its errors affect no other client; report all but a BackendError."""
     try:
         act()
     except BackendError:

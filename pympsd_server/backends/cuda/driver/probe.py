@@ -1,4 +1,4 @@
-"""Print the GPUs of this machine as JSON: a child process of the daemon, for a driver may hang or crash.
+"""Print the GPUs of this machine as JSON: a child process of the daemon, because a driver may hang or crash.
 
 ``{"devices": [...]}``, ``{"absent": "why"}`` if there is no driver or no device, or ``{"unusable": "why"}``.
 """
@@ -45,24 +45,24 @@ def _ask() -> dict[str, Any]:
     if code in (_NO_DEVICE, _STUB_LIBRARY):
         return {"absent": f"the driver finds no device: cuInit returns CUresult {code}"}
     if code:
-        name = driver.cuGetErrorName(driver.CUresult(code))[1] if code in _known(driver) else b"unknown"
+        name = driver.cuGetErrorName(driver.CUresult(code))[1] if code in _known_codes(driver) else b"unknown"
         return {"unusable": f"cuInit returns CUresult {code}, {bytes(name or b'unknown').decode()}"}
     code, count = driver.cuDeviceGetCount()
     if int(code) or not count:
         return {"absent": "the driver counts no device"}
-    return {"devices": [_facts(driver, number) for number in range(count)]}
+    return {"devices": [_properties(driver, number) for number in range(count)]}
 
 
-def _known(driver: Any) -> set[int]:
+def _known_codes(driver: Any) -> set[int]:
     return {int(member) for member in driver.CUresult.__members__.values()}
 
 
-def _facts(driver: Any, number: int) -> dict[str, Any]:
+def _properties(driver: Any, number: int) -> dict[str, Any]:
     device = driver.cuDeviceGet(number)[1]
     attributes = {}
     for name, attribute in driver.CUdevice_attribute.__members__.items():
         code, value = driver.cuDeviceGetAttribute(attribute, device)
-        if not int(code):  # an older driver does not know all of them
+        if not int(code):  # an older driver has not all of them
             attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")] = int(value)
     return {
         "name": _text(driver.cuDeviceGetName(128, device)[1]),

@@ -1,4 +1,4 @@
-"""Ranges of addresses, pure: the free ones, the pages under the others, and those that a client may access."""
+"""Ranges of addresses: the free ones, the pages under the used ones, and those that a client may access. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import Final
 
-from attrs import frozen
+from attrs import define, field, frozen
+
+from pympsd.errors import DeviceError
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
@@ -15,16 +17,16 @@ REGISTERED_BYTES: Final = 16 << 20
 """Host memory is registered in parts that end at multiples of this: registering one blocks all launches (7 ms)."""
 
 
-class NoRange(Exception):
+class NoRange(DeviceError):
     """No free range is long enough."""
 
 
-def rounded(count: int, to: int) -> int:
+def round_up(count: int, to: int) -> int:
     """Return the least multiple of ``to`` that is not below ``count``."""
     return -(-count // to) * to
 
 
-def registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]:
+def split_at_registered_parts(address: int, count: int) -> Iterator[tuple[int, int, int]]:
     """Yield (offset, address, length) of the registered parts that bytes lie in: the driver copies within one."""
     at, end = address, address + count
     while at < end:
@@ -41,9 +43,9 @@ class FreeRanges:
 
     def take(self, count: int, alignment: int = GRANULE_BYTES) -> int:
         """Return the start of the lowest free range that fits; raise NoRange."""
-        size = rounded(count, GRANULE_BYTES)
+        size = round_up(count, GRANULE_BYTES)
         for index, (low, high) in enumerate(self._ranges):
-            start = rounded(low, alignment)
+            start = round_up(low, alignment)
             if start + size <= high:
                 rest = [(a, b) for a, b in ((low, start), (start + size, high)) if a < b]
                 self._ranges[index : index + 1] = rest
@@ -52,7 +54,7 @@ class FreeRanges:
 
     def give(self, start: int, count: int) -> None:
         """Return a range that was taken."""
-        low, high = start, start + rounded(count, GRANULE_BYTES)
+        low, high = start, start + round_up(count, GRANULE_BYTES)
         at = bisect_left(self._ranges, (low, high))
         if at < len(self._ranges) and self._ranges[at][0] == high:
             high = self._ranges.pop(at)[1]
@@ -78,9 +80,9 @@ class Pages:
 class AddressWindow:
     """The allocations of a window of addresses, and the pages under them.
 
-    Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped at once, and the
-    rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation that
-    touches it.
+    Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped in one piece, and
+    the rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation
+    that touches it.
     """
 
     def __init__(self, base: int, size: int) -> None:
@@ -91,7 +93,7 @@ class AddressWindow:
 
     def allocate(self, count: int) -> tuple[int, Pages]:
         """Return the address of ``count`` bytes and the pages that are new; raise NoRange."""
-        size = rounded(count, GRANULE_BYTES)
+        size = round_up(count, GRANULE_BYTES)
         start = self._free.take(size, PAGE_BYTES if size >= PAGE_BYTES else GRANULE_BYTES)
         self._sizes[start] = size
         under = self.under(start)
@@ -122,12 +124,12 @@ class AddressWindow:
         return address + self._sizes[address]
 
 
+@define(eq=False)
 class OwnedRanges:
-    """The ranges that one client's calls may access: its own allocations and variables, each by itself."""
+    """The ranges that one client's calls may access: its own allocations and variables, each separately."""
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._sizes: dict[int, int] = {}
+    _starts: list[int] = field(factory=list, init=False)
+    _sizes: dict[int, int] = field(factory=dict, init=False)
 
     def add(self, start: int, size: int) -> None:
         """Add a range."""

@@ -1,8 +1,21 @@
 """Physical memory under the device's window of addresses: mapped as allocations need it, zero when handed out.
 
-It uses the driver's virtual memory management, whose calls wait for no kernel; cuMemFree would wait for those of all
-clients (docs/decisions/004-what-the-gpu-decided.md).
-"""
+**The problem.** All clients of a GPU work in one context of the driver. cuMemAlloc gives them memory that another
+user's program has just used, at addresses that anybody's kernels reach, and cuMemFree waits for the kernels of all
+clients.
+
+**The idea.** The driver's virtual memory management reserves one window of addresses for the device, and its calls
+wait for no kernel (docs/decisions/004-what-the-gpu-decided.md). `AddressWindow` decides which addresses an allocation
+gets and which pages of 2 MiB lie under it; this class maps those pages and unmaps them with their last allocation.
+
+- Memory is cleared when it is mapped and when it is freed, in a stream of its own with the highest priority;
+  `allocate` returns when that is done. So a client never reads what another wrote.
+- Up to _SPARE_PAGES unused pages stay mapped: a program that allocates and frees a little maps nothing.
+- `free` is called only for memory that no work can use any more (`reclaim.deferred_free`).
+
+**Invariants.** Every page under a living allocation is mapped exactly once, and an address outside of all allocations
+is either unmapped or in a spare or shared page, cleared. The driver must reserve the window that the executor asks
+for, because clients compute addresses in it: if it reserves another one, the device cannot be opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The regions of copies and fills, pure: checked, in as few dimensions as they have, and as the driver takes them."""
+"""The regions of copies and fills: checked, in as few dimensions as they have, and as the driver takes them.
+Sans-I/O."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from attrs import evolve
 
-from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, registered_parts
+from pympsd_server.backends.cuda.memory.address_ranges import REGISTERED_BYTES, split_at_registered_parts
 from pympsd_server.backends.cuda.memory.staging import address_of
 from pympsd_server.backends.interface import Copy, Extent, Region
 
 
-def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
+def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ...]]:
     """Return the same bytes in as few dimensions as possible: rows or slices that touch become one."""
     width, height, depth = extent.width, extent.height, extent.depth
     if height == 1:
@@ -26,14 +27,14 @@ def simplified(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, 
     return Extent(width, height, depth), regions
 
 
-def simplified_copy(copy: Copy, most: int) -> Copy:
+def simplify_copy(copy: Copy, most: int) -> Copy:
     """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches.
 
-    Rows that are slices of one row each are left as slices where they lie too far apart for a pitch.
+    Rows that are slices of one row each are left as slices if they lie too far apart for a pitch.
     """
     for region in (copy.destination, copy.source):
         region.check_pitches(copy.extent, most)
-    extent, (destination, source) = simplified(copy.extent, copy.destination, copy.source)
+    extent, (destination, source) = simplify(copy.extent, copy.destination, copy.source)
     if extent.height > 1 and max(destination.pitch, source.pitch) > most:
         return copy
     return Copy(destination, source, extent)
@@ -66,7 +67,7 @@ class Side(NamedTuple):
         return Side(self.is_host, address, self.pitch, self.slice_pitch)
 
 
-def registered_pieces(host: Side, extent: Extent) -> Iterator[tuple[int, int, int, Extent]]:
+def split_into_registered_pieces(host: Side, extent: Extent) -> Iterator[tuple[int, int, int, Extent]]:
     """Yield (column, row, slice, extent) of pieces that lie in one registered part each: the driver copies those."""
     width, height, depth = extent.width, extent.height, extent.depth
     span = (height - 1) * host.pitch + width
@@ -88,7 +89,7 @@ def _row_pieces(host: Side, layer: int, width: int, height: int) -> Iterator[tup
         if count:
             yield 0, row, layer, Extent(width, count)
         else:
-            for column, _, length in registered_parts(address, width):
+            for column, _, length in split_at_registered_parts(address, width):
                 yield column, row, layer, Extent(length)
         row += count or 1
 

@@ -9,9 +9,9 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import Final, Protocol
 
-from attrs import define
+from attrs import define, field
 
-from pympsd_server.backends.budget import charged
+from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 
 SCRATCH_BYTES: Final = 16 << 20
@@ -19,7 +19,7 @@ SCRATCH_BYTES: Final = 16 << 20
 
 
 class Account(Protocol):
-    """What a client's memory is charged to."""
+    """The account that a client's memory is charged to."""
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""
@@ -39,14 +39,14 @@ class Scratch:
     users: int = 1
 
 
+@define(eq=False)
 class ScratchPool:
     """The pieces of one device. Safe to use from several threads."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        self._lock = Lock()
-        self._of: dict[Hashable, Scratch] = {}
-        """The largest piece of each stream that has any."""
+    _memory: DeviceMemory
+    _lock: Lock = field(factory=Lock, init=False)
+    _of: dict[Hashable, Scratch] = field(factory=dict, init=False)
+    """The largest piece of each stream that has any."""
 
     def take(self, stream: Hashable, account: Account, count: int) -> Scratch:
         """Return a piece for a copy of ``count`` bytes in a stream; BackendError OUT_OF_MEMORY."""
@@ -71,12 +71,12 @@ class ScratchPool:
             if self._of.get(scratch.stream) is scratch:
                 del self._of[scratch.stream]
         self._memory.free(scratch.address)
-        scratch.account.give(charged(scratch.size))
+        scratch.account.give(round_up_to_granules(scratch.size))
 
     def _allocate(self, account: Account, size: int) -> int:
-        account.take(charged(size), "an overlapping copy")
+        account.take(round_up_to_granules(size), "an overlapping copy")
         try:
             return self._memory.allocate(size)
         except BaseException:
-            account.give(charged(size))
+            account.give(round_up_to_granules(size))
             raise

@@ -1,8 +1,8 @@
 """Host memory that the device reads and writes: slots for small copies, clients' shared memory for large ones.
 
 Registering waits for no kernel but delays other clients' launches while it lasts (7 ms for 16 MiB); unregistering
-waits for every running kernel, so that is left to the janitor. Source: docs/decisions/004-what-the-gpu-decided.md.
-"""
+waits for every running kernel, so that is left to the cleanup thread. Source:
+docs/decisions/004-what-the-gpu-decided.md."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from attrs import define, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRange, registered_parts
+from pympsd_server.backends.cuda.memory.address_ranges import FreeRanges, NoRange, split_at_registered_parts
 from pympsd_server.backends.interface import BackendError
 
 DIRECT_BYTES: Final = 256 << 10
 """Larger copies go directly from and to memory that can be registered."""
 _AREA_BYTES: Final = 16 << 20
-_LIMIT_BYTES: Final = 512 << 20
+_MAX_SLOT_BYTES: Final = 512 << 20
 """The most that slots of copies that are not done take; more is OUT_OF_MEMORY."""
-_CLIENT_BYTES: Final = 32 << 20
+_MAX_CLIENT_BYTES: Final = 32 << 20
 """The same for one client. One within the protocol uses its shared memory's 16 MiB, and as much again for a context
 that it destroyed."""
 _POPULATE_WRITE: Final = 23
@@ -80,8 +80,8 @@ class Staging:
         """Return a slot of ``count`` bytes; BackendError OUT_OF_MEMORY at the limits."""
         with self._lock:
             taken = self._taken[client]
-            if taken and taken + count > _CLIENT_BYTES:
-                raise _too_much("this client's copies", _CLIENT_BYTES)
+            if taken and taken + count > _MAX_CLIENT_BYTES:
+                raise _too_much("this client's copies", _MAX_CLIENT_BYTES)
             slot = self._slot(count, client)
             self._taken[client] += count
             return slot
@@ -94,8 +94,8 @@ class Staging:
                 continue
             return Slot(area.address + offset, memoryview(area.memory)[offset : offset + count], client, area)
         size = max(_AREA_BYTES, -(-count // mmap.PAGESIZE) * mmap.PAGESIZE)
-        if sum(len(area.memory) for area in self._areas) + size > _LIMIT_BYTES:
-            raise _too_much("copies", _LIMIT_BYTES)
+        if sum(len(area.memory) for area in self._areas) + size > _MAX_SLOT_BYTES:
+            raise _too_much("copies", _MAX_SLOT_BYTES)
         self._areas.append(self._area(size))
         return self._slot(count, client)
 
@@ -167,7 +167,7 @@ class PinnedMemory:
         """Register it in parts, so that others launch in between; after a BackendError, call ``release``."""
         flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
         assert self._memory is not None
-        for _, address, length in registered_parts(self._address, self._memory.nbytes):
+        for _, address, length in split_at_registered_parts(self._address, self._memory.nbytes):
             _populate(address, length)
             self._driver.call(cu.cuMemHostRegister, address, length, flags)
             self._registered.append(address)

@@ -11,7 +11,7 @@ from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.completions import PendingCompletion
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
-from pympsd_server.backends.interface import Completion, Outcome
+from pympsd_server.backends.interface import Completion, Status
 
 
 class CopyStream(Protocol):
@@ -27,21 +27,21 @@ class CopyStream(Protocol):
         """Streams are keys."""
 
     def put(self, work: Callable[[], None], *, what: str) -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a faulted context.
 
         ``what`` it is in a timeline.
         """
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far is done."""
+        """Call back when all work queued before the call is done."""
 
     def marker(self) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
 
-    def is_settled(self) -> bool:
+    def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
 
 
@@ -70,10 +70,10 @@ class BufferedCopy:
         """Put it in its stream; ``done`` is called when it is over."""
         completions = self._stream.queue.completions
 
-        def over(outcome: Outcome) -> None:
-            if outcome.code is not Result.SUCCESS:
+        def over(status: Status) -> None:
+            if status.code is not Result.SUCCESS:
                 self._drop()
-            done(outcome)
+            done(status)
 
         complete = completions.add(over)
         try:
@@ -90,25 +90,25 @@ class BufferedCopy:
             self._work()
             self._stream.watch(self._stream.marker(), lambda: self._passed(complete))
         except BaseException:
-            # Some of it may be running, and no marker tells when it is done.
-            self._stream.services.janitor.add(self._stream.is_settled, self._release)
+            # Some of it may be running, and no marker shows when it is done.
+            self._stream.services.cleanup.add(self._stream.is_completed, self._release)
             raise
 
     def _passed(self, complete: PendingCompletion) -> None:
         try:
             # After the context's end the bytes are not needed, and the client's memory may be another's.
-            if self._stream.queue.outcome.code is Result.SUCCESS:
+            if self._stream.queue.status.code is Result.SUCCESS:
                 self._finish()
         finally:
             try:
                 self._release()
             finally:
-                complete(Outcome())
+                complete(Status())
 
     def _drop(self) -> None:
-        # By the janitor: a context may end in the midst of a call that holds the locks which releasing takes.
+        # By the cleanup thread: a context may end in the midst of a call that holds the locks which releasing takes.
         if self._is_first():
-            self._stream.services.janitor.add(lambda: True, self._release)
+            self._stream.services.cleanup.add(lambda: True, self._release)
 
     def _is_first(self) -> bool:
         try:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 from threading import Lock
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import ClientBudget, charged
+from pympsd_server.backends.budget import ClientBudget, round_up_to_granules
 from pympsd_server.backends.cuda.memory.address_ranges import OwnedRanges
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
 from pympsd_server.backends.cuda.reclaim.deferred_release import ClientMappings
 from pympsd_server.backends.interface import BackendError
 
-_ADDRESS_LIMIT = 1 << 63
+_MAX_ADDRESS = 1 << 63
 
 
+@define(eq=False)
 class ClientSpace:
     """Shared by the contexts of one client. ``lock`` is held while the budget or the owned ranges are changed."""
 
-    def __init__(
-        self,
-        memory: DeviceMemory,
-        budget: ClientBudget,
-        mappings: ClientMappings,
-        deferred_free: DeferredFree,
-    ) -> None:
-        self.lock = Lock()
-        self.memory = memory
-        self.budget = budget
-        self.mappings = mappings
-        self.deferred_free = deferred_free
-        self._owned = OwnedRanges()
+    memory: DeviceMemory
+    budget: ClientBudget
+    mappings: ClientMappings
+    deferred_free: DeferredFree
+    lock: Lock = field(factory=Lock, init=False)
+    _owned: OwnedRanges = field(factory=OwnedRanges, init=False)
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""
@@ -44,11 +40,11 @@ class ClientSpace:
 
     def allocate(self, count: int) -> int:
         """Return the address of new memory; BackendError OUT_OF_MEMORY."""
-        self.take(charged(count), "an allocation")
+        self.take(round_up_to_granules(count), "an allocation")
         try:
             address = self.memory.allocate(count)
         except BaseException:
-            self.give(charged(count))
+            self.give(round_up_to_granules(count))
             raise
         self.own(address, count)
         return address
@@ -57,7 +53,7 @@ class ClientSpace:
         """Free an allocation."""
         self.disown(address)
         self.memory.free(address)
-        self.give(charged(count))
+        self.give(round_up_to_granules(count))
 
     def own(self, address: int, count: int) -> None:
         """Let the client's calls access a range."""
@@ -74,7 +70,7 @@ class ClientSpace:
         if not count:
             return
         with self.lock:
-            if 0 < count < _ADDRESS_LIMIT and self._owned.covers(address, count):
+            if 0 < count < _MAX_ADDRESS and self._owned.covers(address, count):
                 return
         reason = f"address {address:#x}, {count} bytes: in no allocation of this client"
         raise BackendError(Result.ERROR_INVALID_VALUE, reason)

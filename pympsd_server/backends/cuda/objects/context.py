@@ -1,4 +1,20 @@
-"""One client context on the device's one context: what it creates, and its end."""
+"""One client context on the device's one context: what it creates, and its end.
+
+A real GPU has one context of the driver for all clients of an executor, so a client context is only a set of streams,
+modules and allocations with a queue of its own (`IssueQueue`) and a place in its client's address space.
+
+The end is the difficult part, because this device can neither stop a kernel nor contain a fault:
+
+    terminate   no more work; wait for the kernels; free memory     LAUNCH_TIMEOUT after END_SECONDS, may be repeated
+    abandon     no more work, without waiting; the time begins
+    destroy     abandon, then wait until END_SECONDS have passed; free now, or later by the cleanup thread
+
+A context whose kernels do not end in time stays on the device's list as *unfinished*, with all its memory, until they
+have ended; the server then ends the executor if nobody else uses it.
+
+`is_quiet` must be true only if no work of the context runs: not in a stream, not in a call that a worker is in the
+midst of (`native_state.active`, the queue's lock). All freeing depends on it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +33,13 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.objects.stream import CudaStream, create_handle
 from pympsd_server.backends.cuda.objects.unsupported import NoConditions, NoVirtualMemory
 from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQueue
-from pympsd_server.backends.interface import BackendError, Completion, Event, Limit, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Limit, Status
 
 CONTEXT_BYTES: Final = 10 << 20
-"""What a context is charged for itself: its first streams, by the 0.55 MiB of device memory that one takes."""
+"""The bytes that a context is charged for itself: those of its first streams, 0.55 MiB each."""
 STREAM_BYTES: Final = 576 << 10
 _STREAMS_INCLUDED: Final = 16
-PATIENCE_SECONDS: Final = 2.0
+END_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels; they cannot be stopped."""
 _POLL_SECONDS: Final = 0.0005
 
@@ -34,10 +50,10 @@ class ContextOwner(Protocol):
     closed: bool
 
     @property
-    def poisoned(self) -> bool:
+    def is_faulted(self) -> bool:
         """Whether the driver returns nothing but an error any more."""
 
-    def poison(self, outcome: Outcome) -> None:
+    def fault(self, status: Status) -> None:
         """Poison every context."""
 
     def remove(self, context: CudaContext) -> None:
@@ -54,15 +70,15 @@ class CudaContext(NoVirtualMemory, NoConditions):
         space: ClientSpace,
         partition: Partition,
         level: int,
-        serial: int,
-        on_fault: Callable[[Outcome], None],
+        context_id: int,
+        on_fault: Callable[[Status], None],
     ) -> None:
         self.space = space
         self.partition = partition
-        self.serial = serial
+        self.id = context_id
         self.charged = 0
-        """What it was charged for itself."""
-        self.queue = IssueQueue(on_fault, serial)
+        """The bytes that it was charged for itself."""
+        self.queue = IssueQueue(on_fault, context_id)
         self.queue.set_timed(services.times.timeline is not None)
         self._owner = owner
         self._services = services
@@ -81,7 +97,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self._resources.allocate(count)
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
+        """Free memory once the work queued before the call is done, or when a faulted context is destroyed."""
         self._resources.free(address, done)
 
     def memory_info(self) -> tuple[int, int]:
@@ -131,7 +147,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device share no events")
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in all streams is done."""
+        """Call back when all work queued in all streams before the call is done."""
         self.queue.notify(done)
 
     def set_limit(self, limit: Limit, count: int) -> None:
@@ -144,45 +160,47 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return b"", b""
 
     def after_work(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when the device is done with all work so far, whatever the state of the context."""
+        """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
-        def done(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:
+        def done(status: Status) -> None:
+            if status.code is Result.SUCCESS:
                 act()
             else:  # called by its end, which stops no kernel
-                self._services.janitor.add(self.is_quiet, act)
+                self._services.cleanup.add(self.is_quiet, act)
 
         self.notify(done)
 
     # --- its end
 
     @property
-    def outcome(self) -> Outcome:
-        """SUCCESS, or the sticky error that poisoned it."""
-        return self.queue.outcome
+    def status(self) -> Status:
+        """SUCCESS, or the sticky error that faulted it."""
+        return self.queue.status
 
     def suspect_kernels(self) -> list[str]:
         """Return the kernels launched last in streams that may have unfinished work."""
         names = {int(each.handle): each.layout.name for module in self._resources.modules for each in module.kernels}
-        busy = [stream.native_state.last_function for stream in tuple(self.queue.streams) if not stream.known_settled]
+        busy = [
+            stream.native_state.last_function for stream in tuple(self.queue.streams) if not stream.is_known_completed
+        ]
         return [names[function] for function in busy if function in names]
 
-    def terminate(self, outcome: Outcome) -> None:
+    def terminate(self, status: Status) -> None:
         """Accept no more work and free its memory; BackendError LAUNCH_TIMEOUT when kernels still run after
         PATIENCE_SECONDS.
         """
-        if self.outcome.code is Result.SUCCESS:
-            self.queue.close(outcome)
-        if not self._becomes_quiet(time.monotonic() + PATIENCE_SECONDS):
-            reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
+        if self.status.code is Result.SUCCESS:
+            self.queue.close(status)
+        if not self._becomes_quiet(time.monotonic() + END_SECONDS):
+            reason = f"kernels of the context still run after {END_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
-        if not self._owner.poisoned:
+        if not self._owner.is_faulted:
             self._resources.release_all()
 
     def abandon(self) -> None:
-        """Accept no more work and wait for none; the patience of ``destroy``, which must follow, begins here."""
+        """Accept no more work and wait for none; the time of ``destroy``, which must follow, begins here."""
         if self._deadline is None:
-            self._deadline = time.monotonic() + PATIENCE_SECONDS
+            self._deadline = time.monotonic() + END_SECONDS
         self.queue.is_destroyed = True
         self.queue.close(DESTROYED)
 
@@ -196,7 +214,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         if self._becomes_quiet(self._deadline):
             self.release()
         else:
-            self._services.janitor.add(self.is_quiet, self.release)
+            self._services.cleanup.add(self.is_quiet, self.release)
 
     @property
     def is_destroyed(self) -> bool:
@@ -204,24 +222,24 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:
-        """Whether none of its work is running; also when the device is poisoned, for then no work runs any more."""
-        # A worker may be in the midst of a call, which is not counted yet; and no stream is released meanwhile.
+        """Whether none of its work is running. True on a faulted device, where no work runs any more."""
+        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:
             streams = tuple(self.queue.streams)
-            return all([stream.is_settled() for stream in streams])  # noqa: C419 - each counts its kernels
+            return all([stream.is_completed() for stream in streams])  # noqa: C419 - each counts its kernels
         except BackendError as error:
-            outcome = Outcome(error.code, error.reason)
+            status = Status(error.code, error.reason)
         finally:
             self.queue.lock.release()
-        self._owner.poison(outcome)
+        self._owner.fault(status)
         return True
 
     def is_drained(self) -> bool:
         """Whether none of its work is left, neither running nor held."""
         # Held work of an ended context is never issued.
-        holds = self.queue.order.holds and self.outcome.code is Result.SUCCESS
+        holds = self.queue.order.holds and self.status.code is Result.SUCCESS
         return not holds and self.is_quiet()
 
     def _becomes_quiet(self, deadline: float) -> bool:
@@ -232,8 +250,8 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def release(self) -> None:
-        """Free all its resources; none of its work runs. A poisoned device releases everything with its process."""
-        if self._owner.poisoned:
+        """Free all its resources; none of its work runs. A faulted device releases everything with its process."""
+        if self._owner.is_faulted:
             self._owner.remove(self)
             return
         for stream in tuple(self.queue.streams):

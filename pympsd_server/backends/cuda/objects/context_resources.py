@@ -9,33 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.budget import charged
+from pympsd_server.backends.budget import round_up_to_granules
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.module import CudaModule, loadable
 from pympsd_server.backends.cuda.reclaim.deferred_free import SiblingContext
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
-from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Status
 
-ALLOCATION_LIMIT: Final = 1 << 18
+MAX_ALLOCATIONS: Final = 1 << 18
 """The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
 
 
+@define(eq=False)
 class ContextResources:
     """The resources of one context. Used by its client's worker, at the end by the thread that ends the context."""
 
-    def __init__(
-        self, queue: IssueQueue, space: ClientSpace, services: DeviceServices, context: SiblingContext
-    ) -> None:
-        self._queue = queue
-        self._space = space
-        self._services = services
-        self._context = context
-        self._allocations: dict[int, int] = {}
-        """Sizes by address."""
-        self._being_freed: set[int] = set()
-        self._modules: dict[CudaModule, None] = {}
+    _queue: IssueQueue
+    _space: ClientSpace
+    _services: DeviceServices
+    _context: SiblingContext
+    _allocations: dict[int, int] = field(factory=dict, init=False)
+    """Sizes by address."""
+    _being_freed: set[int] = field(factory=set, init=False)
+    _modules: dict[CudaModule, None] = field(factory=dict, init=False)
 
     @property
     def modules(self) -> tuple[CudaModule, ...]:
@@ -49,8 +49,8 @@ class ContextResources:
         self._queue.check()
         if count <= 0:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
-        if len(self._allocations) >= ALLOCATION_LIMIT:
-            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"a context holds at most {ALLOCATION_LIMIT} allocations")
+        if len(self._allocations) >= MAX_ALLOCATIONS:
+            raise BackendError(Result.ERROR_OUT_OF_MEMORY, f"a context holds at most {MAX_ALLOCATIONS} allocations")
         self._space.deferred_free.start_batch()
         address = self._space.allocate(count)
         try:
@@ -62,12 +62,12 @@ class ContextResources:
         return address
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
-        if self._queue.outcome.code is not Result.SUCCESS:
-            done(self._queue.outcome)
+        """Free memory once the work queued before the call is done, or when a faulted context is destroyed."""
+        if self._queue.status.code is not Result.SUCCESS:
+            done(self._queue.status)
             return
         if address not in self._allocations or address in self._being_freed:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
         self._being_freed.add(address)
         try:
             self._when_unused(lambda: self._free_now(address), done)
@@ -84,15 +84,15 @@ class ContextResources:
             self._space.free(address, count)
 
     def _when_unused(self, act: Callable[[], None], done: Completion) -> None:
-        """Call ``act`` once all work so far of the client is done, and ``done`` when that of this context is."""
+        """Call ``done`` when the work that this context has queued is done, ``act`` when the client's is."""
 
-        def own_work_done(outcome: Outcome) -> None:
-            if outcome.code is Result.SUCCESS:
+        def own_work_done(status: Status) -> None:
+            if status.code is Result.SUCCESS:
                 try:
                     self._space.deferred_free.add(act, self._context)
                 except BackendError as error:
-                    outcome = Outcome(error.code, error.reason)
-            done(outcome)
+                    status = Status(error.code, error.reason)
+            done(status)
 
         self._queue.notify(own_work_done)
 
@@ -103,7 +103,7 @@ class ContextResources:
         self._queue.check()
         self._space.deferred_free.start_batch()
         code, read = loadable(self._services.driver, image)
-        charge = charged(read.device_bytes)
+        charge = round_up_to_granules(read.device_bytes)
         self._space.take(charge, "a module")  # before it is loaded: to unload it again would have to wait
         try:
             module = CudaModule(self._queue, self.unload, self._services.driver, code, read)
@@ -121,8 +121,8 @@ class ContextResources:
         return module
 
     def unload(self, module: CudaModule) -> None:
-        """Release a module after the work so far; a poisoned context's is released when it is destroyed."""
-        self._when_unused(lambda: self._drop(module), lambda outcome: None)
+        """Release a module after the work queued before the call, or when a faulted context is destroyed."""
+        self._when_unused(lambda: self._drop(module), lambda status: None)
         self._disown(module)
         self._space.deferred_free.start_batch()
 
@@ -136,7 +136,7 @@ class ContextResources:
 
     def _release(self, module: CudaModule) -> None:
         self._disown(module)
-        charge, unloaded = charged(module.device_bytes), self._services.unloaded_modules
+        charge, unloaded = round_up_to_granules(module.device_bytes), self._services.unloaded_modules
         if unloaded.has_room(charge):
             self._space.give(charge)
             unloaded.add(charge, module.discard)

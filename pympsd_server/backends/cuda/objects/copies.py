@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from pympsd_server.backends.cuda.driver.calls import cu
-from pympsd_server.backends.cuda.memory.regions import Side, registered_pieces, rows_of, simplified
+from pympsd_server.backends.cuda.memory.regions import Side, rows_of, simplify, split_into_registered_pieces
 from pympsd_server.backends.cuda.memory.staging import DIRECT_BYTES, Slot
 from pympsd_server.backends.cuda.objects.buffered_copy import BufferedCopy, CopyStream
 from pympsd_server.backends.interface import (
@@ -20,9 +20,9 @@ from pympsd_server.backends.interface import (
     Copy,
     Extent,
     Fill,
-    Outcome,
     Region,
     Space,
+    Status,
 )
 
 _NEAR_BYTES: Final = 1 << 20
@@ -48,7 +48,7 @@ def _put(stream: CopyStream, work: Callable[[], None], done: Completion | None) 
         stream.notify(done)
 
 
-def _ignore(outcome: Outcome) -> None:
+def _ignore(status: Status) -> None:
     """Do nothing: no completion was asked for."""
 
 
@@ -110,7 +110,7 @@ def _put_pinned(stream: CopyStream, copy: Copy, done: Completion | None) -> None
     def issue() -> None:
         # It refers to the bytes, which so outlive their registration; the driver then copies them like any others.
         to, start = Side.of(copy.destination), Side.of(copy.source)
-        for *position, extent in registered_pieces(to if to.is_host else start, copy.extent):
+        for *position, extent in split_into_registered_pieces(to if to.is_host else start, copy.extent):
             _issue(call, to.at(*position), start.at(*position), extent, stream.handle)
 
     _put(stream, issue, done)
@@ -188,18 +188,18 @@ def _parameters(to: Side, start: Side, extent: Extent) -> Any:
     return parameters
 
 
-def checked_fill(fill: Fill) -> tuple[Extent, Region]:
+def check_fill(fill: Fill) -> tuple[Extent, Region]:
     """Return the simplified extent and region of a fill; BackendError INVALID_VALUE for what the driver cannot do."""
     fill.check_elements()
     extent, region = fill.extent, fill.destination
     if not extent.is_linear:
-        extent, (region,) = simplified(extent, region)
+        extent, (region,) = simplify(extent, region)
         region.check_pitches(extent)
     return extent, region
 
 
 def issue_fill(call: Callable[..., Any], fill: Fill, extent: Extent, region: Region, stream: Any) -> None:
-    """Issue a fill, simplified as ``checked_fill`` returns it."""
+    """Issue a fill, simplified as ``check_fill`` returns it."""
     element = fill.element_bytes
     pattern, count = fill.value & ((1 << 8 * element) - 1), extent.width // element
     if extent.is_linear:

@@ -1,4 +1,17 @@
-"""A real GPU: one primary context, shared by all clients of this executor."""
+"""A real GPU: one primary context of the driver, shared by all clients of this executor.
+
+`CudaDevice` builds the parts that all contexts share (`DeviceServices`) and holds the tables of contexts and clients.
+Sharing one context is what MPS does, and it makes the device fast; its price is written in `CAPABILITIES`: kernels of
+one client can reach the memory of another of the same user, a fault ends the work of all, and a kernel cannot be
+stopped. The executor's owner replaces the process; a program with a device of its own would reset the device instead.
+
+A fault is noticed by any thread that calls the driver. `fault` keeps the first error, adds the names of the kernels
+that were launched last in streams with unfinished work, and faults every context; from then on nothing is freed one
+by one, because the driver answers every call with the same error, and the process releases everything with its end.
+
+The driver's environment is prepared before cuInit: settings that clients or operators made for other programs must
+not hide devices or lead to a daemon, and kernels are loaded eagerly, because a lazy load delays all clients'
+launches."""
 
 from __future__ import annotations
 
@@ -24,18 +37,18 @@ from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.green_contexts import PARTITION_BYTES, Partitions
 from pympsd_server.backends.cuda.objects.native_access import CudaNativeAccess, native_calls
 from pympsd_server.backends.cuda.objects.stream import PRIORITIES
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.reclaim.deferred_free import DeferredFree
 from pympsd_server.backends.cuda.reclaim.deferred_release import (
-    MODULES_LIMIT,
-    SHARED_LIMIT,
+    MAX_MODULE_BYTES,
+    MAX_SHARED_BYTES,
     ClientMappings,
     DeferredRelease,
 )
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
 from pympsd_server.backends.cuda.submission.work_times import WorkTimes
-from pympsd_server.backends.interface import BackendError, Capabilities, Outcome, Timeline
+from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
 from pympsd_server.backends.quota import Quota
 from pympsd_server.native.states import NativeAccess
 
@@ -77,54 +90,54 @@ class CudaDevice(AccountedDevice):
     native: NativeAccess
     """Set if streams can write the marks by which a native worker sees the end of work."""
 
-    def __init__(self, facts: DeviceFacts, ordinal: int) -> None:
+    def __init__(self, properties: DeviceFacts, ordinal: int) -> None:
         """Open it; BackendError when the driver has no such device, or refuses."""
         prepare_environment(os.environ)
         try:
             plain_call(cu.cuInit, 0)
         except RuntimeError as error:  # cuda-bindings found no library
             raise BackendError(Result.ERROR_NO_DEVICE, f"the GPU driver cannot be loaded: {error}") from None
-        handle = _find(facts.uuid)
-        self.facts = facts
+        handle = _find(properties.uuid)
+        self.properties = properties
         self._lock = Lock()
         self._contexts: dict[CudaContext, int] = {}
         """The contexts that are not released, with the key of their client."""
         self._clients: dict[int, ClientSpace] = {}
-        self._error: Outcome | None = None
-        self._poisoning = Lock()
+        self._error: Status | None = None
+        self._fault_lock = Lock()
         self.closed = False
-        driver = self._driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self.poison)
+        driver = self._driver = Driver(plain_call(cu.cuDevicePrimaryCtxRetain, handle), self.fault)
         memory = DeviceMemory(driver, int(handle), window_of(ordinal))
         staging = Staging(driver)
-        self._partitions = Partitions(driver, handle, facts, memory)
-        janitor, events = Janitor(), EventPool(driver)
+        self._partitions = Partitions(driver, handle, properties, memory)
+        cleanup, events = CleanupThread(), EventPool(driver)
         self.services = DeviceServices(
             driver=driver,
-            attributes=facts.attributes,
+            attributes=properties.attributes,
             counters=Counters(),
             events=events,
             words=CompletionWords(driver),
             memory=memory,
             staging=staging,
             scratch=ScratchPool(memory),
-            watcher=MarkerWatcher(self.is_quiet, self.poison),
-            janitor=janitor,
-            unloaded_modules=DeferredRelease(janitor, self.is_quiet, MODULES_LIMIT),
+            watcher=MarkerWatcher(self.is_quiet, self.fault),
+            cleanup=cleanup,
+            unloaded_modules=DeferredRelease(cleanup, self.is_quiet, MAX_MODULE_BYTES),
             times=WorkTimes(driver, events),
         )
-        self._departed_mappings = DeferredRelease(janitor, self.is_quiet, SHARED_LIMIT)
-        if (calls := native_calls(driver, facts.attributes)) is not None:
+        self._exited_mappings = DeferredRelease(cleanup, self.is_quiet, MAX_SHARED_BYTES)
+        if (calls := native_calls(driver, properties.attributes)) is not None:
             self.native = CudaNativeAccess(calls, lambda code: driver.failed(code, "a launch or a wait"))
         # The memory of the context itself counts as taken, and that of other users' executors and other programs.
-        self.budget = DeviceBudget(facts.memory_bytes, self._taken_in_all)
+        self.budget = DeviceBudget(properties.memory_bytes, self._used_in_all)
 
-    def _taken_in_all(self) -> int:
+    def _used_in_all(self) -> int:
         free, total = self._driver.call(cu.cuMemGetInfo)
         return int(total) - int(free)
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do: it can neither stop a kernel nor contain a fault."""
+        """Its capabilities: it can neither stop a kernel nor contain a fault."""
         return CAPABILITIES
 
     @property
@@ -147,10 +160,10 @@ class CudaDevice(AccountedDevice):
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
         """The multiprocessors of the contexts; the number of blocks resident on them cannot be seen."""
-        each = self.facts.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
+        each = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
         with self._lock:
             return [
-                ContextTrace(context.serial, ids, len(ids) * each, 0)
+                ContextTrace(context.id, ids, len(ids) * each, 0)
                 for context in self._contexts
                 for ids in (context.partition.multiprocessors,)
             ]
@@ -179,20 +192,20 @@ class CudaDevice(AccountedDevice):
 
     def register_host_memory(self, address_space: int, address: int, memory: memoryview) -> Callable[[], None]:
         """Register host memory for copies and kernels; unregistering waits until no work runs on the device."""
-        pinned, janitor = PinnedMemory(self._driver, address, memory), self.services.janitor
+        pinned, cleanup = PinnedMemory(self._driver, address, memory), self.services.cleanup
         try:
             pinned.register()
         except BackendError:
-            janitor.add(self.is_quiet, pinned.release)
+            cleanup.add(self.is_quiet, pinned.release)
             raise
-        return lambda: janitor.add(self.is_quiet, pinned.release)
+        return lambda: cleanup.add(self.is_quiet, pinned.release)
 
     # --- contexts
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, which native workers leave to Python meanwhile; or none.
+        """Report all work from now on to a timeline, which only Python issues then; or to none.
 
-        What the device does at any time is not known: only when work in a stream began and ended.
+        The timeline gets no slices of the device's time, only when work in a stream began and ended.
         """
         if timeline is None:
             self.services.times.stop()
@@ -204,7 +217,7 @@ class CudaDevice(AccountedDevice):
             context.queue.set_timed(timeline is not None)
 
     def create_context(
-        self, address_space: int, quota: Quota, on_fault: Callable[[Outcome], None], serial: int = 0
+        self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> CudaContext:
         """Create a context; the first one on a set of multiprocessors waits for all running kernels."""
         if self.closed:
@@ -214,28 +227,28 @@ class CudaDevice(AccountedDevice):
         with self._lock:
             client = self._clients.get(address_space)
             if client is None:
-                mappings = ClientMappings(self._driver, self._departed_mappings)
-                frees = DeferredFree(self.services.janitor)
+                mappings = ClientMappings(self._driver, self._exited_mappings)
+                frees = DeferredFree(self.services.cleanup)
                 groups = self.budget.groups(quota.groups, address_space)
                 audited = address_space if quota.audited else 0
                 budget = ClientBudget(self.budget, quota.memory_bytes, groups, audited)
                 client = ClientSpace(self.services.memory, budget, mappings, frees)
             client.take(CONTEXT_BYTES, "a context")
-        charged = CONTEXT_BYTES
+        charge = CONTEXT_BYTES
         try:
             partition = self._partitions.take(quota.multiprocessors, quota.chunks)
             try:
                 if partition.green is not None:
                     client.take(PARTITION_BYTES, "a context on some of the multiprocessors")
-                    charged += PARTITION_BYTES
-                context = CudaContext(self, self.services, client, partition, quota.priority, serial, on_fault)
+                    charge += PARTITION_BYTES
+                context = CudaContext(self, self.services, client, partition, quota.priority, context_id, on_fault)
             except BaseException:
                 self._partitions.give(partition)
                 raise
         except BaseException:
-            client.give(charged)
+            client.give(charge)
             raise
-        context.charged = charged
+        context.charged = charge
         with self._lock:
             self._clients[address_space] = client
             client.deferred_free.contexts[context] = None
@@ -256,27 +269,27 @@ class CudaDevice(AccountedDevice):
         self.budget.changed()
 
     def is_quiet(self) -> bool:
-        """Whether no work runs on the whole device."""
+        """Whether no work of any context runs."""
         with self._lock:
             contexts = tuple(self._contexts)
         return all(context.is_quiet() for context in contexts)
 
-    def poison(self, outcome: Outcome) -> None:
+    def fault(self, status: Status) -> None:
         """Poison every context: the driver returns nothing but this error any more. Safe from any thread."""
-        with self._poisoning:
+        with self._fault_lock:
             if self._error is not None:
                 return
-            self._error = outcome
+            self._error = status
         contexts = tuple(self._contexts)
         suspect_kernels = sorted({name for context in contexts for name in context.suspect_kernels()})
         reason = (
-            f"{outcome.reason}; launched last where work was unfinished: {', '.join(suspect_kernels) or 'no kernel'}"
+            f"{status.reason}; launched last where work was unfinished: {', '.join(suspect_kernels) or 'no kernel'}"
         )
         for context in contexts:
-            context.queue.poison(Outcome(outcome.code, reason))
+            context.queue.fault(Status(status.code, reason))
 
     @property
-    def poisoned(self) -> bool:
+    def is_faulted(self) -> bool:
         """Whether the driver returns nothing but an error any more."""
         return self._error is not None
 
@@ -286,10 +299,10 @@ class CudaDevice(AccountedDevice):
         for context in tuple(self._contexts):
             context.abandon()
         self.services.watcher.close()
-        self.services.janitor.close()
-        with suppress(BackendError):  # a poisoned device releases everything with its process
+        self.services.cleanup.close()
+        with suppress(BackendError):  # a faulted device releases everything with its process
             if self._error is None and self.is_quiet():
-                for context in tuple(self._contexts):  # those that the janitor has not released by now
+                for context in tuple(self._contexts):  # those that the cleanup thread has not released by now
                     context.release()
                 self.services.staging.close()
                 self.services.memory.close()

@@ -1,4 +1,7 @@
-"""What the contexts and streams of one device share."""
+"""The services that the contexts and streams of one device share.
+
+Passing one object instead of twelve keeps the constructors of contexts, streams and copies short; none of the
+services depends on the objects that use it."""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pympsd_server.backends.cuda.driver.calls import Driver
 from pympsd_server.backends.cuda.memory.device_memory import DeviceMemory
 from pympsd_server.backends.cuda.memory.scratch import ScratchPool
 from pympsd_server.backends.cuda.memory.staging import Staging
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.reclaim.deferred_release import DeferredRelease
 from pympsd_server.backends.cuda.submission.completion_words import CompletionWords
 from pympsd_server.backends.cuda.submission.stream_markers import EventPool, MarkerWatcher
@@ -32,6 +35,6 @@ class DeviceServices:
     staging: Staging
     scratch: ScratchPool
     watcher: MarkerWatcher
-    janitor: Janitor
+    cleanup: CleanupThread
     unloaded_modules: DeferredRelease
     times: WorkTimes

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import cu
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step
-from pympsd_server.backends.interface import BackendError, Completion, Event, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Event, Status
 
 
+@define(eq=False)
 class Recording:
     """What an event recorded once: a marker, as soon as it is issued."""
 
-    def __init__(self, stream: Hashable) -> None:
-        self.stream = stream
-        self.marker: StreamMarker | None = None
-        self.step: Step | None = None
+    stream: Hashable
+    marker: StreamMarker | None = field(default=None, init=False)
+    step: Step | None = field(default=None, init=False)
 
     @property
     def passed(self) -> bool:
@@ -27,14 +29,14 @@ class Recording:
         return self.marker is not None and self.marker.passed
 
 
+@define(eq=False)
 class CudaEvent:
     """A position in a stream; ``recording`` is what it last recorded."""
 
-    def __init__(self, queue: IssueQueue, services: DeviceServices, timing: bool) -> None:
-        self.queue = queue
-        self.timing = timing
-        self.recording: Recording | None = None
-        self._services = services
+    queue: IssueQueue
+    _services: DeviceServices
+    timing: bool
+    recording: Recording | None = field(default=None, init=False)
 
     @property
     def done(self) -> bool:
@@ -45,14 +47,14 @@ class CudaEvent:
         """Call back when its position is passed."""
         recording = self.recording
         if recording is None or recording.step is None:
-            done(self.queue.outcome)
+            done(self.queue.status)
             return
 
         def watch(complete: Completion) -> None:
             if recording.marker is None or recording.marker.passed:
-                complete(Outcome())
+                complete(Status())
             else:
-                self._services.watcher.add(recording.stream, recording.marker, lambda: complete(Outcome()))
+                self._services.watcher.add(recording.stream, recording.marker, lambda: complete(Status()))
 
         self.queue.put_completing(None, done, watch, after=(recording.step,), alone=True)
 

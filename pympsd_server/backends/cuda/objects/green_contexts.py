@@ -2,9 +2,8 @@
 
 There are two splits: into pairs for limits, and into chunks for static partitions.
 
-Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available at once.
-Source: docs/decisions/004-what-the-gpu-decided.md.
-"""
+Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available
+immediately. Source: docs/decisions/004-what-the-gpu-decided.md."""
 
 from __future__ import annotations
 
@@ -75,13 +74,13 @@ class Split:
 class Partitions:
     """The partitions of one device. Safe to use from several threads."""
 
-    def __init__(self, driver: Driver, device: int, facts: DeviceFacts, memory: DeviceMemory) -> None:
+    def __init__(self, driver: Driver, device: int, properties: DeviceFacts, memory: DeviceMemory) -> None:
         self._driver = driver
         self._device = device
         self._memory = memory
         self._lock = Lock()
-        self._facts = facts
-        self._all = Partition(tuple(range(facts.multiprocessors)))
+        self._properties = properties
+        self._all = Partition(tuple(range(properties.multiprocessors)))
         parts, _ = self._split(GROUP_SIZE, _IGNORE_COSCHEDULING)
         self._pairs = Split(parts, SmGroups(len(parts), GROUP_SIZE))
         self._chunks: Split | None = None
@@ -94,11 +93,11 @@ class Partitions:
         with self._lock:
             if chunks:
                 split = self._split_into_chunks()
-                size, remainder = split.groups.size, chunk_count(self._facts)
+                size, remainder = split.groups.size, chunk_count(self._properties)
                 wanted, among = part_of(chunks, multiprocessors, size, remainder)
             else:
                 split, among = self._pairs, None
-                wanted = split.groups.wanted(multiprocessors)
+                wanted = split.groups.count_groups(multiprocessors)
             if not wanted:
                 return self._all
             groups = split.groups.take(wanted, split.kept, among)
@@ -120,13 +119,13 @@ class Partitions:
         """Return the groups of this size that the driver makes of the device, and what is left over."""
         call, kinds = self._driver.call, cu.CUdevResourceType
         resource = call(cu.cuDeviceGetDevResource, self._device, kinds.CU_DEV_RESOURCE_TYPE_SM)
-        most = self._facts.multiprocessors // size
+        most = self._properties.multiprocessors // size
         parts, count, rest = call(cu.cuDevSmResourceSplitByCount, most, resource, flags, size)
         return list(parts[: int(count)]), rest
 
     def _split_into_chunks(self) -> Split:
         if self._chunks is None:
-            size, count = chunk_size(self._facts), chunk_count(self._facts)
+            size, count = chunk_size(self._properties), chunk_count(self._properties)
             parts, rest = self._split(size, 0)
             if len(parts) != count or any(part.sm.smCount != size for part in parts):
                 reason = f"the driver makes {len(parts)} chunks of this device's SMs, not {count} of {size} each"
@@ -141,9 +140,9 @@ class Partitions:
         flag = cu.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
         green = call(cu.cuGreenCtxCreate, description, self._device, int(flag))
         count = sum(part.sm.smCount for part in parts)
-        return Partition(self._measured(green, count), green, groups, split)
+        return Partition(self._measure_multiprocessors(green, count), green, groups, split)
 
-    def _measured(self, green: Any, multiprocessors: int) -> tuple[int, ...]:
+    def _measure_multiprocessors(self, green: Any, multiprocessors: int) -> tuple[int, ...]:
         """Return the ids of a green context's multiprocessors: the driver reports only their number."""
         call, blocks = self._driver.call, multiprocessors * _BLOCKS_EACH
         stream = call(cu.cuGreenCtxStreamCreate, green, int(cu.CUstream_flags.CU_STREAM_NON_BLOCKING), 0)

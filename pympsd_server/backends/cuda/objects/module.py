@@ -25,7 +25,7 @@ _UNDEFINED: Final = re.compile(
     r"(?:undefined reference to|unresolved extern function)\s+['`]?([\w$]+)", re.IGNORECASE
 )
 """How the driver's linker reports an undefined function."""
-_PARAMETER_LIMIT: Final = 4096
+_MAX_PARAMETERS: Final = 4096
 """More parameters than any kernel has."""
 
 
@@ -36,11 +36,11 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
         return image, read_cubin(image)
     types = cu.CUjitInputType
     if kind == "ptx":
-        cubin = _linked(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
+        cubin = _link(driver, types.CU_JIT_INPUT_PTX, image.rstrip(b"\0") + b"\0")
         return cubin, read_cubin(cubin)
     check_fatbin(image)
     try:
-        cubin = _linked(driver, types.CU_JIT_INPUT_FATBINARY, image)
+        cubin = _link(driver, types.CU_JIT_INPUT_FATBINARY, image)
     except BackendError as error:
         if error.code is not Result.ERROR_NO_BINARY_FOR_GPU:
             raise
@@ -51,7 +51,7 @@ def loadable(driver: Driver, image: bytes) -> tuple[bytes, Cubin]:
     return (cubin, read) if read.device_bytes else (image, read_fatbin(image))
 
 
-def _linked(driver: Driver, kind: Any, image: bytes) -> bytes:
+def _link(driver: Driver, kind: Any, image: bytes) -> bytes:
     names, log = cu.CUjit_option, bytearray(_LOG_BYTES)
     options = [names.CU_JIT_ERROR_LOG_BUFFER, names.CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES]
     state = driver.call(cu.cuLinkCreate, len(options), options, [log, len(log)])
@@ -91,7 +91,7 @@ class CudaModule:
     ) -> None:
         """Load what ``loadable`` returned, which waits for every running kernel; BackendError if it is refused.
 
-        ``unload`` releases a module after the work so far.
+        ``unload`` releases a module after the work queued before the call.
         """
         self.queue = queue
         self._unload = unload
@@ -109,7 +109,7 @@ class CudaModule:
             raise
 
     def _variable(self, name: str) -> GlobalLayout | None:
-        """Return the address of a variable; None for a name that only the compiler knows."""
+        """Return the address of a variable; None for a name that only the compiler uses."""
         try:
             address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
         except BackendError as error:
@@ -145,7 +145,7 @@ class CudaModule:
 
     @property
     def managed_bytes(self) -> int:
-        """None: the driver places managed variables, where the client does not reach them."""
+        """0: the driver places managed variables itself, out of the client's reach."""
         return 0
 
     def place_managed(self, address: int) -> None:
@@ -153,7 +153,7 @@ class CudaModule:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "the driver places managed variables itself")
 
     def unload(self) -> None:
-        """Free it once the context's work so far is done."""
+        """Free it once work queued in the context before the call is done."""
         self._unload(self)
 
     def discard(self) -> None:
@@ -182,14 +182,14 @@ def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
     found = {}
     for name, attribute in cu.CUfunction_attribute.__members__.items():
         code, value = cu.cuFuncGetAttribute(attribute, handle)
-        if not int(code):  # an older driver does not know all of them
+        if not int(code):  # an older driver has not all of them
             found[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
     return found
 
 
 def _parameters(handle: Any) -> tuple[tuple[int, int], ...]:
     found: list[tuple[int, int]] = []
-    while len(found) < _PARAMETER_LIMIT:
+    while len(found) < _MAX_PARAMETERS:
         code, *values = cu.cuFuncGetParamInfo(handle, len(found))
         if int(code):  # INVALID_VALUE: there is no such parameter
             break

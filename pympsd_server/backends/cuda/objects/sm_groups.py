@@ -1,4 +1,4 @@
-"""Choose the groups of multiprocessors for a context: unused ones, else those with the fewest users. Pure."""
+"""Choose the groups of multiprocessors for a context: unused ones, else those with the fewest users. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ class SmGroups:
     def __attrs_post_init__(self) -> None:
         self._users = [0] * self.count
 
-    def wanted(self, multiprocessors: int) -> int:
-        """Return the number of groups for a limit, rounded up; 0 if it is no limit."""
+    def count_groups(self, multiprocessors: int) -> int:
+        """Return the number of groups for a limit, rounded up; 0 if it does not limit a context."""
         groups = -(-multiprocessors // self.size)
         return groups if 0 < groups < self.count else 0
 
     def take(
-        self, wanted: int, kept: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
+        self, count: int, kept: Iterable[tuple[int, ...]] = (), among: Sequence[int] | None = None
     ) -> tuple[int, ...]:
         """Return the groups for a context: a ``kept`` set if it is used no more than the least used groups.
 
         ``among``: the groups that it may have; None: any.
         """
         every = range(self.count) if among is None else among
-        fewest = sorted(every, key=lambda number: (self._users[number], number))[:wanted]
+        fewest = sorted(every, key=lambda number: (self._users[number], number))[:count]
         best = tuple(sorted(fewest))
         for ready in kept:
-            if len(ready) == wanted and set(ready) <= set(every) and self._use_of(ready) <= self._use_of(best):
+            if len(ready) == count and set(ready) <= set(every) and self._use_of(ready) <= self._use_of(best):
                 best = ready
                 break
         for number in best:
@@ -58,5 +58,5 @@ def part_of(chunks: Sequence[int], multiprocessors: int, size: int, remainder: i
     more than these have, and for 0: no limit.
     """
     whole = tuple(chunk for chunk in chunks if chunk != remainder)
-    wanted = -(-multiprocessors // size)
-    return (wanted, whole) if 0 < wanted <= len(whole) else (len(chunks), tuple(chunks))
+    count = -(-multiprocessors // size)
+    return (count, whole) if 0 < count <= len(whole) else (len(chunks), tuple(chunks))

@@ -1,8 +1,11 @@
 """Streams of a client: CUDA streams of its own, and the legacy default stream made of one of them.
 
-No client uses the driver's NULL stream, for all would share it. A client's default stream is like the others; what
-CUDA orders by itself between it and the blocking streams is ordered here by events.
-"""
+No client uses the driver's NULL stream, because all clients would share it. A client's default stream is a stream
+like any other one; events order it and the blocking streams, as CUDA does for the NULL stream.
+
+An operation is checked in the call, queued under the queue's lock (so that no memory is freed between check and
+queue), and issued to the driver immediately, or later if a host function holds it (`submission.submission_order`).
+The counts in `native_state` are kept here and by the native worker."""
 
 from __future__ import annotations
 
@@ -13,9 +16,9 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
-from pympsd_server.backends.cuda.memory.regions import simplified_copy
+from pympsd_server.backends.cuda.memory.regions import simplify_copy
 from pympsd_server.backends.cuda.objects.client_space import ClientSpace
-from pympsd_server.backends.cuda.objects.copies import checked_fill, issue_fill, put_copy
+from pympsd_server.backends.cuda.objects.copies import check_fill, issue_fill, put_copy
 from pympsd_server.backends.cuda.objects.device_services import DeviceServices
 from pympsd_server.backends.cuda.objects.event import CudaEvent, Recording
 from pympsd_server.backends.cuda.objects.green_contexts import Partition
@@ -24,7 +27,7 @@ from pympsd_server.backends.cuda.objects.module import CudaModule
 from pympsd_server.backends.cuda.submission.issue_queue import IssueQueue, PendingFunction
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import Step
-from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Copy, Event, Fill, Launch, Status
 from pympsd_server.native.states import STREAM_EVENTS, StreamState
 
 _LEVELS: Final = 3
@@ -59,7 +62,7 @@ class CudaStream:
         self.queue = queue
         self.space = space
         self.services = services
-        self.context, self.number = queue.serial, next(queue.stream_numbers)
+        self.context, self.number = queue.id, next(queue.stream_numbers)
         with ExitStack() as undo:
             self.word = services.words.take()
             undo.callback(services.words.give, self.word)
@@ -94,7 +97,7 @@ class CudaStream:
                 self.notify(done)
             return
         if not (is_linear := copy.extent.is_linear):
-            copy = simplified_copy(copy, self.services.attributes["MAX_PITCH"])
+            copy = simplify_copy(copy, self.services.attributes["MAX_PITCH"])
         with self.queue.lock:
             for region in (copy.destination, copy.source):
                 count = copy.extent.width if is_linear else region.span(copy.extent)
@@ -107,7 +110,7 @@ class CudaStream:
 
     def fill(self, fill: Fill) -> None:
         """Set elements of device memory to a value."""
-        extent, region = checked_fill(fill)
+        extent, region = check_fill(fill)
         with self.queue.lock:
             self.space.check(region.base, extent.width if extent.is_linear else region.span(extent))
             if extent.bytes:
@@ -165,21 +168,21 @@ class CudaStream:
         return event
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far is done."""
+        """Call back when all work queued before the call is done."""
         self.queue.put_completing(self, done, self._complete_when_done)
 
     def _complete_when_done(self, complete: Completion) -> None:
         self._join()
-        if self.is_settled():
-            complete(Outcome())
+        if self.is_completed():
+            complete(Status())
         else:
-            self.watch(self.marker(), lambda: complete(Outcome()))
+            self.watch(self.marker(), lambda: complete(Status()))
 
     def launch_host_function(self, begin: Completion) -> PendingFunction:
         """Call ``begin`` when the stream reaches this point; it resumes when the function is finished."""
         function = PendingFunction(self.queue)
         complete = self.queue.completions.add(function.begin_with(begin))
-        with self.queue.lock:  # a function that begins at once must not be finished before its step is known
+        with self.queue.lock:  # a function that begins immediately must not be finished before its step is known
             try:
                 function.step = self.queue.put(self, lambda: self._complete_when_done(complete), held=True)
             except BackendError:
@@ -189,16 +192,16 @@ class CudaStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work so far is done, and all that this stream would wait for."""
+        """Whether all work queued before the call is done, and all that this stream would wait for."""
         queue = self.queue
         with queue.lock:
             if queue.order.before(self):
                 return False
             if self is queue.default_stream:
-                return all(stream.is_settled() for stream in tuple(queue.streams) if stream.blocking)
-            if not self.is_settled():
+                return all(stream.is_completed() for stream in tuple(queue.streams) if stream.blocking)
+            if not self.is_completed():
                 return False
-            return not self.blocking or queue.default_stream is None or queue.default_stream.is_settled()
+            return not self.blocking or queue.default_stream is None or queue.default_stream.is_completed()
 
     def destroy(self) -> None:
         """Destroy the stream; its work runs to its end."""
@@ -206,9 +209,9 @@ class CudaStream:
         def leave() -> None:
             self._join()
             self.queue.native_state.leaving += 1
-            self.services.janitor.try_until(self._try_to_discard)
+            self.services.cleanup.try_until(self._try_to_discard)
 
-        self.queue.put(self, leave, on_poisoned=lambda outcome: None)
+        self.queue.put(self, leave, on_faulted=lambda status: None)
 
     def _try_to_discard(self) -> bool:
         """Discard it if no work of it is running; waits for no worker, which the driver may block long."""
@@ -216,7 +219,7 @@ class CudaStream:
         if not lock.acquire(blocking=False):
             return False
         try:
-            if not self.is_settled():
+            if not self.is_completed():
                 return False
             self.discard()
             return True
@@ -241,7 +244,7 @@ class CudaStream:
     # --- issuing; the queue's lock is held
 
     def put(self, work: Callable[[], None], after: tuple[Step, ...] = (), what: str = "") -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a faulted context.
 
         ``what`` it is in a timeline; empty: it is not shown.
         """
@@ -264,12 +267,12 @@ class CudaStream:
         default, state = self.queue.default_stream, self.native_state
         if self is default:
             for stream in self.queue.take_unseen():
-                if not stream.is_settled():
+                if not stream.is_completed():
                     state.issued += 1
                     self._wait(stream.marker())
         elif default is not None and state.is_blocking and state.seen_of_default != default.native_state.issued:
             state.seen_of_default = default.native_state.issued
-            if not default.is_settled():
+            if not default.is_completed():
                 state.issued += 1
                 self._wait(default.marker())
                 self._note()
@@ -279,7 +282,7 @@ class CudaStream:
             self.queue.note_unseen(self)
 
     def marker(self, timing: bool = False) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
         return StreamMarker(self._driver, self.services.events, self.handle, timing)
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
@@ -287,26 +290,26 @@ class CudaStream:
         self.services.watcher.add(self, marker, passed)
 
     @property
-    def known_settled(self) -> bool:
+    def is_known_completed(self) -> bool:
         """Whether everything issued is known to be done, without asking the driver."""
-        return bool(self.native_state.settled == self.native_state.issued)
+        return bool(self.native_state.completed == self.native_state.issued)
 
-    def is_settled(self) -> bool:
+    def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
         state = self.native_state
-        # In this order, so that what is issued meanwhile is not taken for done.
+        # In this order, so that work issued during the query is not taken for done.
         launched, issued = state.launched, state.issued
-        if state.settled != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
-            state.settled = issued
-        settled = bool(state.settled == issued)
-        self._count(launched, settled)
-        return settled
+        if state.completed != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
+            state.completed = issued
+        completed = bool(state.completed == issued)
+        self._count(launched, completed)
+        return completed
 
-    def _count(self, launched: int, settled: bool) -> None:
+    def _count(self, launched: int, completed: bool) -> None:
         counters = self.services.counters
         if launched != self._started:
             counters.add("kernels_started", launched - self._started)
             self._started = launched
-        if settled and launched != self._ended:
+        if completed and launched != self._ended:
             counters.add("kernels_finished", launched - self._ended)
             self._ended = launched

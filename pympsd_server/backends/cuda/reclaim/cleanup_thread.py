@@ -1,8 +1,12 @@
-"""A thread that does what must be done later, as soon as it can be done without waiting.
+"""The cleanup thread: actions that must be done later, as soon as they can be done without waiting.
 
 Unloading a module or unregistering host memory waits for every running kernel, and unregistering also delays the
-other clients' launches: both are done when no work runs. The memory of what a client left running stays until that
-has ended.
+other clients' launches: both are done when no work runs. The memory of a client's unfinished kernels stays until they
+have ended. Nothing signals these conditions, so the thread tries each action every 10 ms, and sleeps without limit
+when it has none.
+
+An action is tried until it reports that it is done, or raises: the error of one must not keep the rest from being
+tried. A BackendError means that the device is faulted, and then the process releases everything with its end.
 """
 
 from __future__ import annotations
@@ -18,14 +22,14 @@ from pympsd_server.backends.interface import BackendError
 _SECONDS: Final = 0.01
 
 
-class Janitor:
+class CleanupThread:
     """Performs actions when they can be done without waiting."""
 
     def __init__(self) -> None:
         self._new: deque[Callable[[], bool]] = deque()
         self._wake = threading.Event()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="janitor", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cleanup", daemon=True)
         self._thread.start()
 
     def add(self, ready: Callable[[], bool], act: Callable[[], None]) -> None:
@@ -67,8 +71,8 @@ class Janitor:
 def _is_over(attempt: Callable[[], bool]) -> bool:
     try:
         return attempt()
-    except BackendError:  # a poisoned device releases everything with its process
+    except BackendError:  # a faulted device releases everything with its process
         return True
     except Exception as error:  # the other tasks must be done all the same
-        report_internal_error("the janitor", error)
+        report_internal_error("the cleanup thread", error)
         return True

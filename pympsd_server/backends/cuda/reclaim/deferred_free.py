@@ -1,8 +1,29 @@
-"""Frees deferred until the work that sibling contexts of the same client have queued is done.
+"""Deferred free: memory and modules are freed when no work of their client can use them any more.
 
-One batch is waited for at a time, and what is freed meanwhile joins the next: however much a client frees, no more
-markers of its streams are watched. Only the client's worker starts batches, for the driver may block the caller long.
-"""
+**The problem.** All contexts of a client share one address space on the device, and this backend checks the addresses
+of a request when it is queued, not when it runs. If one context frees memory while work of another is queued that
+was checked before, the memory must stay until that work is done; otherwise the next owner of the addresses, perhaps
+another user, would be overwritten. Waiting for the work in the call would block the client's worker, and the driver's
+own cuMemFree would wait for every kernel of every client.
+
+**The idea.** A free is split in two. In the call, the client loses access to the addresses (`ClientSpace.disown`), so
+no later request can name them. The release itself is deferred: first until the freeing context's own work is done
+(which also answers the client), then, here, until the work that the client's *other* contexts had queued by then is
+done.
+
+**Batches.** Releases wait together. One batch at a time waits for a marker in each context; later releases form
+the next batch. However much a client frees, no more than one marker for each of its streams is
+watched.
+
+    free A --+                         +-- free C, free D (next batch)
+    free B --+-- batch 1: markers in contexts 1, 2, 3 ---> released --> batch 2: markers ... ---> released
+
+Only the client's worker starts batches, because recording a marker may block in the driver. If the worker has nothing
+more to do, the cleanup thread tries instead: it releases what waits when all contexts of the client are drained.
+
+**What must never happen.** A release while a held host function of a sibling could still let older work run
+(`is_drained` counts held work), and a release in the thread that calls completions: one context may have had a
+quarter of a million allocations."""
 
 from __future__ import annotations
 
@@ -10,8 +31,10 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Protocol
 
+from attrs import define, field
+
 from pympsd_server.backends.cuda.driver.calls import call_isolated
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 from pympsd_server.backends.cuda.submission.completions import Countdown
 from pympsd_server.backends.interface import BackendError
 
@@ -22,27 +45,27 @@ class SiblingContext(Protocol):
     """A context, as its client's frees wait for it."""
 
     def after_work(self, act: Act) -> None:
-        """Call ``act`` when the device is done with all work so far, whatever the state of the context."""
+        """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
         """Whether none of its work is left, neither running nor held."""
 
 
+@define(eq=False)
 class DeferredFree:
     """The deferred frees of one client. Safe to use from several threads."""
 
-    def __init__(self, janitor: Janitor) -> None:
-        self.contexts: dict[SiblingContext, None] = {}
-        """Those the device has: also destroyed ones that still run. Guarded by the device's lock."""
-        self._janitor = janitor
-        self._lock = Lock()
-        self._waiting: list[Act] = []
-        self._has_batch = False
-        """A batch waits for the work that was queued when it was started."""
-        self._is_tried = False
+    _cleanup: CleanupThread
+    contexts: dict[SiblingContext, None] = field(factory=dict, init=False)
+    """Those the device has: also destroyed ones that still run. Guarded by the device's lock."""
+    _lock: Lock = field(factory=Lock, init=False)
+    _waiting: list[Act] = field(factory=list, init=False)
+    _has_batch: bool = field(default=False, init=False)
+    """A batch waits for the work that was queued when it was started."""
+    _is_tried: bool = field(default=False, init=False)
 
     def add(self, act: Act, context: SiblingContext) -> None:
-        """Call ``act`` when no context but the given one has work left from before; at once if none has."""
+        """Call ``act`` when no context but the given one has work left from before; immediately if none has."""
         if self._are_drained(context):
             act()
             return
@@ -51,10 +74,10 @@ class DeferredFree:
             if self._is_tried:
                 return
             self._is_tried = True
-        self._janitor.try_until(self._try)
+        self._cleanup.try_until(self._try)
 
     def start_batch(self) -> None:
-        """Start to free what waits when the work so far is done. Called by the client's worker."""
+        """Start to free what waits when the work queued before the call is done. Called by the client's worker."""
         with self._lock:
             if self._has_batch or not self._waiting:
                 return
@@ -65,14 +88,14 @@ class DeferredFree:
             try:
                 context.after_work(left.one_less)
             except BackendError:  # there is no memory for a marker
-                self._janitor.add(context.is_drained, left.one_less)
+                self._cleanup.add(context.is_drained, left.one_less)
         left.one_less()
 
     def _pass(self, batch: list[Act]) -> None:
         with self._lock:
             self._has_batch = False
         # A context may have held very many allocations: not in the thread that calls all completions.
-        self._janitor.add(lambda: True, lambda: _do_all(batch))
+        self._cleanup.add(lambda: True, lambda: _do_all(batch))
 
     def _try(self) -> bool:
         """Free what waits when all contexts of a client are idle, for one whose worker starts no batch."""
@@ -86,7 +109,7 @@ class DeferredFree:
         with self._lock:
             if self._waiting is not waiting:  # the worker has started a batch
                 return False
-            # What was added since may be used by work that has begun since.
+            # A release that was added since may concern memory that newer work uses.
             self._waiting = waiting[count:]
         _do_all(waiting[:count])
         return False
@@ -97,4 +120,4 @@ class DeferredFree:
 
 def _do_all(batch: list[Act]) -> None:
     for act in batch:
-        call_isolated("a deferred free", act)  # the others must be freed all the same
+        call_isolated("a deferred free", act)  # the rest of the batch must be released nevertheless

@@ -1,7 +1,10 @@
-"""Capped, deferred release of what departed clients left: released when no work runs on the device.
+"""Capped, deferred release of what exited clients left: it is released when no work runs on the device.
 
-On a device that is never idle for an instant it would grow without end, and to release it all the same would block
-all clients until the running kernels have ended (docs/decisions/007-page-locked-memory.md).
+Unregistering host memory and unloading modules wait for every running kernel, and they delay other clients' launches,
+so they are done only when the device is idle. On a device that is never idle for an instant what waits would grow
+without end, and releasing it nevertheless would block all clients until the running kernels have ended
+(docs/decisions/007-page-locked-memory.md). So each kind has a limit, and past it something cheaper happens: shared
+memory of new clients is not registered (copies go through slots), and unloaded modules stay charged to their client.
 """
 
 from __future__ import annotations
@@ -10,25 +13,27 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
+from attrs import define, field
+
 from pympsd_server.backends.cuda.driver.calls import Driver
 from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
-from pympsd_server.backends.cuda.reclaim.cleanup_thread import Janitor
+from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 
-SHARED_LIMIT: Final = 512 << 20
-"""Bytes of shared memory of departed clients that stay registered; past it no more is registered for others."""
-MODULES_LIMIT: Final = 64 << 20
+MAX_SHARED_BYTES: Final = 512 << 20
+"""Bytes of shared memory of exited clients that stay registered; past it no more is registered for others."""
+MAX_MODULE_BYTES: Final = 64 << 20
 """Bytes of unloaded modules that no client is charged for; past it each stays charged until it is released."""
 
 
+@define(eq=False)
 class DeferredRelease:
     """What waits of one kind. Safe to use from several threads."""
 
-    def __init__(self, janitor: Janitor, is_quiet: Callable[[], bool], limit: int) -> None:
-        self._janitor = janitor
-        self._is_quiet = is_quiet
-        self._limit = limit
-        self._lock = Lock()
-        self._bytes = 0
+    _cleanup: CleanupThread
+    _is_quiet: Callable[[], bool]
+    _limit: int
+    _lock: Lock = field(factory=Lock, init=False)
+    _bytes: int = field(default=0, init=False)
 
     def has_room(self, count: int) -> bool:
         """Whether ``count`` more bytes may wait."""
@@ -44,7 +49,7 @@ class DeferredRelease:
             finally:
                 self._count(-count)
 
-        self._janitor.add(self._is_quiet, act)
+        self._cleanup.add(self._is_quiet, act)
 
     def _count(self, count: int) -> None:
         with self._lock:
@@ -52,15 +57,15 @@ class DeferredRelease:
 
 
 class ClientMappings(RegisteredMappings):
-    """Those of one client; not registered while departed clients have left too much: slots are used then."""
+    """The mappings of one client; not registered while exited clients have left too much: slots are used then."""
 
-    def __init__(self, driver: Driver, departed: DeferredRelease) -> None:
+    def __init__(self, driver: Driver, exited: DeferredRelease) -> None:
         super().__init__(driver)
-        self._departed = departed
+        self._exited = exited
         self._registered_bytes = 0
 
     def _register(self, memory: Any) -> int:
-        if not self._departed.has_room(len(memory)):
+        if not self._exited.has_room(len(memory)):
             return 0
         address = super()._register(memory)
         if address:
@@ -68,6 +73,6 @@ class ClientMappings(RegisteredMappings):
         return address
 
     def release_later(self) -> None:
-        """Unregister all when no work runs on the device: the client has departed."""
+        """Unregister all when no work runs on the device: the client has exited."""
         if self._registered_bytes:
-            self._departed.add(self._registered_bytes, self.release)
+            self._exited.add(self._registered_bytes, self.release)

@@ -9,7 +9,7 @@ import ctypes
 from threading import Lock
 from typing import Final
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
 
@@ -26,17 +26,17 @@ class CompletionWord:
 
     @property
     def value(self) -> int:
-        """What was written to it last."""
+        """The mark that was written to it last."""
         return ctypes.c_uint32.from_address(self.address).value
 
 
+@define(eq=False)
 class CompletionWords:
     """The words of one device. A word that is used again keeps the value it has. Safe for threads."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._lock = Lock()
-        self._free: list[CompletionWord] = []
+    _driver: Driver
+    _lock: Lock = field(factory=Lock, init=False)
+    _free: list[CompletionWord] = field(factory=list, init=False)
 
     def take(self) -> CompletionWord:
         """Return an unused word; BackendError when the driver has no memory."""

@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from threading import Lock
 
-from pympsd_server.backends.interface import Completion, Outcome
+from attrs import define, field
+
+from pympsd_server.backends.interface import Completion, Status
 
 
+@define(eq=False)
 class PendingCompletion:
     """A completion that is called once: later calls have no effect."""
 
-    __slots__ = ("_done", "_owner")
+    _owner: PendingCompletions
+    _done: Completion
 
-    def __init__(self, owner: PendingCompletions, done: Completion) -> None:
-        self._owner = owner
-        self._done = done
-
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, status: Status) -> None:
         """Call it, unless it was called."""
         if self._owner.take(self):
-            self._done(outcome)
+            self._done(status)
 
 
+@define(eq=False)
 class PendingCompletions:
     """The pending completions of one context. Safe to use from several threads; none is called under the lock."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._open: dict[PendingCompletion, None] = {}
+    _lock: Lock = field(factory=Lock, init=False)
+    _open: dict[PendingCompletion, None] = field(factory=dict, init=False)
 
     def add(self, done: Completion) -> PendingCompletion:
         """Keep a completion until it is called."""
@@ -42,12 +42,12 @@ class PendingCompletions:
         with self._lock:
             return self._open.pop(pending, pending) is None
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, status: Status) -> None:
         """Call all that are pending; those added later are called by what adds them."""
         with self._lock:
             waiting = tuple(self._open)
         for pending in waiting:
-            pending(outcome)
+            pending(status)
 
 
 class Countdown:

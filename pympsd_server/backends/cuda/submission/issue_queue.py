@@ -1,4 +1,14 @@
-"""The work of one context on its way to the driver: its order, its completions, and the error that closes it."""
+"""The work of one context on its way to the driver: its order, its completions, and the error that ends it.
+
+Everything that a context's streams issue goes through `put`, under one reentrant lock: the queue refuses work of a
+faulted context, the submission order decides whether the work is issued now or held, and the streams that the default
+stream has not waited for yet are noted (`note_unseen`). Completions are kept in `completions`, so that each is called
+once: by the thread that watches markers when the work is done, or by `fault` and `close` when the context ends.
+
+Two kinds of threads meet here. Workers issue work and hold `lock`, perhaps for long, because a driver call may block.
+The thread that detects a fault must not wait for them: `fault` takes only `_fault_lock`, which is held for an
+instant, sets `closed` for the native worker, and calls the completions. What a worker is just about to issue may
+still reach the driver then; its result is ignored."""
 
 from __future__ import annotations
 
@@ -8,14 +18,16 @@ from itertools import count
 from threading import Lock, RLock
 from typing import Final, Protocol, TypeVar
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.submission.completions import Countdown, PendingCompletions
 from pympsd_server.backends.cuda.submission.stream_markers import StreamMarker
 from pympsd_server.backends.cuda.submission.submission_order import OrderedStream, Step, SubmissionOrder
-from pympsd_server.backends.interface import BackendError, Completion, Outcome
+from pympsd_server.backends.interface import BackendError, Completion, Status
 from pympsd_server.native.states import ContextState, StreamState
 
-DESTROYED: Final = Outcome(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
+DESTROYED: Final = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -26,14 +38,14 @@ class QueuedStream(OrderedStream, Protocol):
     native_state: StreamState
 
     @property
-    def known_settled(self) -> bool:
+    def is_known_completed(self) -> bool:
         """Whether everything issued is known to be done, without asking the driver."""
 
-    def is_settled(self) -> bool:
+    def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
 
     def marker(self) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker."""
@@ -45,13 +57,13 @@ class QueuedStream(OrderedStream, Protocol):
 class IssueQueue:
     """The streams of one context. Work is issued under ``lock``; completions come from the device's watcher."""
 
-    def __init__(self, on_fault: Callable[[Outcome], None], serial: int = 0) -> None:
-        """``serial``: the context's."""
-        self.serial = serial
+    def __init__(self, on_fault: Callable[[Status], None], context_id: int = 0) -> None:
+        """``id``: the context's."""
+        self.id = context_id
         self.stream_numbers = count()
         self.lock = RLock()
         self.completions = PendingCompletions()
-        self.order = SubmissionOrder(self._refused_late)
+        self.order = SubmissionOrder(self._refuse_late)
         self.streams: dict[QueuedStream, None] = {}
         self.default_stream: QueuedStream | None = None
         self.native_state = ContextState()
@@ -59,8 +71,8 @@ class IssueQueue:
         self.is_destroyed = False
         self._is_timed = False
         self._on_fault = on_fault
-        self._outcome = Outcome()
-        self._poisoning = Lock()
+        self._status = Status()
+        self._fault_lock = Lock()
 
     def set_timed(self, timed: bool) -> None:
         """Set whether its work is reported to a timeline; only Python issues it then."""
@@ -103,15 +115,15 @@ class IssueQueue:
         return unseen
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in all streams is done."""
+        """Call back when all work queued in all streams before the call is done."""
         self.put_completing(None, done, self._watch_all)
 
     def _watch_all(self, complete: Completion) -> None:
-        busy = [stream for stream in self.streams if not stream.is_settled()]
+        busy = [stream for stream in self.streams if not stream.is_completed()]
         if not busy:
-            complete(Outcome())
+            complete(Status())
             return
-        left = Countdown(len(busy), lambda: complete(Outcome()))
+        left = Countdown(len(busy), lambda: complete(Status()))
         for stream in busy:
             stream.watch(stream.marker(), left.one_less)
 
@@ -122,13 +134,13 @@ class IssueQueue:
         stream: OrderedStream | None,
         issue: Callable[[], None],
         after: Iterable[Step] = (),
-        on_poisoned: Completion | None = None,
+        on_faulted: Completion | None = None,
         held: bool = False,
         alone: bool = False,
     ) -> Step:
-        """Issue work in a stream, now or once what holds it has passed; BackendError on a poisoned context.
+        """Issue work in a stream, now or once what holds it has passed; BackendError on a faulted context.
 
-        With ``on_poisoned`` the sticky error is passed to it instead of raised. ``held`` and ``alone``: see
+        With ``on_faulted`` the sticky error is passed to it instead of raised. ``held`` and ``alone``: see
         submission_order.py.
         """
         step = Step(stream, issue, held)
@@ -137,9 +149,9 @@ class IssueQueue:
                 self.check()
                 self.order.submit(step, after, alone)
             except BackendError:
-                if on_poisoned is None or self._outcome.code is Result.SUCCESS:
+                if on_faulted is None or self._status.code is Result.SUCCESS:
                     raise
-                on_poisoned(self._outcome)
+                on_faulted(self._status)
             self._note_held()
         return step
 
@@ -154,7 +166,7 @@ class IssueQueue:
         """Put work that calls ``done``, which is called at the context's end too; not when the work is refused."""
         complete = self.completions.add(done)
         try:
-            self.put(stream, lambda: issue(complete), after, on_poisoned=complete, alone=alone)
+            self.put(stream, lambda: issue(complete), after, on_faulted=complete, alone=alone)
         except BaseException:
             if self.completions.take(complete):  # else the context's end has called it
                 raise
@@ -164,52 +176,52 @@ class IssueQueue:
         self.order.release(step)
         self._note_held()
 
-    def _refused_late(self, error: BackendError) -> None:
-        self.poison(Outcome(error.code, f"refused after a function of the client's had held it: {error.reason}"))
+    def _refuse_late(self, error: BackendError) -> None:
+        self.fault(Status(error.code, f"refused after a function of the client's had held it: {error.reason}"))
 
     # --- the error that closes it
 
     @property
-    def outcome(self) -> Outcome:
+    def status(self) -> Status:
         """SUCCESS, or the sticky error."""
-        return self._outcome
+        return self._status
 
     def check(self) -> None:
-        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
-        if self._outcome.code is not Result.SUCCESS:
-            raise BackendError(self._outcome.code, self._outcome.reason)
+        """Raise BackendError with the sticky error of a faulted or destroyed context."""
+        if self._status.code is not Result.SUCCESS:
+            raise BackendError(self._status.code, self._status.reason)
 
-    def poison(self, outcome: Outcome) -> None:
+    def fault(self, status: Status) -> None:
         """Keep the error (the first), accept no more work, complete all. Takes no lock that work is issued under."""
-        with self._poisoning:
-            if self._outcome.code is not Result.SUCCESS:
+        with self._fault_lock:
+            if self._status.code is not Result.SUCCESS:
                 return
-            self._outcome = outcome
+            self._status = status
         self.native_state.closed = 1
-        self._on_fault(outcome)
-        self.completions.end(outcome)
+        self._on_fault(status)
+        self.completions.end(status)
 
-    def close(self, outcome: Outcome) -> None:
+    def close(self, status: Status) -> None:
         """Accept no more work; all completions, and all work from now on, get an error."""
-        self._outcome = outcome
+        self._status = status
         self.native_state.closed = 1
-        self.completions.end(outcome)
+        self.completions.end(status)
 
 
+@define(eq=False)
 class PendingFunction:
     """A stream's wait for a function of the client; ``step`` is the step that holds later work."""
 
-    def __init__(self, queue: IssueQueue) -> None:
-        self._queue = queue
-        self._begun = False
-        self.step: Step | None = None
+    _queue: IssueQueue
+    _begun: bool = field(default=False, init=False)
+    step: Step | None = field(default=None, init=False)
 
     def begin_with(self, begin: Completion) -> Completion:
         """Return a completion that notes that the function has begun, then calls ``begin``."""
 
-        def begun(outcome: Outcome) -> None:
+        def begun(status: Status) -> None:
             self._begun = True
-            begin(outcome)
+            begin(status)
 
         return begun
 
@@ -217,7 +229,7 @@ class PendingFunction:
         """Resume the stream; no effect a second time. BackendError INVALID_VALUE before it has begun."""
         queue = self._queue
         with queue.lock:
-            if queue.outcome.code is not Result.SUCCESS:  # read under the lock: after the end nothing is issued
+            if queue.status.code is not Result.SUCCESS:  # read under the lock: after the end nothing is issued
                 return
             if not self._begun or self.step is None:
                 raise BackendError(Result.ERROR_INVALID_VALUE, "the host function has not begun")

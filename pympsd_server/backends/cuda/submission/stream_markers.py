@@ -13,9 +13,11 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
+from attrs import define, field
+
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, call_isolated, cu, report_internal_error
-from pympsd_server.backends.interface import BackendError, Outcome
+from pympsd_server.backends.interface import BackendError, Status
 
 _BUSY_POLL_SECONDS: Final = 0.0005
 """For this long after a marker was passed the thread polls without a pause."""
@@ -27,12 +29,12 @@ _LONG_PAUSE_SECONDS: Final = 0.0005
 _WHERE: Final = "the thread that sees work done"
 
 
+@define(eq=False)
 class EventPool:
     """CUevents to use again: making one is a driver call, and every completion takes one."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._free: dict[bool, deque[Any]] = {False: deque(), True: deque()}
+    _driver: Driver
+    _free: dict[bool, deque[Any]] = field(factory=lambda: {False: deque(), True: deque()}, init=False)
 
     def take(self, timing: bool) -> Any:
         """Return an event."""
@@ -63,7 +65,7 @@ class StreamMarker:
 
     @property
     def passed(self) -> bool:
-        """Whether the work before it is done; BackendError when the device is poisoned."""
+        """Whether the work before it is done; BackendError when the device is faulted."""
         if not self._passed:
             self._passed = self._driver.is_done(cu.cuEventQuery, self.event)
         return self._passed
@@ -77,13 +79,13 @@ class StreamMarker:
 class MarkerWatcher:
     """The thread that calls back when markers are passed, in the order of each stream."""
 
-    def __init__(self, look: Callable[[], object], poison: Callable[[Outcome], None]) -> None:
+    def __init__(self, look: Callable[[], object], fault: Callable[[Status], None]) -> None:
         """``look`` asks the driver about all unfinished work: a fault that no completion waits for is seen by that.
 
-        ``poison`` is called when a marker cannot be queried: the state of all work is unknown then.
+        ``fault`` is called when a marker cannot be queried: the state of all work is unknown then.
         """
         self._look = look
-        self._poison = poison
+        self._poison = fault
         self._new: deque[tuple[Hashable, StreamMarker, Callable[[], None]]] = deque()
         self._wake = threading.Event()
         self._closed = False
@@ -91,7 +93,7 @@ class MarkerWatcher:
         self._thread.start()
 
     def add(self, stream: Hashable, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` in the thread when a marker is passed; never if the device is poisoned before."""
+        """Call ``passed`` in the thread when a marker is passed; never if the device is faulted before."""
         self._new.append((stream, marker, passed))
         self._wake.set()
 
@@ -119,7 +121,7 @@ class MarkerWatcher:
                 any_passed = sum(_advance(queue) for queue in queues.values())
             except Exception as error:  # the contexts call all pending completions
                 queues.clear()
-                self._poison(_outcome_of(error))
+                self._poison(_status_of(error))
                 continue
             if any_passed:
                 latest = time.monotonic()
@@ -142,11 +144,11 @@ def _advance(queue: deque[tuple[StreamMarker, Callable[[], None]]]) -> int:
     return count
 
 
-def _outcome_of(error: Exception) -> Outcome:
+def _status_of(error: Exception) -> Status:
     if isinstance(error, BackendError):
-        return Outcome(error.code, error.reason)
+        return Status(error.code, error.reason)
     report_internal_error(_WHERE, error)
-    return Outcome(Result.ERROR_UNKNOWN, f"the executor failed: {type(error).__name__}: {error}")
+    return Status(Result.ERROR_UNKNOWN, f"the executor failed: {type(error).__name__}: {error}")
 
 
 def _pause(idle_seconds: float) -> None:

@@ -1,7 +1,27 @@
-"""When work is issued to the driver: at once, unless a host function holds something before it. Pure.
+"""Submission order: when work is issued to the driver, immediately or after a host function. Sans-I/O.
 
-The driver orders what is issued to it. What comes after a host function must not be issued before that function is
-finished: a stream that waits on the device would occupy one of the few hardware queues and delay other clients' work.
+**The problem.** A client's host function runs in the client, and the work after it in its stream must wait for it.
+The obvious way, a stream that waits on the device, would occupy one of the few hardware queues for as long as the
+client likes, and so stop other clients' work that happens to share the queue.
+
+**The idea.** The driver orders what is issued to it, so nothing has to be ordered here until a host function comes.
+Work that comes after an unfinished host function is *held*: it is kept as a `Step` and not issued at all. Steps form
+a graph: each counts the steps before it that have not passed (`waiting`) and lists those after it (`successors`). In
+the usual case there are no steps, and `submit` issues the work immediately.
+
+    stream s:   copy   host function H   kernel K1      stream t:   wait for an event of s, kernel K2
+                 |          |                |                                  |
+              issued    held step  <--- waits for H      <--- its step waits for K1's step, because the event is
+                                                              recorded after K1
+
+When H is finished, `release` lets it pass, issues K1 and then K2, in this order.
+
+**Rules.** A step comes after the last unpassed step of its stream, of the default stream if the stream is blocking,
+and of all blocking streams if it is the default stream; and after the steps that it names (events). Work that is
+refused by the driver when it is released late cannot be refused to the caller any more, so it faults the context.
+
+**Invariant.** A stream is in `_tails` exactly as long as its last step has not passed; then the stream is ordered by
+the driver alone, and a native worker may issue its work (`IssueQueue` sets `held` in the context's state).
 """
 
 from __future__ import annotations
@@ -9,6 +29,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
+
+from attrs import define, field
 
 from pympsd_server.backends.interface import BackendError
 
@@ -21,18 +43,16 @@ class OrderedStream(Protocol):
         """Whether it and the default stream wait for each other; true for the default stream itself."""
 
 
+@define(eq=False)
 class Step:
     """Work that is issued once the steps before it have passed; a ``held`` one passes when it is released."""
 
-    __slots__ = ("held", "issue", "passed", "stream", "successors", "waiting")
-
-    def __init__(self, stream: OrderedStream | None, issue: Callable[[], None], held: bool = False) -> None:
-        self.stream = stream
-        self.issue = issue
-        self.held = held
-        self.waiting = 0
-        self.passed = False
-        self.successors: list[Step] = []
+    stream: OrderedStream | None
+    issue: Callable[[], None]
+    held: bool = False
+    waiting: int = field(default=0, init=False)
+    passed: bool = field(default=False, init=False)
+    successors: list[Step] = field(factory=list, init=False)
 
 
 class SubmissionOrder:
@@ -41,7 +61,7 @@ class SubmissionOrder:
     def __init__(self, refused_late: Callable[[BackendError], None]) -> None:
         self.default: OrderedStream | None = None
         self._tails: dict[OrderedStream, Step] = {}
-        self._refused_late = refused_late
+        self._refuse_late = refused_late
 
     @property
     def holds(self) -> bool:
@@ -89,7 +109,7 @@ class SubmissionOrder:
             try:
                 following.issue()
             except BackendError as error:
-                self._refused_late(error)
+                self._refuse_late(error)
                 return
             if not following.held:
                 ready.extend(self._passed(following))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Protocol
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_server.backends.cuda.driver.calls import Driver, cu
@@ -18,7 +18,7 @@ from pympsd_server.backends.cuda.submission.stream_markers import EventPool, Str
 from pympsd_server.backends.interface import BackendError, Timeline
 
 _AGE_NS: Final = 1_000_000_000
-"""After this time an event is recorded anew to compare with."""
+"""After this time another event is recorded to compare with."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
 """How long the device may take to reach such an event: at the beginning, and later, when there is an earlier one."""
@@ -28,12 +28,12 @@ class TimedStream(Protocol):
     """A stream whose work is timed."""
 
     context: int
-    """The serial of its context."""
+    """The id of its context."""
     number: int
     """Its number in the context, 0: the default stream."""
 
     def marker(self, timing: bool = False) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker."""
@@ -47,14 +47,15 @@ class _Known:
     at: int
 
 
+@define(eq=False)
 class WorkTimes:
     """The times of a device's work, while they are reported to a timeline. Started and stopped by one thread."""
 
-    def __init__(self, driver: Driver, events: EventPool) -> None:
-        self.timeline: Timeline | None = None
-        self._driver, self._events = driver, events
-        self._stream: Any = None
-        self._known: _Known | None = None
+    _driver: Driver
+    _events: EventPool
+    timeline: Timeline | None = field(default=None, init=False)
+    _stream: Any = field(default=None, init=False)
+    _known: _Known | None = field(default=None, init=False)
 
     def start(self, timeline: Timeline) -> None:
         """Report all work from now on to a timeline; BackendError NOT_READY if the device is stuck."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
-from pympsd_server.backends.emulated.device.launch_limits import limit, shared_limit
+from pympsd_server.backends.emulated.device.launch_limits import attribute_of, max_shared_bytes
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Global, Kernel, Program
 from pympsd_server.backends.interface import BackendError
@@ -31,12 +31,12 @@ _NO_CLUSTER = dict.fromkeys(
 
 
 class ModuleOwner(Protocol):
-    """What a module needs of its context."""
+    """The part of a context that its modules use."""
 
-    facts: DeviceFacts
+    properties: DeviceFacts
 
     def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work so far."""
+        """Free a module's memory after the work queued before."""
 
     def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
         """Move managed variables of a module."""
@@ -49,11 +49,11 @@ class EmulatedModule:
         self.owner = owner
         self._kernels = tuple(program.kernels.values())
         self.loaded = loaded
-        attributes = owner.facts.attributes
-        capability = owner.facts.compute_capability
+        attributes = owner.properties.attributes
+        capability = owner.properties.compute_capability
         self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
         self._variables = tuple(program.globals.values())
-        self._managed = _managed_offsets(self._variables)
+        self._managed = _lay_out_managed(self._variables)
         self._is_placed = False
 
     @property
@@ -65,7 +65,10 @@ class EmulatedModule:
     def globals(self) -> Sequence[GlobalLayout]:
         """Its variables with their addresses."""
         address_of = self.loaded.address_of
-        return [GlobalLayout(each.name, address_of(each.name), each.size, each.managed) for each in self._variables]
+        return [
+            GlobalLayout(variable.name, address_of(variable.name), variable.size, variable.managed)
+            for variable in self._variables
+        ]
 
     @property
     def managed_bytes(self) -> int:
@@ -88,11 +91,11 @@ class EmulatedModule:
         return self._kernels[index]
 
     def unload(self) -> None:
-        """Free its memory once all work of the context so far is done."""
+        """Free its memory once all work queued in the context before is done."""
         self.owner.unload(self)
 
 
-def _managed_offsets(variables: Sequence[Global]) -> tuple[dict[str, int], int]:
+def _lay_out_managed(variables: Sequence[Global]) -> tuple[dict[str, int], int]:
     """Return where each managed variable is in the memory for all of them, and how many bytes that has."""
     offsets, end = {}, 0
     for variable in variables:
@@ -136,5 +139,5 @@ def _cluster(kernel: Kernel) -> dict[str, int]:
 
 def _dynamic_shared(kernel: Kernel, attributes: Mapping[str, int]) -> int:
     # Unless it opts in to more a kernel gets what every device has, less what it declares itself.
-    most = min(limit(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), shared_limit(attributes))
+    most = min(attribute_of(attributes, "MAX_SHARED_MEMORY_PER_BLOCK"), max_shared_bytes(attributes))
     return max(0, most - kernel.shared_bytes)

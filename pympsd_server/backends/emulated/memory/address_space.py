@@ -1,4 +1,30 @@
-"""How far a kernel may reach beyond the memory that it was given: as far as a GPU lets it, or exactly to the end."""
+"""One client's address space on one emulated device: which addresses exist, and the bytes behind them.
+
+The problem: a kernel computes any addresses it likes, 32,768 at a time, and each of them has to be checked against
+the client's allocations without a Python loop. An access outside must fault with ILLEGAL_ADDRESS, as on a GPU, and
+must never touch another client's bytes or this process's own.
+
+The idea: an address space is one range of the device's window, reserved in this process as one mapping that costs
+nothing until it is touched (window.py). An address minus ``base`` is an offset in the mapping, so a checked access of
+all threads is one NumPy index into a view of it:
+
+    base                                VIRTUAL_OFFSET           MAPPED_OFFSET            size
+    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows of peers,
+    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one
+
+Allocations are kept as two sorted lists, starts and ends. Kernels check the lowest and the highest address of an
+access first: if both lie in the same allocation, all in between do, too. Only if not, `locate` looks at each address
+with a binary search in the same lists as arrays.
+
+Invariants:
+
+- ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
+  either completely or not at all while another thread allocates. All changes are made under the client's lock.
+- Between two allocations lies a gap of GUARD_BYTES that no access reaches. With the bounds of hardware a kernel
+  reaches at most 511 bytes beyond an allocation, and those bytes are in the gap: they belong to nobody.
+- A freed range is zeroed and its pages are released before its addresses are given out again, so that no data of an
+  earlier allocation can be read.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +38,7 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
@@ -37,20 +64,20 @@ class Bounds:
 
     def ends(self, offsets: Array) -> Array:
         """Return the ends of what kernels reach of allocations that end at ``offsets``."""
-        found: Array = offsets + -offsets % self.allocation
-        return found
+        ends: Array = offsets + -offsets % self.allocation
+        return ends
 
-    def shared_size(self, size: int) -> int:
+    def end_of_shared(self, size: int) -> int:
         """Return the bytes that a block reaches of its ``size`` bytes of shared memory."""
         return size + -size % self.shared
 
 
 HARDWARE: Final = Bounds(512, 128)
-"""Those of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
+"""The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
 STRICT: Final = Bounds(1, 1)
 
 
-def chosen_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
+def choose_bounds(environment: Mapping[str, str] = os.environ) -> Bounds:
     """Return the bounds that PYMPSD_STRICT_BOUNDS asks for."""
     return STRICT if has_strict_bounds(environment) else HARDWARE
 
@@ -59,7 +86,7 @@ GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
 
 
-class NotAnAllocation(ValueError):
+class NotAnAllocation(DeviceError, ValueError):
     """The address given to free or size_of is not the start of an allocation."""
 
 
@@ -110,11 +137,11 @@ class AddressSpace(AccessibleMemory):
         self._peers: tuple[PeerWindow, ...] = ()
         """In the order of their places."""
         self.used_bytes = 0
-        self.bounds = chosen_bounds()
+        self.bounds = choose_bounds()
 
     @property
     def views(self) -> dict[DType, Array]:
-        """One view of the whole range, and of peers' behind it, per element type: kernels index these."""
+        """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
         return self._window.views
 
     def _set_ranges(self, ranges: Ranges) -> None:
@@ -206,7 +233,7 @@ class AddressSpace(AccessibleMemory):
         self.clear(address, end - start)
 
     def share(self, address: int) -> tuple[memoryview, File, int]:
-        """Return the pages of an allocation, their file, and where it begins in them. Raises NotAnAllocation.
+        """Return the pages of an allocation, their file, and its offset in them. Raises NotAnAllocation.
 
         It must be freed by `withdraw` and `reclaim`.
         """
@@ -286,52 +313,52 @@ class AddressSpace(AccessibleMemory):
 
     def contains_places(self, low: int, high: int) -> bool:
         """Return the same for places in the views, a peer's among them."""
-        return holds(*self._reached(), low, high)
+        return holds(*self._reach(), low, high)
 
-    def located(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
+    def locate(self, offsets: Value, accesses: Sequence[tuple[int, int]]) -> Value:
         """Return where offsets (int64, relative to base) are in the views, a peer's behind the own ones.
 
         Faults unless kernels reach, at each of them plus each access's first number, as many aligned bytes as its
         second one.
         """
-        each = np.atleast_1d(offsets)
-        places, known = each, np.ones(1, np.bool_)
+        requested = np.atleast_1d(offsets)
+        places, is_located = requested, np.ones(1, np.bool_)
         if self._peers:
             # The window is that of the first access: a constant offset may lead into it from outside.
-            begins = each + accesses[0][0]
-            places, known = each.copy(), (begins >= 0) & (begins < self.size)
+            begins = requested + accesses[0][0]
+            places, is_located = requested.copy(), (begins >= 0) & (begins < self.size)
             for peer in self._peers:
                 has = peer.has(begins)
-                np.copyto(places, each + (peer.place - peer.distance), where=has)
-                known |= has
-        starts, ends = self._reached()
+                np.copyto(places, requested + (peer.place - peer.distance), where=has)
+                is_located |= has
+        starts, ends = self._reach()
         for delta, nbytes in accesses:
             inside = places + delta
             at = np.searchsorted(starts, inside, "right") - 1
-            good = (at >= 0) & known
+            good = (at >= 0) & is_located
             if len(starts):
                 good &= inside <= ends[np.maximum(at, 0)] - nbytes  # the sum may overflow
-            wanted = each + delta
-            self._raise_first(wanted, ~good, nbytes, IllegalAddress, "outside of the allocations")
-            self._raise_first(wanted, (wanted & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
+            targets = requested + delta
+            self._raise_first(targets, ~good, nbytes, IllegalAddress, "outside of the allocations")
+            self._raise_first(targets, (targets & (nbytes - 1)) != 0, nbytes, MisalignedAddress, "misaligned")
         return places if offsets.ndim else places[0]
 
-    def _reached(self) -> tuple[Array, Array]:
-        """Return the starts and ends, in the views, of what kernels reach; made anew when that has changed."""
+    def _reach(self) -> tuple[Array, Array]:
+        """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
         seen = [(peer, generation) for peer, generation, _, _ in peers]
-        found = self._arrays
-        if found is None or found.ranges is not ranges or found.peers != seen:
+        arrays = self._arrays
+        if arrays is None or arrays.ranges is not ranges or arrays.peers != seen:
             starts = [np.array(ranges[0], np.int64), *(peer.place + low for peer, _, low, _ in peers)]
             ends = [np.array(ranges[1], np.int64), *(peer.place + high for peer, _, _, high in peers)]
-            found = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
-            self._arrays = found
-        return found.starts, found.ends
+            arrays = _Arrays(ranges, seen, np.concatenate(starts), self.bounds.ends(np.concatenate(ends)))
+            self._arrays = arrays
+        return arrays.starts, arrays.ends
 
-    def _raise_first(self, each: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
+    def _raise_first(self, addresses: Array, bad: Array, nbytes: int, fault: type[DeviceFault], why: str) -> None:
         if bad.any():
             at = int(np.argmax(bad))
-            address = (int(each[at]) + self.base) & (2**64 - 1)
+            address = (int(addresses[at]) + self.base) & (2**64 - 1)
             raise fault(f"address {address:#x}, {nbytes} bytes: {why}", position=at)
 
     # --- peers
@@ -343,16 +370,16 @@ class AddressSpace(AccessibleMemory):
     def map_peer(self, process: int, file: File, distance: int) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
 
-        Raises OSError; ValueError if it is no such window.
+        Raises OSError; ValueError if the file is not such a window.
         """
-        found = self._window.map_peer(process, file, distance, self._peers)
-        self._peers = tuple(sorted((*self._peers, found), key=lambda peer: peer.place))
+        peer = self._window.map_peer(process, file, distance, self._peers)
+        self._peers = tuple(sorted((*self._peers, peer), key=lambda other: other.place))
 
     def unmap_peer(self, distance: int) -> None:
         """Undo `map_peer`; no effect if nothing is mapped at that distance. Later accesses read zeros."""
         for peer in self._peers:
             if peer.distance == distance:
-                self._peers = tuple(each for each in self._peers if each is not peer)
+                self._peers = tuple(other for other in self._peers if other is not peer)
                 peer.clear()
 
     def close(self) -> None:

@@ -23,9 +23,9 @@ from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
-HANDLE_LIMIT: Final = 1 << 18
+MAX_HANDLES: Final = 1 << 18
 """Handles of memory that one context holds."""
-MEMORY_LIMIT: Final = 4096
+MAX_MEMORIES: Final = 4096
 """Pieces of memory to map that one client has; what can be exported has a descriptor of this process."""
 
 
@@ -65,7 +65,7 @@ class MappedMemory:
 
     def _exportable(self, count: int, is_of_host: bool, discharge: Callable[[], None]) -> Storage:
         try:
-            return ExportablePages(count, is_of_host, partial(self._freed, discharge))
+            return ExportablePages(count, is_of_host, partial(self._on_freed, discharge))
         except OSError as error:
             reason = f"no file for {count} bytes of memory: {explain(error)}"
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
@@ -83,9 +83,9 @@ class MappedMemory:
             space.reclaim(*taken)
             discharge()
 
-        return WindowPages(pages, file, is_shared=False, freed=partial(self._freed, free))
+        return WindowPages(pages, file, is_shared=False, freed=partial(self._on_freed, free))
 
-    def _freed(self, discharge: Callable[[], None], storage: Storage) -> None:
+    def _on_freed(self, discharge: Callable[[], None], storage: Storage) -> None:
         self._client.exports.remove(storage)
         with self._client.lock:
             discharge()
@@ -100,18 +100,18 @@ class MappedMemory:
     def check_room(self) -> None:
         """Raise BackendError unless the context is open, maps memory, and may hold more of it."""
         self._check_own_space()
-        if len(self._memories) >= HANDLE_LIMIT:
-            reason = f"a context holds at most {HANDLE_LIMIT} pieces of memory"
+        if len(self._memories) >= MAX_HANDLES:
+            reason = f"a context holds at most {MAX_HANDLES} pieces of memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def _check_memories(self) -> None:
         self.check_room()
-        if self._client.memories >= MEMORY_LIMIT:
-            reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
+        if self._client.memories >= MAX_MEMORIES:
+            reason = f"a client has at most {MAX_MEMORIES} pieces of memory to map; create larger ones"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def _enter(self, storage: Storage) -> EmulatedMemory:
-        memory = EmulatedMemory(storage, self, lambda one: self._memories.pop(one, None))
+        memory = EmulatedMemory(storage, self, lambda released: self._memories.pop(released, None))
         try:
             with self._client.lock:
                 self._check_open()
@@ -169,7 +169,7 @@ class MappedMemory:
         with self._client.lock:
             self._check_memories()
             with refusals():
-                pages = PeersPages(process, file, count, partial(self._freed, lambda: None))
+                pages = PeersPages(process, file, count, partial(self._on_freed, lambda: None))
             self._client.memories += 1
         return self._enter(pages)
 
@@ -182,10 +182,10 @@ class MappedMemory:
     def _distance(self, ordinal: int) -> int:
         distance = window_of(ordinal) - self._client.space.base
         if not distance or ordinal >= PINNED_WINDOWS:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is no peer of this one")
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is not a peer of this one")
         return distance
 
     def close(self) -> list[Callable[[], None]]:
         """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
-        return unused + [memory.release for memory in tuple(self._memories)]  # others release some meanwhile
+        return unused + [memory.release for memory in tuple(self._memories)]  # others may release some in between

@@ -21,7 +21,7 @@ from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
 
-MAPPING_LIMIT: Final = 4096
+MAX_MAPPINGS: Final = 4096
 """What one client maps: each is a mapping of this process, which may have 65,530."""
 
 
@@ -35,7 +35,7 @@ class Storage(ABC):
         """Whether its pages are the host's, not the device's."""
         self.secret: Final = secret
         """What processes import it by; 0 if it cannot be imported."""
-        self._freed: Final = freed
+        self._on_freed: Final = freed
         self._lock: Final = Lock()
         self._users = 1
 
@@ -47,7 +47,7 @@ class Storage(ABC):
         """Return a new descriptor of the pages. Raises OSError; BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
-    def published(self) -> File:
+    def publish(self) -> File:
         """Return the file of the pages. Raises BackendError INVALID_VALUE if they have none."""
         raise _invalid("the memory was not created to be exported")
 
@@ -64,7 +64,7 @@ class Storage(ABC):
             if self._users:
                 return
         self._close()
-        self._freed(self)
+        self._on_freed(self)
 
     @abstractmethod
     def _close(self) -> None:
@@ -95,7 +95,7 @@ class ExportablePages(_FilePages):
         super().__init__(File(make_sealed(file_name(secret), size), secret), size, secret, freed)
         self.is_of_host = is_of_host
 
-    def published(self) -> File:
+    def publish(self) -> File:
         """Return the file."""
         return self._file
 
@@ -114,13 +114,13 @@ class PeersPages(_FilePages):
 
 
 class WindowPages(Storage):
-    """Whole pages of a client's window, for this alone: memory without an address, or an allocation that is shared.
+    """Whole pages of a client's window for one piece of memory without an address, or for a shared allocation.
 
     A shared allocation begins in the first of them.
     """
 
     def __init__(self, pages: memoryview, file: File, is_shared: bool, freed: Callable[[Storage], None]) -> None:
-        """``file`` says where the pages are for other executors."""
+        """``file``: where other executors find the pages."""
         size = -(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE
         super().__init__(size, new_secret() if is_shared else 0, freed)
         self._pages: memoryview | None = pages
@@ -131,10 +131,10 @@ class WindowPages(Storage):
         assert self._pages is not None
         space.place(address, self._pages, self._file)
 
-    def published(self) -> File:
+    def publish(self) -> File:
         """Return the file, to the only client that can have it."""
-        # A process that imports a shared allocation may not learn the secret of the whole window.
-        return super().published() if self.secret else self._file
+        # A process that imports a shared allocation must not get the secret of the client's window.
+        return super().publish() if self.secret else self._file
 
     def _close(self) -> None:
         self._pages = None
@@ -196,8 +196,8 @@ class EmulatedMemory:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def publish(self) -> File:
-        """Return where it is for other executors; BackendError INVALID_VALUE."""
-        return self.storage.published()
+        """Return the file in which other executors find it; BackendError INVALID_VALUE."""
+        return self.storage.publish()
 
     def release(self) -> None:
         """Free it once it is mapped nowhere; no effect a second time."""
@@ -238,8 +238,8 @@ class Mappings:
             raise _invalid(f"nothing can be mapped at {address:#x}")
         if any(other.start < mapping.end and address < other.end for other in self._by_start.values()):
             raise _invalid(f"something is mapped at {address:#x}, or within {mapping.storage.size} bytes from it")
-        if len(self._by_start) >= MAPPING_LIMIT:
-            reason = f"a client has at most {MAPPING_LIMIT} mappings; unmap some, or map larger memory"
+        if len(self._by_start) >= MAX_MAPPINGS:
+            reason = f"a client has at most {MAX_MAPPINGS} mappings; unmap some, or map larger memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         try:
             mapping.storage.place(self.space, address)
@@ -250,16 +250,16 @@ class Mappings:
 
     def _within(self, address: int, count: int) -> list[_Mapping]:
         """Return the mappings that a range consists of; BackendError INVALID_VALUE if it has gaps or cuts one."""
-        found, at = [], address
+        mappings, at = [], address
         while at < address + count:
             mapping = self._by_start.get(at)
             if mapping is None or mapping.end > address + count:
                 raise _invalid(f"{count} bytes at {address:#x} are not whole mappings")
-            found.append(mapping)
+            mappings.append(mapping)
             at = mapping.end
-        if not found:
+        if not mappings:
             raise _invalid(f"a range of {count} bytes")
-        return found
+        return mappings
 
     def remove(self, address: int, count: int) -> list[Storage]:
         """Unmap a range of whole mappings; return what the caller leaves then. BackendError INVALID_VALUE."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from attrs import define
 
 from pympsd_server.backends.emulated.ptx.execution.thread_groups import Group, part_of, pick_registers
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER, WARP
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 _NOT_WAITING = -1
 
@@ -24,7 +20,7 @@ class Waiting:
     """Threads that wait at a barrier, with the block and registers they continue with."""
 
     plan: BlockPlan
-    lanes: Lanes
+    threads: Threads
     registers: tuple[Value, ...]
     number: Array
     predicate: Value | None
@@ -46,20 +42,20 @@ class Barriers:
         self._announced = np.zeros((state.blocks, BARRIERS + 1), np.int64)
         self.waiting: list[Waiting] = []
 
-    def arrive_only(self, lanes: Lanes, number: Value, count: Value) -> None:
+    def arrive_only(self, threads: Threads, number: Value, count: Value) -> None:
         """bar.arrive: announce the warps of these threads without waiting."""
         state = self._state
-        slots, first = np.unique(lanes.pick(state.warp), return_index=True)
-        numbers = spread(number, lanes.count)[first].astype(np.int64)
+        slots, first = np.unique(threads.pick(state.warp), return_index=True)
+        numbers = spread(number, threads.count)[first].astype(np.int64)
         cta = slots // state.warps_per_block
         np.add.at(self._announced, (cta, numbers), WARP)
-        self._expected[cta, numbers] = spread(count, lanes.count)[first]
+        self._expected[cta, numbers] = spread(count, threads.count)[first]
 
     def wait(self, waiting: Waiting, count: Value | None) -> None:
-        lanes = waiting.lanes
-        ids = lanes.indices()
+        threads = waiting.threads
+        ids = threads.indices()
         self._at[ids] = waiting.number
-        cta = lanes.pick(self._state.cta)
+        cta = threads.pick(self._state.cta)
         self._expected[cta, waiting.number] = 0 if count is None else count
         self.waiting.append(waiting)
 
@@ -102,14 +98,14 @@ def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], m
     """Return for each part (a waiting group and its threads that continue) the result of bar.red per thread."""
     totals = np.zeros((2, state.blocks, BARRIERS), np.int64)
     for waiting, chosen in entries:
-        cta = waiting.lanes.pick(state.cta)[chosen]
+        cta = waiting.threads.pick(state.cta)[chosen]
         number = waiting.number[chosen]
-        truth = spread(waiting.predicate, waiting.lanes.count)[chosen]
+        truth = spread(waiting.predicate, waiting.threads.count)[chosen]
         np.add.at(totals[0], (cta, number), 1)
         np.add.at(totals[1], (cta, number), truth)
     results = []
     for waiting, chosen in entries:
-        where = (waiting.lanes.pick(state.cta)[chosen], waiting.number[chosen])
+        where = (waiting.threads.pick(state.cta)[chosen], waiting.number[chosen])
         there, true = totals[0][where], totals[1][where]
         results.append(true if mode == "popc" else true == there if mode == "and" else true > 0)
     return results
@@ -117,9 +113,9 @@ def reduce_predicates(state: BatchState, entries: list[tuple[Waiting, Array]], m
 
 def rest_of(entry: Waiting, chosen: Array) -> Waiting:
     """Return those of the waiting threads that were not chosen to continue."""
-    group = part_of(entry.lanes, entry.registers, chosen)
+    group = part_of(entry.threads, entry.registers, chosen)
     predicate = None if entry.predicate is None else pick_registers((entry.predicate,), chosen)[0]
-    return Waiting(entry.plan, group.lanes, group.registers, entry.number.take(chosen), predicate)
+    return Waiting(entry.plan, group.threads, group.registers, entry.number.take(chosen), predicate)
 
 
 def with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list[BlockPlan]) -> Group:
@@ -129,4 +125,4 @@ def with_result(plan: BlockPlan, group: Group, result: Array | None, plans: list
         return group
     registers = list(group.registers)
     registers[position] = result.astype(plans[plan.following].dtypes[position])
-    return Group(group.lanes, tuple(registers))
+    return Group(group.threads, tuple(registers))

@@ -1,8 +1,29 @@
-"""Execution of a batch of CTAs: the choice of the threads to run next, and their reconvergence.
+"""Execution of a batch of thread blocks: which threads run next, and how they come together again.
 
-The group at the lowest block runs first, so that diverged threads wait for each other where their paths join. Threads
-at a barrier, and lanes at a warp-synchronising operation whose partners are elsewhere, are parked. To let spin loops
-see their flags, now and then another group gets a burst.
+The problem: the threads of a GPU's warp run in step until they diverge. Here all threads of up to a few hundred
+blocks run in step, because one NumPy call for 32,768 threads costs little more than one for 32. They diverge, too,
+wait at barriers, spin on flags of each other, and must still make progress as PTX promises.
+
+The idea: threads at the same basic block form a *group*. The batch keeps the groups by the number of their block and
+repeats one step: choose a block, merge all groups that are there, run its function for them together, and put the
+threads where its plan (lowering/block_plans.py) sends them:
+
+    block 2 (loop)      block 5 (after it)          the group at block 2 runs first, again and again, until its last
+    [0 1 2 3 7]         [4 5 6]                     thread has come to block 5; then all eight run on together
+
+- The *lowest* block runs first. Compilers place the code where paths join behind both paths, so that diverged threads
+  wait there for each other.
+- *Barriers.* Threads that arrive early are kept aside with the registers they continue with (barriers.py). If all
+  threads of the batch arrive together nothing is kept.
+- *Warps.* Before a block with shuffles, votes or matrices the lanes that its membermask names must be there. Others
+  are parked until their partners come, or until no group can run: then places where lanes wait for each other are
+  released.
+- *Spinning.* A loop that waits for a flag would run for ever as the lowest block. Each step adds the plan's weight to
+  an impatience; past _STEPS_BEFORE_BURST another group gets a burst of steps.
+
+Invariants: every living thread of the batch is in exactly one place (a group that can run, parked, at a barrier). A
+step runs one block for one group and then looks at the deadline and the cancel flag, so a kernel that never ends is
+stopped between two blocks. A batch in which nobody can run and nothing can be released is a deadlock and faults.
 """
 
 from __future__ import annotations
@@ -25,50 +46,39 @@ from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-from pympsd_server.backends.emulated.ptx.runtime.printing import failed_assertion
-from pympsd_server.backends.emulated.ptx.runtime.warp import arrived_everywhere
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag, LaunchSetup
+from pympsd_server.backends.emulated.ptx.runtime.printing import report_assertion
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
+from pympsd_server.backends.emulated.ptx.runtime.warp import all_arrived
 
 # About this many threads per batch keep the arrays of a kernel in the cache.
 PREFERRED_THREADS = 32768
-_MAXIMUM_LOCAL = 256 << 20
-_PATIENCE = 1024
+_MAX_LOCAL_BYTES = 256 << 20
+_STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
 
 
-def preferred_blocks(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
+def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
     """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
-    threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
+    threads = min(
+        _MAX_LOCAL_BYTES if together else PREFERRED_THREADS, max(1024, _MAX_LOCAL_BYTES // max(local_bytes, 1))
+    )
     return max(1, threads // threads_per_block)
 
 
 class Batch:
     """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
 
-    `parameters` is the flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), `dynamic_shared` in bytes,
-    `sm_of_block` what each CTA reads as %smid, `workspace` the address that %envreg1 and %envreg2 make up.
-    Raises ValueError for too few parameter bytes.
+    `sm_of_block` is what each CTA reads as %smid. Raises ValueError for too few parameter bytes.
     """
 
     def __init__(
-        self,
-        module: LoadedModule,
-        kernel_name: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        parameters: bytes,
-        dynamic_shared: int,
-        first_block: int,
-        sm_of_block: Array,
-        workspace: int = 0,
-        cluster: tuple[int, int, int] | None = None,
+        self, module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
     ) -> None:
-        """``cluster``: None, what the kernel was compiled for."""
         kernel = module.program.kernels[kernel_name]
-        if len(parameters) < kernel.parameter_bytes:
-            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(parameters)}")
+        if len(setup.parameters) < kernel.parameter_bytes:
+            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(setup.parameters)}")
         self.kernel = kernel
         self._plans = kernel.translation.plans
         self._functions = module.functions(kernel_name)
@@ -76,16 +86,11 @@ class Batch:
             module.space,
             module.multiprocessors,
             module.facilities,
-            grid,
-            block,
-            bytes(parameters),
+            setup,
             kernel.shared_bytes,
-            dynamic_shared,
             kernel.local_bytes,
             first_block,
             sm_of_block,
-            workspace,
-            cluster or kernel.cluster,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
@@ -100,7 +105,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        return not (self._run or self._parked or self._held() or self._state.asleep)
+        return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
         """Run blocks until the batch is finished (True) or the time is up (False).
@@ -127,7 +132,7 @@ class Batch:
                     return self.finished
         return True
 
-    def _held(self) -> bool:
+    def _has_waiting(self) -> bool:
         """Return whether threads wait at barriers."""
         return self._barriers is not None and bool(self._barriers.waiting)
 
@@ -141,30 +146,30 @@ class Batch:
             parts += self._parked.pop(at, [])
         plan = self._plans[at]
         group = parts[0] if len(parts) == 1 else merge(parts, plan.dtypes, self._state.all)
-        if plan.meeting is not None and group.lanes.ids is not None:
+        if plan.meeting is not None and group.threads.ids is not None:
             met = self._meet(at, plan, group)
             if met is None:
                 return
             group = met
-        if plan.in_turn and plan.meeting is None and group.lanes.count > _IN_TURN:
+        if plan.in_turn and plan.meeting is None and group.threads.count > _IN_TURN:
             # Some at a time: others' kernels have their turns in between.
-            now, later = np.split(np.arange(group.lanes.count), [_IN_TURN])
-            self._run.setdefault(at, []).append(part_of(group.lanes, group.registers, later))
-            group = part_of(group.lanes, group.registers, now)
+            now, later = np.split(np.arange(group.threads.count), [_IN_TURN])
+            self._run.setdefault(at, []).append(part_of(group.threads, group.registers, later))
+            group = part_of(group.threads, group.registers, now)
         self.steps += 1
         self._impatience += plan.weight
-        self._running = lanes = group.lanes
-        outcome = self._functions[at](self._state, lanes, *group.registers)
+        self._running = threads = group.threads
+        returned = self._functions[at](self._state, threads, *group.registers)
         if plan.kind == "branch":
-            self._branch(plan, lanes, *outcome)
+            self._branch(plan, threads, *returned)
         elif plan.kind == "next":
-            self._go(plan.target, Group(lanes, outcome))
+            self._go(plan.target, Group(threads, returned))
         else:
-            self._rare(plan, lanes, outcome)
+            self._rare(plan, threads, returned)
 
     def _go(self, target: int, group: Group) -> None:
         if target == EXIT:
-            self._state.exit(group.lanes)
+            self._state.exit(group.threads)
             self._after_exits()
             return
         self._run.setdefault(target, []).append(group)
@@ -172,40 +177,42 @@ class Batch:
             self._favoured = target
 
     def _branch(
-        self, plan: BlockPlan, lanes: Lanes, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
+        self, plan: BlockPlan, threads: Threads, condition: Value, taken: tuple[Value, ...], other: tuple[Value, ...]
     ) -> None:
         if condition.ndim == 0:
-            yes = lanes.count if condition else 0
+            yes = threads.count if condition else 0
         else:
             yes = int(np.count_nonzero(condition))
-        if yes == lanes.count:
-            self._go(plan.target, Group(lanes, taken))
+        if yes == threads.count:
+            self._go(plan.target, Group(threads, taken))
         elif yes == 0:
-            self._go(plan.following, Group(lanes, other))
+            self._go(plan.following, Group(threads, other))
         else:
-            self._go(plan.target, part_of(lanes, taken, condition.nonzero()[0]))
-            self._go(plan.following, part_of(lanes, other, (~condition).nonzero()[0]))
+            self._go(plan.target, part_of(threads, taken, condition.nonzero()[0]))
+            self._go(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
 
-    def _rare(self, plan: BlockPlan, lanes: Lanes, outcome: object) -> None:
+    def _rare(self, plan: BlockPlan, threads: Threads, returned: object) -> None:
         if plan.kind == "exit":
-            self._go(EXIT, Group(lanes, ()))
+            self._go(EXIT, Group(threads, ()))
         elif plan.kind == "barrier":
-            self._arrive(plan, lanes, *outcome)  # type: ignore[misc]
+            self._arrive(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "index":
-            self._switch(plan, lanes, *outcome)  # type: ignore[misc]
+            self._switch(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "assert":
-            raise failed_assertion(self._state, lanes, outcome)  # type: ignore[arg-type]
+            raise report_assertion(self._state, threads, returned)  # type: ignore[arg-type]
         else:
             raise LaunchFailed("a trap instruction was executed")
 
-    def _switch(self, plan: BlockPlan, lanes: Lanes, index: Value, outgoing: tuple[tuple[Value, ...], ...]) -> None:
-        index = spread(index, lanes.count)
+    def _switch(
+        self, plan: BlockPlan, threads: Threads, index: Value, outgoing: tuple[tuple[Value, ...], ...]
+    ) -> None:
+        index = spread(index, threads.count)
         if int(index.max()) >= len(plan.targets):
             raise LaunchFailed(f"brx.idx to entry {int(index.max())} of {len(plan.targets)}")
         for entry, (target, registers) in enumerate(zip(plan.targets, outgoing, strict=True)):
             chosen = np.flatnonzero(index == entry)
             if len(chosen):
-                self._go(target, part_of(lanes, registers, chosen))
+                self._go(target, part_of(threads, registers, chosen))
 
     def _choose(self) -> int:
         """Return the block to run next: the lowest, with bursts of others when the lowest seems to spin."""
@@ -217,7 +224,7 @@ class Batch:
             if self._favoured in run:
                 return self._favoured
             self._burst = 0
-        if self._impatience >= _PATIENCE:
+        if self._impatience >= _STEPS_BEFORE_BURST:
             self._impatience = 0
             self._release_across()
             waiting = sorted(run)
@@ -229,19 +236,19 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
-        """Return those threads whose partners are all here; the others are parked."""
+        """Return the threads whose partners are all here; the remaining ones are parked."""
         if at in self._released:
             self._released.discard(at)
             return group
         mask = self._mask(plan, group)
-        ready = arrived_everywhere(self._state, group.lanes, mask, plan.warps)
+        ready = all_arrived(self._state, group.threads, mask, plan.warps)
         if ready.all():
             return group
-        late = part_of(group.lanes, group.registers, np.flatnonzero(~ready))
+        late = part_of(group.threads, group.registers, np.flatnonzero(~ready))
         self._parked.setdefault(at, []).append(late)
         if not ready.any():
             return None
-        return part_of(group.lanes, group.registers, np.flatnonzero(ready))
+        return part_of(group.threads, group.registers, np.flatnonzero(ready))
 
     @staticmethod
     def _mask(plan: BlockPlan, group: Group) -> Value:
@@ -253,28 +260,28 @@ class Batch:
         parked = {at: parts for at, parts in self._parked.items() if self._plans[at].warps == 1}
         if len(parked) < 2:
             return False
-        ids = np.concatenate([group.lanes.indices() for parts in parked.values() for group in parts])
-        everyone = Lanes(ids, len(ids))
+        ids = np.concatenate([group.threads.indices() for parts in parked.values() for group in parts])
+        everyone = Threads(ids, len(ids))
         released = False
         for at, parts in parked.items():
             group = merge(parts, self._plans[at].dtypes, self._state.all)
             mask = self._mask(self._plans[at], group)
             full = np.zeros(self._state.count, np.uint32)
-            full[group.lanes.indices()] = mask
-            met = arrived_everywhere(self._state, everyone, full.take(everyone.indices()))
+            full[group.threads.indices()] = mask
+            met = all_arrived(self._state, everyone, full.take(everyone.indices()))
             ready = np.zeros(self._state.count, np.bool_)
             ready[everyone.indices()] = met
-            released |= self._release(at, group, ready.take(group.lanes.indices()))
+            released |= self._release(at, group, ready.take(group.threads.indices()))
         return released
 
     def _release(self, at: int, group: Group, ready: Array) -> bool:
         if not ready.any() or at in self._run:
             return False
         self._released.add(at)
-        self._run[at] = [part_of(group.lanes, group.registers, np.flatnonzero(ready))]
+        self._run[at] = [part_of(group.threads, group.registers, np.flatnonzero(ready))]
         del self._parked[at]
         if not ready.all():
-            self._parked[at] = [part_of(group.lanes, group.registers, np.flatnonzero(~ready))]
+            self._parked[at] = [part_of(group.threads, group.registers, np.flatnonzero(~ready))]
         return True
 
     def _after_exits(self) -> None:
@@ -282,12 +289,12 @@ class Batch:
         for at, parts in self._parked.items():
             self._run.setdefault(at, []).extend(parts)
         self._parked = {}
-        if self._held():
+        if self._has_waiting():
             self._open_barriers()
 
     def _unblock(self) -> None:
         """Release lanes that wait at different places when nothing can run; else the batch is deadlocked."""
-        if self._held() and self._open_barriers():
+        if self._has_waiting() and self._open_barriers():
             return
         if not self._release_across():
             raise LaunchFailed("deadlock: all threads wait for each other at barriers")
@@ -297,7 +304,7 @@ class Batch:
     def _arrive(
         self,
         plan: BlockPlan,
-        lanes: Lanes,
+        threads: Threads,
         what: tuple[Value, Value | None, Value | None],
         registers: tuple[Value, ...],
     ) -> None:
@@ -306,20 +313,20 @@ class Batch:
         assert barrier is not None
         if not barrier.cluster and int(number.max()) >= BARRIERS:
             raise LaunchFailed(f"barrier {int(number.max())} does not exist")
-        everyone = lanes.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
+        everyone = threads.ids is None and number.ndim == 0 and (count is None or self._is_all(count))
         if everyone and not barrier.arrive and predicate is None:
-            self._go(plan.following, Group(lanes, registers))
+            self._go(plan.following, Group(threads, registers))
             return
         if self._barriers is None:
             self._barriers = Barriers(self._state)
         if barrier.arrive:
             if count is None:
                 raise LaunchFailed("bar.arrive without a thread count")
-            self._barriers.arrive_only(lanes, number, count)
-            self._go(plan.following, Group(lanes, registers))
+            self._barriers.arrive_only(threads, number, count)
+            self._go(plan.following, Group(threads, registers))
         else:
-            numbers = spread(number, lanes.count).astype(np.int64)
-            self._barriers.wait(Waiting(plan, lanes, registers, numbers, predicate), count)
+            numbers = spread(number, threads.count).astype(np.int64)
+            self._barriers.wait(Waiting(plan, threads, registers, numbers, predicate), count)
         self._open_barriers()
 
     def _is_all(self, count: Value) -> bool:
@@ -332,7 +339,7 @@ class Batch:
         going: list[tuple[Waiting, Array]] = []
         waiting, barriers.waiting = barriers.waiting, []
         for entry in waiting:
-            passes = opens[entry.lanes.pick(self._state.cta), entry.number]
+            passes = opens[entry.threads.pick(self._state.cta), entry.number]
             if passes.any():
                 going.append((entry, np.flatnonzero(passes)))
             if not passes.all():
@@ -345,5 +352,5 @@ class Batch:
             entries = [e for e in going if e[0].plan.barrier and e[0].plan.barrier.reduction == mode]
             results = reduce_predicates(self._state, entries, mode) if mode else [None] * len(entries)
             for (entry, chosen), result in zip(entries, results, strict=True):
-                group = part_of(entry.lanes, entry.registers, chosen)
+                group = part_of(entry.threads, entry.registers, chosen)
                 self._go(entry.plan.following, with_result(entry.plan, group, result, self._plans))

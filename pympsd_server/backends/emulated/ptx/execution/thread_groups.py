@@ -6,36 +6,36 @@ import numpy as np
 from attrs import frozen
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 
 @frozen(eq=False)
 class Group:
     """Threads about to run the same block, with the block's live-in registers."""
 
-    lanes: Lanes
+    threads: Threads
     registers: tuple[Value, ...]
 
 
-def part_of(lanes: Lanes, registers: tuple[Value, ...], chosen: Array) -> Group:
-    """Return the group of only some of the threads (`chosen` are positions in `lanes`)."""
-    ids = chosen if lanes.ids is None else lanes.ids.take(chosen)
-    return Group(Lanes(ids, len(chosen)), pick_registers(registers, chosen))
+def part_of(threads: Threads, registers: tuple[Value, ...], chosen: Array) -> Group:
+    """Return the group of only some of the threads (`chosen` are positions in `threads`)."""
+    ids = chosen if threads.ids is None else threads.ids.take(chosen)
+    return Group(Threads(ids, len(chosen)), pick_registers(registers, chosen))
 
 
 def pick_registers(registers: tuple[Value, ...], chosen: Array) -> tuple[Value, ...]:
     return tuple(v if v.ndim == 0 else v.take(chosen) for v in registers)
 
 
-def merge(parts: list[Group], dtypes: tuple[DType, ...], everyone: Lanes) -> Group:
+def merge(parts: list[Group], dtypes: tuple[DType, ...], everyone: Threads) -> Group:
     """Return one group of disjoint ones. If it has all threads of the batch it is in thread order again."""
-    total = sum(part.lanes.count for part in parts)
+    total = sum(part.threads.count for part in parts)
     columns = zip(*(part.registers for part in parts), strict=True)
     if total == everyone.count:
-        registers = tuple(_scattered(c, parts, d, total) for c, d in zip(columns, dtypes, strict=True))
+        registers = tuple(_scatter(c, parts, d, total) for c, d in zip(columns, dtypes, strict=True))
         return Group(everyone, registers)
-    ids = np.concatenate([part.lanes.indices() for part in parts])
-    return Group(Lanes(ids, total), tuple(_joined(column, parts) for column in columns))
+    ids = np.concatenate([part.threads.indices() for part in parts])
+    return Group(Threads(ids, total), tuple(_join(column, parts) for column in columns))
 
 
 def _uniform(values: tuple[Value, ...]) -> bool:
@@ -45,16 +45,16 @@ def _uniform(values: tuple[Value, ...]) -> bool:
     return all(v is first or v.tobytes() == first.tobytes() for v in values[1:])
 
 
-def _joined(values: tuple[Value, ...], parts: list[Group]) -> Value:
+def _join(values: tuple[Value, ...], parts: list[Group]) -> Value:
     if _uniform(values):
         return values[0]
-    return np.concatenate([spread(v, p.lanes.count) for v, p in zip(values, parts, strict=True)])
+    return np.concatenate([spread(v, p.threads.count) for v, p in zip(values, parts, strict=True)])
 
 
-def _scattered(values: tuple[Value, ...], parts: list[Group], dtype: DType, total: int) -> Value:
+def _scatter(values: tuple[Value, ...], parts: list[Group], dtype: DType, total: int) -> Value:
     if _uniform(values):
         return values[0]
     result = np.empty(total, dtype)
     for value, part in zip(values, parts, strict=True):
-        result[part.lanes.ids] = value
+        result[part.threads.ids] = value
     return result

@@ -62,15 +62,15 @@ F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
 
 def dtype_name(dtype: DType) -> str:
-    """Return the name under which generated code knows a dtype's scalar type."""
+    """Return the name of a dtype's scalar type in generated code."""
     return "d_b1" if dtype.kind == "b" else f"d_{dtype.kind}{dtype.itemsize}"
 
 
-def unsigned(dtype: DType) -> DType:
+def unsigned_of(dtype: DType) -> DType:
     return np.dtype(f"u{dtype.itemsize}") if dtype.kind != "b" else dtype
 
 
-def widened(ptx_type: str) -> str:
+def double_width(ptx_type: str) -> str:
     """Return the type of a .wide result: u16 -> u32, s32 -> s64."""
     return ptx_type[0] + str(int(ptx_type[1:]) * 2)
 

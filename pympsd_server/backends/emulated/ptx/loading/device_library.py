@@ -1,7 +1,8 @@
 """The grid synchronisation of the device runtime (libcudadevrt), in PTX: linked into modules that declare it.
 
 The blocks of a cooperative launch meet in its workspace. Its second word counts their arrivals as cooperative groups
-of CUDA 11 and newer do: the block that completes the count flips the word's highest bit, for which the others wait.
+of CUDA 11 and newer do: the block that completes the count flips the word's highest bit, for which the other blocks
+wait.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ NONE:
 
 def link_device_library(module: Module) -> None:
     """Give the functions of grid synchronisation that ``module`` declares and does not define their bodies."""
-    wanted = [f for name in GRID_FUNCTIONS if (f := module.functions.get(name)) is not None and f.body is None]
-    if wanted:
+    declared = [f for name in GRID_FUNCTIONS if (f := module.functions.get(name)) is not None and f.body is None]
+    if declared:
         library = parse_module(_GRID_SYNCHRONISATION).functions
-        module.functions.update((function.name, library[function.name]) for function in wanted)
+        module.functions.update((function.name, library[function.name]) for function in declared)

@@ -1,4 +1,9 @@
-"""A program's variables in one client's memory."""
+"""A program's variables in one client's memory.
+
+A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: an allocation
+for each variable, initial values written, and the kernel's functions bound to those addresses. All constants lie in
+one allocation, so that 32 bits distinguish their addresses, as PTX allows for .const.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ class LoadedModule:
         return address
 
     def _place_constants(self, variables: Sequence[Variable]) -> None:
-        """Place all constants in one allocation, so that 32 bits tell their addresses apart."""
+        """Place all constants in one allocation, so that 32 bits distinguish their addresses."""
         offsets, end, alignment = {}, 0, 1
         for variable in variables:
             offsets[variable.name] = -(-end // variable.alignment) * variable.alignment
@@ -59,13 +64,13 @@ class LoadedModule:
         self._addresses |= {CONSTANTS: start} | {name: start + offset for name, offset in offsets.items()}
 
     def _initialise(self) -> None:
-        known = {**self.program.functions, **self._addresses}
+        addresses = {**self.program.functions, **self._addresses}
         for name, variable in self.program.variables.items():
             if variable.initial:
-                self.space.write(self._addresses[name], initial_bytes(variable, known))
+                self.space.write(self._addresses[name], initial_bytes(variable, addresses))
 
     def place_managed(self, addresses: Mapping[str, int]) -> None:
-        """Move the managed variables to where the host has them, too, before the first kernel of the module runs.
+        """Move the managed variables to the host's copies of them, before the first kernel of the module runs.
 
         Their memory is the caller's, zeroed.
         """
@@ -87,11 +92,11 @@ class LoadedModule:
 
     def functions(self, kernel_name: str) -> list[Callable[..., Any]]:
         """Return the kernel's block functions, bound to this module's addresses."""
-        found = self._functions.get(kernel_name)
-        if found is None:
+        functions = self._functions.get(kernel_name)
+        if functions is None:
             translation = self.program.kernels[kernel_name].translation
-            found = self._functions[kernel_name] = translation.functions(self._addresses)
-        return found
+            functions = self._functions[kernel_name] = translation.functions(self._addresses)
+        return functions
 
     def unload(self) -> None:
         """Free the variables. Batches of this module must be finished or dropped."""

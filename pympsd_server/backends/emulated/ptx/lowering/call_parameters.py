@@ -11,11 +11,11 @@ from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx
 from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Argument,
     Code,
-    Group,
     Memory,
     Operation,
     Register,
     Symbol,
+    items_of,
     plain,
 )
 
@@ -28,19 +28,15 @@ def resolve_call_parameters(code: Code) -> None:
     """
     pieces = _pieces(code)
     slots: dict[tuple[str, int], Register] = {}
-    for name, found in pieces.items():
-        if found is not None:
+    for name, parts in pieces.items():
+        if parts is not None:
             del code.local[name]
-            for offset, size in found:
+            for offset, size in parts:
                 slots[name, offset] = code.new_register(f"b{8 * size}")
     rewritten: list[Operation] = []
     for operation in code.operations:
         rewritten += _rewrite(operation, pieces, slots)
     code.operations = rewritten
-
-
-def _elements(operation: Operation, value: Argument) -> tuple[Argument, ...]:
-    return value.items if isinstance(value, Group) else (value,)
 
 
 def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | None:
@@ -52,7 +48,7 @@ def _access(operation: Operation) -> tuple[str, int, tuple[Argument, ...]] | Non
     memory, value = operation.operands if operation.name == "st" else reversed(operation.operands)
     if not isinstance(memory, Memory) or not isinstance(memory.base, Symbol) or memory.base.space != "call":
         return None
-    return memory.base.name, memory.base.offset + memory.offset, _elements(operation, value)
+    return memory.base.name, memory.base.offset + memory.offset, items_of(value)
 
 
 def _pieces(code: Code) -> dict[str, set[tuple[int, int]] | None]:
@@ -66,30 +62,30 @@ def _pieces(code: Code) -> dict[str, set[tuple[int, int]] | None]:
                 pieces[symbol.name] = None
             continue
         name, offset, values = access
-        found = pieces[name]
+        parts = pieces[name]
         size = DTYPES[operation.type].itemsize
-        if found is not None:
-            found.update((offset + i * size, size) for i in range(len(values)))
-    return {name: _disjoint(found) for name, found in pieces.items()}
+        if parts is not None:
+            parts.update((offset + i * size, size) for i in range(len(values)))
+    return {name: _disjoint(parts) for name, parts in pieces.items()}
 
 
-def _disjoint(found: set[tuple[int, int]] | None) -> set[tuple[int, int]] | None:
-    if found is None:
+def _disjoint(parts: set[tuple[int, int]] | None) -> set[tuple[int, int]] | None:
+    if parts is None:
         return None
-    ordered = sorted(found)
+    ordered = sorted(parts)
     for (offset, size), (following, _) in pairwise(ordered):
         if offset + size > following:
             return None
-    return found
+    return parts
 
 
 def _call_symbols(operation: Operation) -> list[Symbol]:
-    found = []
+    symbols = []
     for operand in operation.operands:
         base = operand.base if isinstance(operand, Memory) else operand
         if isinstance(base, Symbol) and base.space == "call":
-            found.append(base)
-    return found
+            symbols.append(base)
+    return symbols
 
 
 def _rewrite(

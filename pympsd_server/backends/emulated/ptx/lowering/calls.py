@@ -45,14 +45,17 @@ def system_call(code: Code, name: str, inputs: Sequence[Argument], results: Sequ
     called = SYSTEM_FUNCTIONS[name]
     if len(inputs) != len(called.parameters) or len(results) != len(called.results):
         raise InvalidPtx(f"wrong number of arguments for {name}", line)
-    given = [fetched(code, each, type_name, line) for each, type_name in zip(inputs, called.parameters, strict=True)]
-    targets = [code.new_register(each) for each in called.results]
-    code.operations.append(plain(called.operation, (), (*targets, *given), line))
+    arguments = [
+        fetch_argument(code, value, type_name, line)
+        for value, type_name in zip(inputs, called.parameters, strict=True)
+    ]
+    targets = [code.new_register(type_name) for type_name in called.results]
+    code.operations.append(plain(called.operation, (), (*targets, *arguments), line))
     for register, result, type_name in zip(targets, results, called.results, strict=True):
-        code.operations.append(stored(result, register, type_name, line))
+        code.operations.append(store_argument(result, register, type_name, line))
 
 
-def fetched(code: Code, value: Argument, type_name: str, line: int, offset: int = 0) -> Register:
+def fetch_argument(code: Code, value: Argument, type_name: str, line: int, offset: int = 0) -> Register:
     """Append a load of a call's .param, or a move of a register; return the register it comes to.
 
     With an `offset` (in bytes) it is that part of a vector.
@@ -67,7 +70,7 @@ def fetched(code: Code, value: Argument, type_name: str, line: int, offset: int 
     return register
 
 
-def stored(target: Argument, value: Register, type_name: str, line: int, offset: int = 0) -> Operation:
+def store_argument(target: Argument, value: Register, type_name: str, line: int, offset: int = 0) -> Operation:
     """Return a store to a call's .param, or a move to a register; with an `offset` that part of a vector."""
     target = _part(target, type_name, offset)
     if isinstance(target, Symbol) and target.space == "call":
@@ -95,16 +98,16 @@ def procedure_call(
     layout = parameter_layout(called.returns + called.parameters)
     count = len(called.returns)
     arguments: list[Argument] = []
-    for (variable, offset), given in zip(layout[count:], inputs, strict=True):
+    for (variable, offset), value in zip(layout[count:], inputs, strict=True):
         for start, type_name in _pieces(variable):
-            arguments += [Immediate(offset + start), fetched(code, given, type_name, line, start)]
+            arguments += [Immediate(offset + start), fetch_argument(code, value, type_name, line, start)]
     back: list[Argument] = []
     after = []
     for (variable, offset), target in zip(layout[:count], results, strict=True):
         for start, type_name in _pieces(variable):
             register = code.new_register(type_name)
             back += [Immediate(offset + start), register]
-            after.append(stored(target, register, type_name, line, start))
+            after.append(store_argument(target, register, type_name, line, start))
     code.operations.append(plain("callproc", (), (Group(tuple(back)), callee, Group(tuple(arguments))), line))
     code.operations += after
 

@@ -12,9 +12,9 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Register,
     Sink,
     Target,
-    read,
+    registers_read,
+    registers_written,
     with_operands,
-    written,
 )
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
@@ -98,7 +98,7 @@ def _split(code: Code) -> tuple[list[Block], dict[str, int]]:
 
 
 def _overwrites(block: Block, mask: Argument) -> bool:
-    return any(mask in written(o, Register(-1)) for o in block.operations)
+    return any(mask in registers_written(o, Register(-1)) for o in block.operations)
 
 
 def _label(operation: Operation) -> str:
@@ -158,8 +158,8 @@ def _uses(block: Block, carry: Register) -> tuple[set[int], set[int]]:
         uses.add(block.meeting.mask.number)
     terminator = [] if block.terminator is None else [block.terminator]
     for operation in [*block.operations, *terminator]:
-        uses |= {r.number for r in read(operation, carry)} - definitions
-        definitions |= {r.number for r in written(operation, carry)}
+        uses |= {r.number for r in registers_read(operation, carry)} - definitions
+        definitions |= {r.number for r in registers_written(operation, carry)}
     return uses, definitions
 
 
@@ -170,10 +170,10 @@ def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> 
     """
     needed: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
     if block.terminator is not None:
-        needed |= {r.number for r in read(block.terminator, carry)}
+        needed |= {r.number for r in registers_read(block.terminator, carry)}
     kept: list[Operation] = []
     for operation in reversed(block.operations):
-        results = {r.number for r in written(operation, carry)}
+        results = {r.number for r in registers_written(operation, carry)}
         if results and not results & needed:
             if operation.name == "mov":
                 continue
@@ -181,6 +181,6 @@ def without_dead_results(block: Block, blocks: list[Block], carry: Register) -> 
                 operation = with_operands(operation, (Sink(), *operation.operands[1:]))
         if operation.guard is None:
             needed -= results
-        needed |= {r.number for r in read(operation, carry)}
+        needed |= {r.number for r in registers_read(operation, carry)}
         kept.append(operation)
     return kept[::-1]

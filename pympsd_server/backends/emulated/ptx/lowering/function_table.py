@@ -47,12 +47,12 @@ class FunctionTable:
 
     @cached_property
     def addresses(self) -> Mapping[str, int]:
-        """The address of each function that is no kernel and has a body."""
+        """The address of each function that is not a kernel and has a body."""
         aliases = self.module.aliases
-        named = [(name, f) for name, f in self.module.functions.items() if name not in aliases]
-        callable_ = [name for name, f in named if not f.is_entry and f.body is not None]
-        found = {name: FUNCTION_BASE + FUNCTION_BYTES * index for index, name in enumerate(callable_, 1)}
-        return found | {alias: found[name] for alias, name in aliases.items()}
+        functions = [(name, f) for name, f in self.module.functions.items() if name not in aliases]
+        callable_ = [name for name, f in functions if not f.is_entry and f.body is not None]
+        addresses = {name: FUNCTION_BASE + FUNCTION_BYTES * index for index, name in enumerate(callable_, 1)}
+        return addresses | {alias: addresses[name] for alias, name in aliases.items()}
 
     @cached_property
     def addressed(self) -> tuple[Function, ...]:
@@ -63,9 +63,9 @@ class FunctionTable:
                 taken |= _names(instruction)
         return tuple(self.module.functions[name] for name in self.addresses if name in taken)
 
-    def candidates(self, wanted: tuple[object, ...]) -> tuple[Function, ...]:
+    def candidates(self, call_shape: tuple[object, ...]) -> tuple[Function, ...]:
         """Return the functions that an indirect call of this shape may reach."""
-        return tuple(f for f in self.addressed if shape(f.returns, f.parameters) == wanted)
+        return tuple(f for f in self.addressed if shape(f.returns, f.parameters) == call_shape)
 
     @cached_property
     def recursive(self) -> frozenset[str]:
@@ -74,26 +74,26 @@ class FunctionTable:
         return frozenset(name for name in calls if name in _reachable(calls, name))
 
     def _callees(self, function: Function) -> set[str]:
-        found: set[str] = set()
+        callees: set[str] = set()
         for instruction in _instructions(function.body or ()):
             if instruction.name != "call":
                 continue
             callee = next((o for o in instruction.operands if isinstance(o, Name)), None)
             if callee is not None and callee.text in self.module.functions:
-                found.add(callee.text)
+                callees.add(callee.text)
             else:
-                found |= {each.name for each in self.addressed}
-        return found
+                callees |= {candidate.name for candidate in self.addressed}
+        return callees
 
 
 def _reachable(calls: dict[str, set[str]], start: str) -> set[str]:
-    found: set[str] = set()
+    reachable: set[str] = set()
     todo = [start]
     while todo:
-        new = calls.get(todo.pop(), set()) - found
-        found |= new
+        new = calls.get(todo.pop(), set()) - reachable
+        reachable |= new
         todo += new
-    return found
+    return reachable
 
 
 def _instructions(statements: tuple[Statement, ...]) -> Iterator[Instruction]:
@@ -106,14 +106,14 @@ def _instructions(statements: tuple[Statement, ...]) -> Iterator[Instruction]:
 
 def _names(instruction: Instruction) -> set[str]:
     """Return the names in an instruction, less the callee of a call."""
-    found: set[str] = set()
+    names: set[str] = set()
     first = instruction.name == "call"
     for operand in instruction.operands:
         for item in operand.items if isinstance(operand, Vector) else (operand,):
             if isinstance(item, Name) and first:
                 first = False
             elif isinstance(item, Name):
-                found.add(item.text)
+                names.add(item.text)
             elif isinstance(item, Sum):
-                found.add(item.base.text)
-    return found
+                names.add(item.base.text)
+    return names

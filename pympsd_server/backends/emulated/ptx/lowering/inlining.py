@@ -1,4 +1,27 @@
-"""A kernel's syntax to flat operations: scopes resolved, .func calls inlined, procedures appended."""
+"""A kernel's syntax to flat operations: scopes resolved, calls inlined, procedures appended.
+
+The NumPy tier runs all threads of a batch together, block by block, so it needs a kernel that is one flat list of
+operations. PTX has nested scopes, functions with their own registers, and calls. `flatten` makes one list of them:
+
+    .func (.reg .u32 r) twice(.reg .u32 x)        mov %1:x, %a           the argument to a register of the instance
+    { add.u32 r, x, x; ret; }                     add %1:r, %1:x, %1:x   the body, every name renamed
+                                          ──▶     bra 1:$end             ret
+    call (%b), twice, (%a);                       1:$end:
+                                                  mov %b, %1:r           the result
+
+- *Scopes.* `Names` holds the meaning of every name in a scope; an inner scope starts with a copy. Labels get a suffix
+  that counts scopes, because inline assembly repeats them.
+- *Calls* are inlined: each call is an instance with a prefix of its own, so registers and labels never collide. The
+  .param variables of a call become pieces of a variable in space "call"; call_parameters.py then turns most of them
+  into registers.
+- *Procedures.* A function that can call itself, or is called by its address, cannot be inlined. Its code is appended
+  once, with a frame in local memory, and a call becomes "callproc" (procedures.py).
+- *Guards.* Most guarded instructions run masked. Some must not run at all for the threads that are out (barriers,
+  calls, traps); `_skip_unless` branches around those.
+
+What must never happen: code that grows without a bound. Inlining can multiply a kernel, so MAX_OPERATIONS ends it
+with a refusal that names the line.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +32,9 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES
 from pympsd_server.backends.emulated.ptx.isa.faults import InvalidPtx, UnsupportedByMps
 from pympsd_server.backends.emulated.ptx.lowering.calls import (
     SYSTEM_FUNCTIONS,
-    fetched,
+    fetch_argument,
     procedure_call,
-    stored,
+    store_argument,
     system_call,
 )
 from pympsd_server.backends.emulated.ptx.lowering.function_table import FunctionTable, parameter_layout, shape
@@ -29,7 +52,7 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     plain,
 )
 from pympsd_server.backends.emulated.ptx.lowering.names import Names, Resolver
-from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, aligned, stack_instruction, stack_register
+from pympsd_server.backends.emulated.ptx.lowering.procedures import Frame, align, stack_instruction, stack_register
 from pympsd_server.backends.emulated.ptx.lowering.wide_registers import WIDE, check_wide, lower_wide
 from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Arguments,
@@ -47,7 +70,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Variable,
 )
 
-MAXIMUM_OPERATIONS = 400_000
+MAX_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
 _OF_ADDRESSES = frozenset({"mov", "cvta"})
 _NOT_PREDICABLE = frozenset(
@@ -82,7 +105,7 @@ class _Flattener:
     skips: int = 0
     scopes: int = 0
     procedures: dict[str, Function] = field(factory=dict)
-    """Those that are called, in the order in which they are appended."""
+    """The procedures that are called, in the order in which they are appended."""
 
     def all_procedures(self) -> None:
         """Append the procedures that were called, and those that they call."""
@@ -104,7 +127,7 @@ class _Flattener:
         append(plain("label", (), (Target(f"{names.prefix}$reserve"),), line))
         self.function(function, names, (function.name,))
         # How much it reserves is known once its variables are placed.
-        size = Immediate(aligned(frame.size))
+        size = Immediate(align(frame.size))
         self.code.operations[reserve] = plain("add", ("u64",), (stack, frame.base, size), line)
         self._return_from(frame, line)
 
@@ -216,7 +239,7 @@ class _Flattener:
         return key
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
-        if len(self.code.operations) > MAXIMUM_OPERATIONS:
+        if len(self.code.operations) > MAX_OPERATIONS:
             raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
         if instruction.name in ("vote", "shfl") and "sync" not in instruction.modifiers:
             self._check_without_sync(instruction)
@@ -296,8 +319,8 @@ class _Flattener:
             raise InvalidPtx(f"{instruction.opcode} with {len(instruction.operands)} operands", line)
         function = self.table.module.functions.get(callee.text)
         if callee.text in SYSTEM_FUNCTIONS and (function is None or function.body is None):
-            given, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-            system_call(self.code, callee.text, given, back, line)
+            arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
+            system_call(self.code, callee.text, arguments, back, line)
             return
         if function is None or function.body is None:
             if is_device_runtime(callee.text):
@@ -306,8 +329,8 @@ class _Flattener:
         if len(inputs) != len(function.parameters) or len(results) != len(function.returns):
             raise InvalidPtx(f"wrong number of arguments for {callee.text}", line)
         if function.name in self.table.recursive:
-            given, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-            procedure_call(self.code, Target(self._entry(function)), function, given, back, line)
+            arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
+            procedure_call(self.code, Target(self._entry(function)), function, arguments, back, line)
         else:
             self._inline(function, inputs, results, names, stack, line)
 
@@ -317,14 +340,14 @@ class _Flattener:
     def _call_indirectly(
         self,
         callee: Name,
-        named: Operand | None,
+        prototype_name: Operand | None,
         inputs: tuple[Operand, ...],
         results: tuple[Operand, ...],
         names: Names,
         line: int,
     ) -> None:
         """Call the function at an address, which is one of those that have the prototype's shape."""
-        prototype = names.prototypes.get(named.text) if isinstance(named, Name) else None
+        prototype = names.prototypes.get(prototype_name.text) if isinstance(prototype_name, Name) else None
         if prototype is None:
             raise InvalidPtx("unsupported: an indirect call without a .callprototype or .calltargets", line)
         called: Prototype | Function = prototype
@@ -336,15 +359,15 @@ class _Flattener:
         if len(inputs) != len(called.parameters) or len(results) != len(called.returns):
             raise InvalidPtx("wrong number of arguments for an indirect call", line)
         address, index = self.resolver.argument(callee, names, line), self.code.new_register("u32")
-        known = [Immediate(self.table.addresses[f.name]) for f in functions]
-        self.code.operations.append(plain("system:function_index", (), (index, address, *known), line))
+        candidates = [Immediate(self.table.addresses[f.name]) for f in functions]
+        self.code.operations.append(plain("system:function_index", (), (index, address, *candidates), line))
         if not functions:
             return
         self.skips += 1
         key = f"$calls{self.skips}"
         self.code.branch_targets[key] = tuple(self._entry(f) for f in functions)
-        given, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
-        procedure_call(self.code, Group((index, Target(key))), called, given, back, line)
+        arguments, back = self._arguments(inputs, names, line), self._arguments(results, names, line)
+        procedure_call(self.code, Group((index, Target(key))), called, arguments, back, line)
 
     def _inline(
         self,
@@ -359,19 +382,19 @@ class _Flattener:
         prefix = f"{self.instances}:"
         inside = Names({}, prefix, prefix + "$end", names.frame)
         for formal, actual in zip(function.parameters, inputs, strict=True):
-            given = self.resolver.argument(actual, names, line)
+            argument = self.resolver.argument(actual, names, line)
             if formal.space != "param":
-                values = [fetched(self.code, given, formal.type, line, start) for start in _parts(formal)]
+                values = [fetch_argument(self.code, argument, formal.type, line, start) for start in _parts(formal)]
                 inside.declare_registers(formal.name, tuple(values))
-            elif isinstance(given, Symbol) and given.space == "call":
-                inside.declare(formal, given)  # its value is only read inside
+            elif isinstance(argument, Symbol) and argument.space == "call":
+                inside.declare(formal, argument)  # its value is only read inside
             elif formal.size != DTYPES[formal.type].itemsize:
                 raise InvalidPtx(f"the argument for the array {formal.name} is not a .param variable", line)
             else:
                 new = Symbol("call", self._local(formal, inside))
                 inside.declare(formal, new)
-                value = fetched(self.code, given, formal.type, line)
-                self.code.operations.append(stored(new, value, formal.type, line))
+                value = fetch_argument(self.code, argument, formal.type, line)
+                self.code.operations.append(store_argument(new, value, formal.type, line))
         back: list[tuple[Argument, Argument, Variable]] = []
         for formal, actual in zip(function.returns, results, strict=True):
             result = self.resolver.argument(actual, names, line)
@@ -389,12 +412,12 @@ class _Flattener:
         self.code.operations.append(label(prefix + "$end", line))
         for result, inner, formal in back:
             for start in _parts(formal):
-                value = fetched(self.code, inner, formal.type, line, start)
-                self.code.operations.append(stored(result, value, formal.type, line, start))
+                value = fetch_argument(self.code, inner, formal.type, line, start)
+                self.code.operations.append(store_argument(result, value, formal.type, line, start))
 
 
 def _parts(formal: Variable) -> range:
-    """Return where the parts of a parameter begin, of which a vector has several."""
+    """Return the offsets of a parameter's parts, of which a vector has several."""
     return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 

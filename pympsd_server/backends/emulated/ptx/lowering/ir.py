@@ -1,4 +1,13 @@
-"""One kernel after inlining: a flat list of operations with every name resolved."""
+"""The intermediate form of one kernel: a flat list of operations with every name resolved.
+
+An `Operation` is a PTX instruction whose operands are registers (numbers, all kernel-wide), symbols (a state space, a
+variable and an offset), memory operands, immediates or labels. `Code` is the list of a kernel, with the types of its
+registers and its variables. Both tiers start from it. Nothing here is ever changed in place except the lists of
+`Code` while a kernel is lowered.
+
+`registers_read` and `registers_written` are what liveness and dead code depend on, so an instruction with an unusual
+shape (several results, an accumulator, the carry flag) has to be known here.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +118,11 @@ class Operation:
     def type(self) -> str:
         return self.types[-1] if self.types else ""
 
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The operands after the first, which is the result of most instructions."""
+        return self.operands[1:]
+
     def has(self, modifier: str) -> bool:
         return modifier in self.modifiers
 
@@ -161,6 +175,7 @@ _WITH_STATE = frozenset({"arrive", "arrive_drop", "test_wait", "try_wait", "pend
 
 
 def has_result(operation: Operation) -> bool:
+    """Return whether the first operand of an operation is its result."""
     if operation.name in ("bar", "barrier"):
         return operation.has("red")
     if operation.name == "mbarrier":
@@ -170,6 +185,11 @@ def has_result(operation: Operation) -> bool:
     if operation.name == "wmma":
         return not operation.has("store")
     return operation.name not in WITHOUT_RESULT
+
+
+def items_of(argument: Argument) -> tuple[Argument, ...]:
+    """Return the items of a group, or a single operand as the only item."""
+    return argument.items if isinstance(argument, Group) else (argument,)
 
 
 def registers_in(argument: Argument) -> list[Register]:
@@ -190,22 +210,23 @@ def registers_in(argument: Argument) -> list[Register]:
     return []
 
 
-def written(operation: Operation, carry: Register) -> list[Register]:
-    found = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
-    return [*found, carry] if operation.has("cc") else found
+def registers_written(operation: Operation, carry: Register) -> list[Register]:
+    """Return the registers that an operation sets, `carry` for one with .cc."""
+    results = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
+    return [*results, carry] if operation.has("cc") else results
 
 
-def read(operation: Operation, carry: Register) -> list[Register]:
+def registers_read(operation: Operation, carry: Register) -> list[Register]:
     """Return the registers whose value matters; under a guard also those that may keep their old value."""
     # wgmma adds to what its result was.
     start = 1 if has_result(operation) and operation.name != "wgmma" else 0
-    found = [r for operand in operation.operands[start:] for r in registers_in(operand)]
+    registers = [r for operand in operation.operands[start:] for r in registers_in(operand)]
     if operation.name in ("addc", "subc", "madc"):
-        found.append(carry)
+        registers.append(carry)
     if operation.guard is not None:
-        found.append(operation.guard.register)
-        found += written(operation, carry)
-    return found
+        registers.append(operation.guard.register)
+        registers += registers_written(operation, carry)
+    return registers
 
 
 def with_operands(operation: Operation, operands: tuple[Argument, ...]) -> Operation:

@@ -1,4 +1,10 @@
-"""The names in a function's text, resolved."""
+"""The names in a function's text, resolved to registers, symbols, labels and immediates.
+
+`Names` is one scope: what each name means there. `Resolver` turns an operand of the syntax tree into an argument of
+an operation, with the scope first, then the module's variables, special registers and functions. Some operands need
+operations of their own, which it appends: the element of an array with an index in a register, or a sum of a register
+and an offset outside of brackets.
+"""
 
 from __future__ import annotations
 
@@ -135,8 +141,12 @@ class Resolver:
 
     def address(self, operand: Operand, names: Names, line: int) -> Argument:
         """Return an operand of an instruction for which an element of an array is its address."""
-        found = self.argument(operand, names, line)
-        return self._address(found, line) if isinstance(operand, Element) and isinstance(found, Memory) else found
+        argument = self.argument(operand, names, line)
+        return (
+            self._address(argument, line)
+            if isinstance(operand, Element) and isinstance(argument, Memory)
+            else argument
+        )
 
     def _element(self, element: Element, names: Names, line: int) -> Memory:
         """Return where an element of an array is; an index in a register is multiplied by the size of elements."""
@@ -176,13 +186,13 @@ class Resolver:
             return Memory(base, offset)
         argument = self._name(base.text, names, line)
         if not isinstance(argument, Register | Symbol):
-            raise InvalidPtx(f"{base.text} is no address", line)
+            raise InvalidPtx(f"{base.text} is not an address", line)
         return Memory(argument, offset)
 
     def _name(self, text: str, names: Names, line: int) -> Argument:
-        known = names.meanings.get(text)
-        if known is not None:
-            return known
+        meaning = names.meanings.get(text)
+        if meaning is not None:
+            return meaning
         if text == "_":
             return Sink()
         if text == "WARP_SZ":

@@ -22,8 +22,8 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Target,
     label,
     plain,
-    read,
-    written,
+    registers_read,
+    registers_written,
 )
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate, Instruction, Variable
 
@@ -34,7 +34,7 @@ _STACK = "$stack"
 _RETURNS = "$returns"
 
 
-def aligned(size: int) -> int:
+def align(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -68,13 +68,13 @@ def stack_register(code: Code) -> Register:
 def stack_instruction(code: Code, o: Instruction, operands: tuple[Argument, ...]) -> Operation:
     """Return alloca, stacksave or stackrestore as an operation that names the stack pointer. Raises InvalidPtx."""
     stack = stack_register(code)
-    wanted = (2, 3) if o.name == "alloca" else (1, 1)
-    if o.types not in (("u32",), ("u64",)) or o.modifiers or not wanted[0] <= len(operands) <= wanted[1]:
+    counts = (2, 3) if o.name == "alloca" else (1, 1)
+    if o.types not in (("u32",), ("u64",)) or o.modifiers or not counts[0] <= len(operands) <= counts[1]:
         raise InvalidPtx(f"unsupported instruction {o.opcode} with {len(operands)} operands", o.line)
     if o.name == "alloca":
         alignment = operands[2] if len(operands) == 3 else Immediate(8)
-        given = (Group((operands[0], stack)), stack, operands[1], alignment)
-        return plain("system:alloca", o.types, given, o.line)
+        allocation = (Group((operands[0], stack)), stack, operands[1], alignment)
+        return plain("system:alloca", o.types, allocation, o.line)
     if o.name == "stacksave":
         return plain("cvt", (*o.types, "u64"), (operands[0], stack), o.line)
     return plain("cvt", ("u64", *o.types), (stack, operands[0]), o.line)
@@ -107,23 +107,23 @@ def _site(number: int) -> str:
 def _alive_after_calls(code: Code) -> list[set[int]]:
     """Return for each call, in order, the registers that are read after it."""
     blocks = build_blocks(code)
-    found: list[set[int]] = []
+    alive: list[set[int]] = []
     for block in blocks:
         needed: set[int] = set().union(*(blocks[s].live_in for s in block.successors if s != EXIT))
         in_block: list[set[int]] = []
         terminator = [] if block.terminator is None else [block.terminator]
         for operation in reversed([*block.operations, *terminator]):
-            results = {r.number for r in written(operation, code.carry)}
+            results = {r.number for r in registers_written(operation, code.carry)}
             if operation.name == "callproc":
                 in_block.append(needed - results)
             if operation.guard is None:
                 needed = needed - results
-            needed = needed | {r.number for r in read(operation, code.carry)}
-        found += in_block[::-1]
+            needed = needed | {r.number for r in registers_read(operation, code.carry)}
+        alive += in_block[::-1]
     assert code.stack is not None
-    for registers in found:
+    for registers in alive:
         registers.discard(code.stack.number)
-    return found
+    return alive
 
 
 def _call(code: Code, call: Operation, number: int, saved: list[int]) -> list[Operation]:
@@ -138,15 +138,15 @@ def _call(code: Code, call: Operation, number: int, saved: list[int]) -> list[Op
         size = -(-size // width) * width
         offsets.append(size)
         size += width
-    below = aligned(size) + _ALIGNMENT
+    below = align(size) + _ALIGNMENT
     site = code.new_register("u32")
     out: list[Operation] = []
     for register, offset in zip(saved, offsets, strict=True):
         out += _save(code, Register(register), Memory(stack, offset), line)
     out.append(plain("mov", ("u32",), (site, Immediate(number)), line))
     out.append(_local("st", "u32", Memory(stack, below - _ALIGNMENT), site, line))
-    given = [(m, v) for m, v in zip(arguments.items[::2], arguments.items[1::2], strict=True)]
-    for at, value in given:
+    stores = [(m, v) for m, v in zip(arguments.items[::2], arguments.items[1::2], strict=True)]
+    for at, value in stores:
         out.append(_local("st", _type_of(code, value), Memory(stack, below + _offset(at)), value, line))
     out.append(plain("add", ("u64",), (stack, stack, Immediate(below)), line))
     out.append(_jump(callee, line))

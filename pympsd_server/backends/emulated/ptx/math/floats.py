@@ -106,7 +106,7 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
 
 
 def _awkward(a: Value, b: Value, c: Value, product: Value) -> Value:
-    """Return where the error terms above may over- or underflow."""
+    """Return for which elements the error terms above may over- or underflow."""
     size = np.abs(product)
     extreme = (size > 2.0**1000) | (size < 2.0**-900) | (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990)
     extreme = extreme | (np.abs(c) > 2.0**1000)
@@ -145,7 +145,7 @@ def narrow(value: Value, dtype: DType, mode: str) -> Value:
     return select(wrong, np.nextafter(nearest, towards), nearest)
 
 
-def directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
+def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value | None = None) -> Value:
     """Return an f32 add, sub, mul, div or fma rounded by `mode`; `ftz` flushes tiny results before rounding."""
     x, y = a.astype(np.float64), b.astype(np.float64)
     if operation == "fma":
@@ -154,7 +154,7 @@ def directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: Value 
     elif operation in ("add", "sub"):
         total = add_to_odd(x, -y if operation == "sub" else y)
     else:
-        # Exact (mul), or never closer to an f32 than double precision can tell (div).
+        # Exact (mul), or never closer to an f32 than double precision can distinguish (div).
         total = x * y if operation == "mul" else x / y
     if ftz:
         total = select(np.abs(total) < 2.0**-126, np.copysign(0.0, total), total)
@@ -207,7 +207,7 @@ def with_xor_of_signs(function: Callable[[Value, Value], Value], a: Value, b: Va
     return select(np.signbit(a) ^ np.signbit(b), -size, size)
 
 
-def unordered(a: Value, b: Value) -> Value:
+def is_unordered(a: Value, b: Value) -> Value:
     return np.isnan(a) | np.isnan(b)
 
 
@@ -238,14 +238,14 @@ def test_subnormal(x: Value) -> Value:
 
 def extreme(total: Value, *operands: Value) -> Value:
     """Return where error terms may over- or underflow: finite operands, some number very large or small."""
-    found = np.bool_(False)
+    extreme = np.bool_(False)
     finite = np.bool_(True)
     for value in (total, *operands):
         size = np.abs(value)
-        found = found | (size > 2.0**450) | ((size < 2.0**-450) & (size > 0))
+        extreme = extreme | (size > 2.0**450) | ((size < 2.0**-450) & (size > 0))
     for value in operands:
         finite = finite & np.isfinite(value)
-    return found & finite
+    return extreme & finite
 
 
 def exact_errors(operation: str, total: Value, operands: tuple[Value, ...], error: Value, where: Value) -> Value:
@@ -285,7 +285,7 @@ def _sign(value: Fraction) -> float:
     return float((value > 0) - (value < 0))
 
 
-def directed_double(operation: str, mode: str, *operands: Value) -> Value:
+def round_directed_double(operation: str, mode: str, *operands: Value) -> Value:
     """Return an f64 add, sub, mul, div, fma, sqrt or rcp rounded by `mode`: at most one step from the nearest."""
     total, error = _nearest_and_error(operation, *operands)
     awkward = extreme(total, *operands)

@@ -1,10 +1,15 @@
-"""Integer arithmetic of PTX that NumPy has no single operation for. Values are scalars or 1-d arrays."""
+"""Integer operations that NumPy lacks or defines otherwise, as PTX defines them.
+
+All functions take NumPy scalars or one-dimensional arrays of unsigned or signed integers of the operand's width, and
+return the same; a scalar stands for a value that all threads share. Shifts, divisions by zero, saturation and bit
+fields have the results that the PTX ISA gives, or, if it leaves them open, those that were recorded on a GPU.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value, unsigned
+from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value, unsigned_of
 
 
 def select(condition: Value, yes: Value, no: Value) -> Value:
@@ -69,7 +74,7 @@ def multiply_24(a: Value, b: Value, high: bool) -> Value:
     product = ((a << up) >> up).astype(wide) * ((b << up) >> up).astype(wide)
     if high:
         product = product >> wide(16)
-    return product.astype(unsigned(a.dtype)).view(a.dtype)
+    return product.astype(unsigned_of(a.dtype)).view(a.dtype)
 
 
 def add_saturating(a: Value, b: Value, negate: bool = False) -> Value:
@@ -113,17 +118,17 @@ def _part(value: Value, low: int, width: int, signed: bool) -> Value:
 def shift_left(a: Value, amount: Value) -> Value:
     """shl: amounts of the width or more give 0 (`amount` is uint32)."""
     bits = a.dtype.itemsize * 8
-    return _clamped(a << np.minimum(amount, np.uint32(bits - 1)).astype(a.dtype), amount, bits)
+    return _clamp(a << np.minimum(amount, np.uint32(bits - 1)).astype(a.dtype), amount, bits)
 
 
 def shift_right(a: Value, amount: Value) -> Value:
     """shr: amounts beyond the width give 0, or the sign."""
     bits = a.dtype.itemsize * 8
     shifted = a >> np.minimum(amount, np.uint32(bits - 1)).astype(a.dtype)
-    return shifted if a.dtype.kind == "i" else _clamped(shifted, amount, bits)
+    return shifted if a.dtype.kind == "i" else _clamp(shifted, amount, bits)
 
 
-def _clamped(shifted: Value, amount: Value, bits: int) -> Value:
+def _clamp(shifted: Value, amount: Value, bits: int) -> Value:
     return select(amount >= np.uint32(bits), shifted.dtype.type(0), shifted)
 
 
@@ -150,18 +155,18 @@ def _smear(value: Value) -> Value:
 
 def leading_zeros(value: Value) -> Value:
     width = value.dtype.itemsize * 8
-    return np.uint32(width) - population(_smear(value.view(unsigned(value.dtype))))
+    return np.uint32(width) - population(_smear(value.view(unsigned_of(value.dtype))))
 
 
 def find_highest(value: Value, shift_amount: bool) -> Value:
     """bfind: the highest bit that differs from the sign, 0xffffffff if none."""
-    plain = value.view(unsigned(value.dtype))
+    plain = value.view(unsigned_of(value.dtype))
     if value.dtype.kind == "i":
         plain = select(value < 0, ~plain, plain)
-    found = population(_smear(plain)) - np.uint32(1)
+    position = population(_smear(plain)) - np.uint32(1)
     if shift_amount:
-        found = select(plain != 0, np.uint32(value.dtype.itemsize * 8 - 1) - found, found)
-    return found
+        position = select(plain != 0, np.uint32(value.dtype.itemsize * 8 - 1) - position, position)
+    return position
 
 
 def reverse(value: Value) -> Value:
@@ -199,7 +204,7 @@ def extract(value: Value, position: Value, length: Value) -> Value:
         return (shifted & _ones(length)).astype(value.dtype)
     field = shifted & _ones(length)
     top = select(length == 0, np.uint64(0), np.uint64(1) << np.minimum(length - np.uint64(1), np.uint64(63)))
-    return ((field ^ top) - top).astype(unsigned(value.dtype)).view(value.dtype)
+    return ((field ^ top) - top).astype(unsigned_of(value.dtype)).view(value.dtype)
 
 
 def insert(source: Value, target: Value, position: Value, length: Value) -> Value:
@@ -232,7 +237,7 @@ def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
         hit = (mask >> np.minimum(base, np.uint32(31))) & np.uint32(1)
         return select(hit != 0, base, np.uint32(0xFFFFFFFF))
     result = np.full(np.broadcast_shapes(mask.shape, base.shape, offset.shape), 0xFFFFFFFF, np.uint32)
-    start, wanted = base.astype(np.int64), np.abs(offset.astype(np.int64))
+    start, count = base.astype(np.int64), np.abs(offset.astype(np.int64))
     step = select(offset < 0, np.int64(-1), np.int64(1))
     seen = np.zeros(result.shape, np.int64)
     for distance in range(32):
@@ -240,7 +245,7 @@ def find_nth_set(mask: Value, base: Value, offset: Value) -> Value:
         inside = (at >= 0) & (at < 32)
         bit = inside & ((mask >> np.clip(at, 0, 31).astype(np.uint32)) & np.uint32(1) != 0)
         seen = seen + bit
-        hit = bit & (seen == np.maximum(wanted, 1)) & ((wanted > 0) | (distance == 0))
+        hit = bit & (seen == np.maximum(count, 1)) & ((count > 0) | (distance == 0))
         result = np.where(hit, at, result).astype(np.uint32)
     return result if result.ndim else result[()]
 

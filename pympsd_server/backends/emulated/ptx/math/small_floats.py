@@ -53,10 +53,10 @@ def small_from_float(value: Value, name: str) -> Value:
     """Convert a float to the bits of an e4m3 or e5m2 (uint16), to nearest even, with .satfinite."""
     form = _FORMATS[name]
     size = np.abs(value.astype(np.float64))
-    known = np.minimum(np.where(np.isnan(size), 0.0, size), form.greatest)
-    _, exponent = np.frexp(known)
+    magnitude = np.minimum(np.where(np.isnan(size), 0.0, size), form.greatest)
+    _, exponent = np.frexp(magnitude)
     step = np.ldexp(1.0, np.maximum(exponent - 1, form.least_exponent) - form.fraction_bits)
-    rounded = np.minimum(np.rint(known / step) * step, form.greatest)
+    rounded = np.minimum(np.rint(magnitude / step) * step, form.greatest)
     code = np.searchsorted(form.positive, rounded).astype(np.uint16)
     code = code | (np.signbit(value).astype(np.uint16) << np.uint16(7))
     return np.where(np.isnan(size), np.uint16(form.nan), code)[()]

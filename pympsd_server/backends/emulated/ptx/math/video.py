@@ -2,15 +2,15 @@
 
 The PTX ISA describes the scalar instructions by an intermediate result of 34 bits. A GPU since Maxwell has no such
 unit: the driver's assembler writes other instructions, and these differ from the ISA where that result does not fit
-its destination. What is here was recorded on an H100 (tests/data/corpus, ``video_*``), and follows the GPU:
+its destination. These functions follow the GPU, as recorded on an H100 (tests/data/corpus, ``video_*``):
 
 - A sum or difference of whole words is saturated to ``.u32`` from below only.
 - ``.sat`` to a part of a register takes the greatest value for everything out of range, also for what is below it.
 - A result that is merged into ``.h1`` leaves its upper half there, not its lower one.
-- ``.min`` and ``.max`` with a third operand compare 64 bits: a sum counts as signed, the third operand as dtype says.
+- ``.min`` and ``.max`` with a third operand compare 64 bits: a sum counts as signed, the third operand as its dtype.
 - ``vmad`` takes whole words and its third operand as signed.
 
-The instructions of two and four lanes do as the ISA says. All intermediate results here are int64.
+The SIMD instructions, of two and four parts, follow the ISA. All intermediate results here are int64.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ def video_merge(result: Value, c: Value, low: int, width: int) -> Value:
 
 
 def video_multiply_add(
-    a: Value, b: Value, c: Value, negated: tuple[bool, bool], one: bool, scale: int, signed: bool, saturate: bool
+    a: Value, b: Value, c: Value, negated: tuple[bool, bool], plus_one: bool, scale: int, signed: bool, saturate: bool
 ) -> Value:
-    """vmad: a * b + c, as uint32. `negated`: the product, and c; `one`: one more; `scale`: bits to shift right."""
+    """vmad: return a * b + c as uint32. `negated` is of the product and of c, `scale` the bits to shift right."""
     product, addend = video_cut(a) * video_cut(b), video_part(c, 0, _WORD, signed=True)
     if negated[0]:
         product = -product
     if negated[1]:
         # The complement and 1: the negative of the least number is that number.
         addend = video_part(~c, 0, _WORD, signed=True) + np.int64(1)
-    total = product + addend + np.int64(one)
+    total = product + addend + np.int64(plus_one)
     by = np.int64(scale)
     total = total >> by if signed else (total.view(np.uint64) >> by.view(np.uint64)).view(np.int64)
     return video_word(_clamp(total, _WORD, signed) if saturate else total)

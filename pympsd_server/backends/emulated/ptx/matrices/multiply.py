@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from pympsd_server.backends.emulated.ptx.math.conversion import float_from_bfloa
 from pympsd_server.backends.emulated.ptx.math.floats import fma64
 from pympsd_server.backends.emulated.ptx.math.small_floats import half_from_small
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 STORED: Final = {
     kind: np.dtype(name)
@@ -31,12 +29,12 @@ STORED: Final = {
 }
 """An element in memory and in registers, by its type; of bits it is eight of them."""
 _TF32_MASK: Final = np.uint32(0xFFFFE000)
-_LEAST, _MOST = -(2.0**31), 2.0**31 - 1
+_MIN_S32, _MAX_S32 = -(2.0**31), 2.0**31 - 1
 
 
 def multiply_matrices(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     shape: Shape,
     kinds: tuple[str, str, str, str],
     saturate: bool,
@@ -52,9 +50,9 @@ def multiply_matrices(
     they differ (.xor.popc).
     """
     m, n, k = shape
-    left = gathered(state, lanes, fragment_of("a", shape, kinds[0]), a, kinds[0], (m, k))
-    right = gathered(state, lanes, fragment_of("b", shape, kinds[1]), b, kinds[1], (k, n))
-    total = gathered(state, lanes, fragment_of("c", shape, kinds[2]), c, kinds[2], (m, n))
+    left = gather(state, threads, fragment_of("a", shape, kinds[0]), a, kinds[0], (m, k))
+    right = gather(state, threads, fragment_of("b", shape, kinds[1]), b, kinds[1], (k, n))
+    total = gather(state, threads, fragment_of("c", shape, kinds[2]), c, kinds[2], (m, n))
     if kinds[0] == "f64":
         for step in range(k):
             total = fma64(*np.broadcast_arrays(left[:, :, step, None], right[:, None, step, :], total))
@@ -62,23 +60,23 @@ def multiply_matrices(
         products = left @ right
         if differ:
             products = left.sum(axis=2, keepdims=True) + right.sum(axis=1, keepdims=True) - 2 * products
-        total = rounded(products + total, kinds[3], saturate)
-    return scattered(state, lanes, fragment_of("d", shape, kinds[3]), total)
+        total = round_sums(products + total, kinds[3], saturate)
+    return scatter(state, threads, fragment_of("d", shape, kinds[3]), total)
 
 
-def rounded(total: Array, kind: str, saturate: bool) -> Array:
-    """Return sums, which are doubles, as elements of D. Those of integers are exact, and wrap or saturate.
+def round_sums(total: Array, kind: str, saturate: bool) -> Array:
+    """Return sums, which are doubles, as elements of D. Sums of integers are exact, and wrap or saturate.
 
     Floats are rounded once: closer than tensor cores sum.
     """
     if kind == "s32":
-        return (np.clip(total, _LEAST, _MOST) if saturate else total).astype(np.int64).astype(np.int32)
+        return (np.clip(total, _MIN_S32, _MAX_S32) if saturate else total).astype(np.int64).astype(np.int32)
     return total.astype(np.float16 if kind == "f16" else np.float32)
 
 
-def gathered(
+def gather(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     fragment: Fragment,
     registers: tuple[Value, ...],
     kind: str,
@@ -86,7 +84,7 @@ def gathered(
 ) -> Array:
     """Return the matrices of all warps of the batch, as doubles; those of absent warps are 0."""
     table = np.zeros((state.warps * WARP, len(registers)), registers[0].dtype)
-    slots = lanes.pick(state.slot)
+    slots = threads.pick(state.slot)
     for index, register in enumerate(registers):
         table[slots, index] = register
     matrices = np.zeros((state.warps, *size))
@@ -96,7 +94,7 @@ def gathered(
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Return the values of elements that are stored as STORED says."""
+    """Return the values of elements, which have the dtypes of STORED."""
     if kind == "b1":
         return np.unpackbits(bits, axis=-1, bitorder="little")
     if kind in ("e4m3", "e5m2"):
@@ -110,13 +108,13 @@ def numbers(bits: Array, kind: str) -> Array:
     return bits.view(np.int8) if kind == "s8" else bits
 
 
-def scattered(state: BatchState, lanes: Lanes, fragment: Fragment, matrices: Array) -> list[Value]:
+def scatter(state: BatchState, threads: Threads, fragment: Fragment, matrices: Array) -> list[Value]:
     """Return the registers of these threads that hold the matrices of the warps."""
     elements = matrices[:, fragment.rows, fragment.columns].reshape(state.warps * WARP, -1)
-    return packed(elements[lanes.pick(state.slot)], fragment)
+    return pack(elements[threads.pick(state.slot)], fragment)
 
 
-def packed(elements: Array, fragment: Fragment) -> list[Value]:
+def pack(elements: Array, fragment: Fragment) -> list[Value]:
     """Return the registers of elements, of which there is a row for each thread."""
     if fragment.packed > 1:
         elements = np.ascontiguousarray(elements).view(np.uint32)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
-from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, packed
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, pack
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import elements, load, store
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 from pympsd_server.backends.emulated.ptx.runtime.warp import shuffle
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 _WORD: Final = np.dtype("u4")
 _HALF: Final = np.dtype("u2")
@@ -24,70 +21,70 @@ _ROW_BYTES: Final = 16
 _WHOLE_WARP: Final = np.uint32(31)
 
 
-def _from_lane(state: BatchState, lanes: Lanes, value: Value, source: Value) -> Value:
-    return shuffle(state, lanes, "idx", spread(value, lanes.count), source.astype(np.uint32), _WHOLE_WARP)[0]
+def _from_lane(state: BatchState, threads: Threads, value: Value, source: Value) -> Value:
+    return shuffle(state, threads, "idx", spread(value, threads.count), source.astype(np.uint32), _WHOLE_WARP)[0]
 
 
-def _check_rows(state: BatchState, lanes: Lanes, space: str, address: Value, count: int) -> None:
+def _check_rows(state: BatchState, threads: Threads, space: str, address: Value, count: int) -> None:
     """Fault unless the rows whose addresses the first lanes hold are there, and aligned."""
-    chosen = np.flatnonzero(lanes.pick(state.lane) < 8 * count)
-    inner = Lanes(lanes.indices().take(chosen), len(chosen))
+    chosen = np.flatnonzero(threads.pick(state.lane) < 8 * count)
+    inner = Threads(threads.indices().take(chosen), len(chosen))
     try:
-        elements(state, inner, space, spread(address, lanes.count).take(chosen), _ROW_BYTES, _ROW_BYTES)
+        elements(state, inner, space, spread(address, threads.count).take(chosen), _ROW_BYTES, _ROW_BYTES)
     except DeviceFault as fault:
         fault.position = int(chosen[fault.position])
         raise
 
 
 def load_matrices(
-    state: BatchState, lanes: Lanes, space: str, address: Value, count: int, transposed: bool
+    state: BatchState, threads: Threads, space: str, address: Value, count: int, transposed: bool
 ) -> list[Value]:
     """ldmatrix: lane t gets of each matrix two elements of row t / 4, or of column t / 4."""
-    _check_rows(state, lanes, space, address, count)
-    lane = lanes.pick(state.lane)
+    _check_rows(state, threads, space, address, count)
+    lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
-    found = []
+    registers = []
     for matrix in range(count):
         if not transposed:
-            base = _from_lane(state, lanes, address, 8 * matrix + row)
+            base = _from_lane(state, threads, address, 8 * matrix + row)
             at = base + (4 * pair).astype(base.dtype)
-            found.append(load(state, lanes, space, at, _WORD, 4, None))
+            registers.append(load(state, threads, space, at, _WORD, 4, None))
             continue
         halves = []
         for element in range(2):
-            base = _from_lane(state, lanes, address, 8 * matrix + 2 * pair + element)
-            halves.append(load(state, lanes, space, base + (2 * row).astype(base.dtype), _HALF, 2, None))
-        found.append(halves[0].astype(np.uint32) | (halves[1].astype(np.uint32) << np.uint32(16)))
-    return found
+            base = _from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
+            halves.append(load(state, threads, space, base + (2 * row).astype(base.dtype), _HALF, 2, None))
+        registers.append(halves[0].astype(np.uint32) | (halves[1].astype(np.uint32) << np.uint32(16)))
+    return registers
 
 
 def store_matrices(
-    state: BatchState, lanes: Lanes, space: str, address: Value, values: tuple[Value, ...], transposed: bool
+    state: BatchState, threads: Threads, space: str, address: Value, values: tuple[Value, ...], transposed: bool
 ) -> None:
     """stmatrix: the reverse of ldmatrix."""
-    _check_rows(state, lanes, space, address, len(values))
-    lane = lanes.pick(state.lane)
+    _check_rows(state, threads, space, address, len(values))
+    lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
     for matrix, value in enumerate(values):
-        word = spread(value, lanes.count)
+        word = spread(value, threads.count)
         if not transposed:
-            base = _from_lane(state, lanes, address, 8 * matrix + row)
-            store(state, lanes, space, base + (4 * pair).astype(base.dtype), _WORD, 4, (word,), None)
+            base = _from_lane(state, threads, address, 8 * matrix + row)
+            store(state, threads, space, base + (4 * pair).astype(base.dtype), _WORD, 4, (word,), None)
             continue
         for element in range(2):
-            base = _from_lane(state, lanes, address, 8 * matrix + 2 * pair + element)
+            base = _from_lane(state, threads, address, 8 * matrix + 2 * pair + element)
             half = (word >> np.uint32(16 * element)).astype(np.uint16)
-            store(state, lanes, space, base + (2 * row).astype(base.dtype), _HALF, 2, (half,), None)
+            store(state, threads, space, base + (2 * row).astype(base.dtype), _HALF, 2, (half,), None)
 
 
-def transpose_matrix(state: BatchState, lanes: Lanes, value: Value) -> Value:
+def transpose_matrix(state: BatchState, threads: Threads, value: Value) -> Value:
     """movmatrix.trans: element (i, j) of a matrix that the lanes hold becomes element (j, i)."""
-    lane = lanes.pick(state.lane)
+    lane = threads.pick(state.lane)
     row, pair = lane >> 2, lane & 3
-    result = np.zeros(lanes.count, np.uint32)
+    result = np.zeros(threads.count, np.uint32)
     for element in range(2):
         # The new element (row, 2 * pair + element) was at that row, column `row`.
-        word = _from_lane(state, lanes, value, 4 * (2 * pair + element) + (row >> 1))
+        word = _from_lane(state, threads, value, 4 * (2 * pair + element) + (row >> 1))
         half = (word >> (16 * (row & 1)).astype(np.uint32)) & np.uint32(0xFFFF)
         result |= half << np.uint32(16 * element)
     return result
@@ -98,7 +95,7 @@ _WORD_BITS = 32
 
 def load_fragment(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     address: Value,
     stride: Value,
@@ -117,14 +114,16 @@ def load_fragment(
         fragment, kind = Fragment(rows, columns, 1), "tf32"
         stride = stride // np.uint32(_WORD_BITS)
     dtype = STORED[kind]
-    places = _addresses(state, lanes, fragment, address, stride, dtype.itemsize, by_columns)
-    found = [spread(load(state, lanes, space, at, dtype, dtype.itemsize, guard), lanes.count) for at in places.T]
-    return packed(np.stack(found, axis=1), fragment)
+    places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
+    elements = [
+        spread(load(state, threads, space, at, dtype, dtype.itemsize, guard), threads.count) for at in places.T
+    ]
+    return pack(np.stack(elements, axis=1), fragment)
 
 
 def store_fragment(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     address: Value,
     stride: Value,
@@ -137,19 +136,25 @@ def store_fragment(
     """wmma.store: write D, whose rows, or columns, are `stride` elements apart."""
     fragment = fragment_of("d", shape, kind)
     dtype = STORED[kind]
-    places = _addresses(state, lanes, fragment, address, stride, dtype.itemsize, by_columns)
-    elements = np.stack([spread(register, lanes.count) for register in registers], axis=1).view(dtype)
+    places = _addresses(state, threads, fragment, address, stride, dtype.itemsize, by_columns)
+    elements = np.stack([spread(register, threads.count) for register in registers], axis=1).view(dtype)
     for at, value in zip(places.T, elements.T, strict=True):
-        store(state, lanes, space, at, dtype, dtype.itemsize, (value,), guard)
+        store(state, threads, space, at, dtype, dtype.itemsize, (value,), guard)
 
 
 def _addresses(
-    state: BatchState, lanes: Lanes, fragment: Fragment, address: Value, stride: Value, size: int, by_columns: bool
+    state: BatchState,
+    threads: Threads,
+    fragment: Fragment,
+    address: Value,
+    stride: Value,
+    size: int,
+    by_columns: bool,
 ) -> Array:
     """Return the address of each element of each lane."""
-    lane = lanes.pick(state.lane)
+    lane = threads.pick(state.lane)
     rows, columns = fragment.rows[lane], fragment.columns[lane]
     line, place = (columns, rows) if by_columns else (rows, columns)
-    offsets = (line * spread(stride, lanes.count).astype(np.int64)[:, None] + place) * size
-    found: Array = spread(address, lanes.count)[:, None] + offsets.astype(address.dtype)
-    return found
+    offsets = (line * spread(stride, threads.count).astype(np.int64)[:, None] + place) * size
+    addresses: Array = spread(address, threads.count)[:, None] + offsets.astype(address.dtype)
+    return addresses

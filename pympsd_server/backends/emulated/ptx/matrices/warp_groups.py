@@ -6,7 +6,7 @@ After the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". T
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -15,13 +15,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U64, Array, V
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, LaunchFailed
 from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Shape, fragment_of
-from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, gathered, numbers, rounded, scattered
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
+from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, gather, numbers, round_sums, scatter
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, frame_elements
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 _CHUNK: Final = 16
 _ROW_CHUNKS: Final = np.array([1, 8, 4, 2])
@@ -56,10 +53,10 @@ class Descriptors:
             # A row of chunks is at least as wide as K is, unless nothing is swizzled.
             across, down = self.leading, self.stride
         linear: Array = self.start + _CHUNK * (inner + row % 8 * self.row_chunks) + outer * across + row // 8 * down
-        return self._swizzled(linear)
+        return self._swizzle(linear)
 
-    def _swizzled(self, address: Array) -> Array:
-        """Return addresses whose chunk is exchanged as the row says in which they are, a row having 128 bytes."""
+    def _swizzle(self, address: Array) -> Array:
+        """Return addresses whose chunk is exchanged by the number of their row, which has 128 bytes."""
         row = (address >> 7) - self.base
         swizzled: Array = address ^ ((row & (self.row_chunks - 1)) << 4)
         return swizzled
@@ -67,29 +64,29 @@ class Descriptors:
 
 def read_matrices(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     leaders: Array,
     descriptors: Array,
     size: tuple[int, int],
     kind: str,
     transposed: bool,
 ) -> Array:
-    """Return a matrix for each of the leaders (positions in `lanes`), in whose block's shared memory it is.
+    """Return a matrix for each of the leaders (positions in `threads`), in whose block's shared memory it is.
 
-    `size` are the rows (M or N) and columns (K) of the result; `transposed` says that K is not the dimension along
+    `size` are the rows (M or N) and columns (K) of the result; `transposed`: K is not the dimension along
     which elements are neighbours. Raises IllegalAddress if a part of it is outside of the shared memory.
     """
     lines, length = size[::-1] if transposed else size
     chunks = length * STORED[kind].itemsize // _CHUNK
     addresses = Descriptors.of(descriptors).addresses(lines, chunks, transposed).reshape(len(leaders), -1)
     positions = np.repeat(leaders, addresses.shape[1])
-    readers = Lanes(lanes.indices().take(positions), len(positions))
+    readers = Threads(threads.indices().take(positions), len(positions))
     try:
         index = frame_elements(state, readers, "shared", addresses.reshape(-1), 4, _CHUNK, ((0, _CHUNK),))
     except DeviceFault as fault:
         raise among(positions, fault) from None
-    found = state.view("shared", U64).reshape(-1, 2)[index].view(STORED[kind])
-    matrices = numbers(found.reshape(len(leaders), lines, length), kind).astype(np.float64)
+    elements = state.view("shared", U64).reshape(-1, 2)[index].view(STORED[kind])
+    matrices = numbers(elements.reshape(len(leaders), lines, length), kind).astype(np.float64)
     return matrices.transpose(0, 2, 1) if transposed else matrices
 
 
@@ -98,7 +95,7 @@ _WARP_ROWS: Final = 16
 
 def multiply_in_groups(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     shape: Shape,
     kinds: tuple[str, str, str],
     saturate: bool,
@@ -116,39 +113,41 @@ def multiply_in_groups(
     `signs` and `transposed` are of A and of B. Where `guard` is false nothing is read, and the result is undefined.
     Raises LaunchFailed unless all threads of each group are here, IllegalAddress for memory that is not there.
     """
-    leaders = lanes.fact("leaders", lambda: _leaders(state, lanes))
+    leaders = threads.remember("leaders", lambda: _leaders(state, threads))
     if guard is not None:
-        leaders = leaders[spread(guard, lanes.count)[leaders]]
+        leaders = leaders[spread(guard, threads.count)[leaders]]
     if not len(leaders):
-        return [spread(register, lanes.count) for register in d]
+        return [spread(register, threads.count) for register in d]
     m, n, k = shape
-    warps = lanes.pick(state.warp)[leaders][:, None] + np.arange(GROUP_WARPS)
+    warps = threads.pick(state.warp)[leaders][:, None] + np.arange(GROUP_WARPS)
     own = (_WARP_ROWS, n, k)
 
-    def held(matrix: str, registers: tuple[Value, ...], kind: str, columns: int) -> Array:
+    def read_registers(matrix: str, registers: tuple[Value, ...], kind: str, columns: int) -> Array:
         """Return the matrices of the groups, whose warps hold 16 rows each in registers."""
         fragment = fragment_of(matrix, own, kind)
-        each = gathered(state, lanes, fragment, registers, kind, (_WARP_ROWS, columns))
-        return np.asarray(each[warps].reshape(-1, m, columns))
+        matrices = gather(state, threads, fragment, registers, kind, (_WARP_ROWS, columns))
+        return np.asarray(matrices[warps].reshape(-1, m, columns))
 
-    def stored(descriptor: Value, index: int, rows: int) -> Array:
+    def read_shared(descriptor: Value, index: int, rows: int) -> Array:
         """Return the matrices of the groups in shared memory, A or the transpose of B."""
-        each = spread(descriptor, lanes.count)[leaders]
-        return read_matrices(state, lanes, leaders, each, (rows, k), kinds[index], transposed[index])
+        descriptors = spread(descriptor, threads.count)[leaders]
+        return read_matrices(state, threads, leaders, descriptors, (rows, k), kinds[index], transposed[index])
 
-    left = stored(a[0], 0, m) if len(a) == 1 else held("a", a, kinds[0], k)
-    total = (signs[0] * left) @ (signs[1] * stored(b, 1, n)).transpose(0, 2, 1)
+    left = read_shared(a[0], 0, m) if len(a) == 1 else read_registers("a", a, kinds[0], k)
+    total = (signs[0] * left) @ (signs[1] * read_shared(b, 1, n)).transpose(0, 2, 1)
     if np.any(accumulate):
-        total += np.where(spread(accumulate, lanes.count)[leaders][:, None, None], held("d", d, kinds[2], n), 0.0)
-    sums = rounded(total, kinds[2], saturate)
+        total += np.where(
+            spread(accumulate, threads.count)[leaders][:, None, None], read_registers("d", d, kinds[2], n), 0.0
+        )
+    sums = round_sums(total, kinds[2], saturate)
     of_all = np.zeros((state.warps, _WARP_ROWS, n), sums.dtype)
     of_all[warps] = sums.reshape(-1, GROUP_WARPS, _WARP_ROWS, n)
-    return scattered(state, lanes, fragment_of("d", own, kinds[2]), of_all)
+    return scatter(state, threads, fragment_of("d", own, kinds[2]), of_all)
 
 
-def _leaders(state: BatchState, lanes: Lanes) -> Array:
+def _leaders(state: BatchState, threads: Threads) -> Array:
     """Return the positions of the first threads of the warp groups. Raises LaunchFailed if threads are missing."""
-    warp = lanes.pick(state.warp)
+    warp = threads.pick(state.warp)
     rank = warp % state.warps_per_block
     group = warp - rank % GROUP_WARPS
     # The warps of a block's last group may not be there, those that follow are the next block's.
@@ -156,4 +155,4 @@ def _leaders(state: BatchState, lanes: Lanes) -> Array:
     if not there[group].all():
         why = "wgmma needs all threads of four warps, of which the first has a rank that is a multiple of four"
         raise LaunchFailed(why, position=int(np.argmin(there[group])))
-    return np.flatnonzero((rank % GROUP_WARPS == 0) & (lanes.pick(state.lane) == 0))
+    return np.flatnonzero((rank % GROUP_WARPS == 0) & (threads.pick(state.lane) == 0))

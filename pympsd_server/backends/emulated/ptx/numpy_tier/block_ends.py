@@ -20,28 +20,28 @@ BARRIER_MODIFIERS = frozenset(
 )
 
 
-def emit_end(w: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
+def emit_end(writer: Writer, block: Block, blocks: list[Block]) -> tuple[BlockPlan, str]:
     """Return a block's plan and the text of what its function returns. Raises InvalidPtx for its terminator."""
     last = block.terminator
     following = EXIT if block.following is None else block.following
     if last is None:
-        return _plan(block, w, "next", target=following), _outgoing(w, blocks, following)
-    w.begin(last)
+        return _plan(block, writer, "next", target=following), _outgoing(writer, blocks, following)
+    writer.begin(last)
     if last.name == "bra":
-        return _branch(w, block, blocks, last, block.targets[0], following)
+        return _branch(writer, block, blocks, last, block.targets[0], following)
     if last.name == "brx":
-        index = w.value(last.operands[0], U32)
-        all_targets = ", ".join(_outgoing(w, blocks, t) for t in block.targets)
-        return _plan(block, w, "index"), f"{index}, ({all_targets},)"
+        index = writer.value(last.operands[0], U32)
+        all_targets = ", ".join(_outgoing(writer, blocks, t) for t in block.targets)
+        return _plan(block, writer, "index"), f"{index}, ({all_targets},)"
     if last.name in ("bar", "barrier"):
-        return _barrier(w, block, blocks, last, following)
+        return _barrier(writer, block, blocks, last, following)
     if last.name == "exit" and last.guard is not None:
-        return _branch(w, block, blocks, last, EXIT, following)
+        return _branch(writer, block, blocks, last, EXIT, following)
     if last.name == "system:assertfail":
-        message, file, function = (w.value(last.operands[i], U64) for i in (0, 1, 3))
-        line = w.value(last.operands[2], U32)
-        return _plan(block, w, "assert"), f"{message}, {file}, {line}, {function}"
-    return _plan(block, w, _LAST[last.name]), "None"
+        message, file, function = (writer.value(last.operands[i], U64) for i in (0, 1, 3))
+        line = writer.value(last.operands[2], U32)
+        return _plan(block, writer, "assert"), f"{message}, {file}, {line}, {function}"
+    return _plan(block, writer, _LAST[last.name]), "None"
 
 
 def _outgoing(writer: Writer, blocks: list[Block], target: int) -> str:
@@ -51,86 +51,98 @@ def _outgoing(writer: Writer, blocks: list[Block], target: int) -> str:
 
 
 def _branch(
-    w: Writer, block: Block, blocks: list[Block], last: Operation, target: int, following: int
+    writer: Writer, block: Block, blocks: list[Block], last: Operation, target: int, following: int
 ) -> tuple[BlockPlan, str]:
     if last.guard is None:
-        return _plan(block, w, "next", target=target), _outgoing(w, blocks, target)
+        return _plan(block, writer, "next", target=target), _outgoing(writer, blocks, target)
     if last.guard.negated:
         target, following = following, target
-    condition = w.value(last.guard.register, BOOL)
-    taken, other = _outgoing(w, blocks, target), _outgoing(w, blocks, following)
-    plan = _plan(block, w, "branch", target=target, following=following)
+    condition = writer.value(last.guard.register, BOOL)
+    taken, other = _outgoing(writer, blocks, target), _outgoing(writer, blocks, following)
+    plan = _plan(block, writer, "branch", target=target, following=following)
     return plan, f"{condition}, {taken}, {other}"
 
 
-def _barrier(w: Writer, block: Block, blocks: list[Block], last: Operation, following: int) -> tuple[BlockPlan, str]:
+def _barrier(
+    writer: Writer, block: Block, blocks: list[Block], last: Operation, following: int
+) -> tuple[BlockPlan, str]:
     unknown = [m for m in last.modifiers if m not in BARRIER_MODIFIERS]
     if unknown:
-        raise w.refuse(f"modifier .{unknown[0]}")
+        raise writer.refuse(f"modifier .{unknown[0]}")
     if last.has("cluster"):
         if not last.has("wait") or last.operands:
-            raise w.refuse()
+            raise writer.refuse()
         plan = BarrierPlan(False, "", None, cluster=True)
-        made = _plan(block, w, "barrier", following=following, barrier=plan)
-        return made, f"({w.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(w, blocks, following)}"
+        block_plan = _plan(block, writer, "barrier", following=following, barrier=plan)
+        return (
+            block_plan,
+            f"({writer.scalar(CLUSTER_BARRIER, U32)}, None, None), {_outgoing(writer, blocks, following)}",
+        )
     if last.has("wait") or last.has("acquire"):
-        raise w.refuse()
+        raise writer.refuse()
     if not last.one_of("sync", "arrive", "red"):
-        raise w.refuse("one of .sync, .arrive and .red is needed")
+        raise writer.refuse("one of .sync, .arrive and .red is needed")
     arrive, operands = last.has("arrive"), list(last.operands)
     reduction = last.one_of("popc", "and", "or")
     predicate, target = "None", None
     if last.has("red"):
         if not reduction or len(operands) < 3:
-            raise w.refuse()
-        target, predicate = operands.pop(0), w.value(operands.pop(), BOOL)
+            raise writer.refuse()
+        target, predicate = operands.pop(0), writer.value(operands.pop(), BOOL)
     if not 1 <= len(operands) <= 2:
-        raise w.refuse(f"{len(operands)} operands")
-    number = w.value(operands[0], U32)
-    count = w.value(operands[1], U32) if len(operands) == 2 else "None"
+        raise writer.refuse(f"{len(operands)} operands")
+    number = writer.value(operands[0], U32)
+    count = writer.value(operands[1], U32) if len(operands) == 2 else "None"
     after = blocks[following].live_in if following != EXIT else ()
     result = None
     if isinstance(target, Register):
         # A placeholder: the runtime puts the result there when the barrier opens.
         result = after.index(target.number) if target.number in after else None
-        w.current[target.number] = (w.scalar(0, w.register_dtype(target.number)), w.register_dtype(target.number))
+        writer.current[target.number] = (
+            writer.scalar(0, writer.register_dtype(target.number)),
+            writer.register_dtype(target.number),
+        )
     elif target is not None and not isinstance(target, Sink):
-        raise w.refuse("the result is no register")
+        raise writer.refuse("the result is not a register")
     plan = BarrierPlan(arrive, reduction, result)
-    outgoing = _outgoing(w, blocks, following)
-    made = _plan(block, w, "barrier", following=following, barrier=plan)
-    return made, f"({number}, {count}, {predicate}), {outgoing}"
+    outgoing = _outgoing(writer, blocks, following)
+    block_plan = _plan(block, writer, "barrier", following=following, barrier=plan)
+    return block_plan, f"({number}, {count}, {predicate}), {outgoing}"
 
 
 def _plan(
     block: Block,
-    w: Writer,
+    writer: Writer,
     kind: str,
     target: int = EXIT,
     following: int = EXIT,
     barrier: BarrierPlan | None = None,
 ) -> BlockPlan:
     spins = any(
-        o.name in _SPINNING or o.has("volatile") or o.has("acquire") or o.has("relaxed") for o in block.operations
+        operation.name in _SPINNING
+        or operation.has("volatile")
+        or operation.has("acquire")
+        or operation.has("relaxed")
+        for operation in block.operations
     )
-    dtypes = tuple(w.register_dtype(r) for r in block.live_in)
-    meeting = _meeting(block, w)
+    dtypes = tuple(writer.register_dtype(r) for r in block.live_in)
+    meeting = _meeting(block, writer)
     weight = 64 if spins else 1
     warps = GROUP_WARPS if block.meeting is not None and block.meeting.in_group else 1
     # Bulk copies: for one thread after another, as much as shared memory holds for each.
-    in_turn = any(o.name == "cp" and o.has("bulk") for o in block.operations)
+    in_turn = any(operation.name == "cp" and operation.has("bulk") for operation in block.operations)
     return BlockPlan(
         kind, target, following, block.targets, block.live_in, dtypes, meeting, weight, barrier, warps, in_turn
     )
 
 
-def _meeting(block: Block, w: Writer) -> int | np.uint32 | None:
+def _meeting(block: Block, writer: Writer) -> int | np.uint32 | None:
     if block.meeting is None:
         return None
     mask = block.meeting.mask
     if isinstance(mask, Immediate):
         return np.uint32(mask.value & 0xFFFFFFFF)
-    if isinstance(mask, Register) and w.register_dtype(mask.number) != BOOL:
+    if isinstance(mask, Register) and writer.register_dtype(mask.number) != BOOL:
         return block.live_in.index(mask.number)
     line = block.operations[0].line if block.operations else None
     raise InvalidPtx("unsupported membermask", line)

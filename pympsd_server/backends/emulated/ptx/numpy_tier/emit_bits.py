@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, S32, U32, dtype_name, unsigned
+from pympsd_server.backends.emulated.ptx.isa.datatypes import BOOL, S32, U32, dtype_name, unsigned_of
 from pympsd_server.backends.emulated.ptx.lowering.ir import Both, Operation
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.numpy_tier.writer import Writer
@@ -13,57 +13,59 @@ _WORDS = ("u32", "s32", "u64", "s64")
 
 
 @emits("and or xor", 3, "", (*BITS, "pred"))
-def _logic(w: Writer, o: Operation) -> None:
-    dtype = dtype_of(w, o)
-    a, b = (w.value(x, dtype) for x in o.operands[1:])
-    w.assign(o.operands[0], f"{a} {_SIGNS[o.name]} {b}", dtype)
+def _logic(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    a, b = writer.values(operation.inputs, dtype)
+    writer.set_result(f"{a} {_SIGNS[operation.name]} {b}", dtype)
 
 
 @emits("not cnot", 2, "", (*BITS, "pred"))
-def _not(w: Writer, o: Operation) -> None:
-    dtype = dtype_of(w, o)
-    a = w.value(o.operands[1], dtype)
-    if o.name == "not":
-        return w.assign(o.operands[0], f"~{a}", dtype)
+def _not(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    a = writer.input(1, dtype)
+    if operation.name == "not":
+        return writer.set_result(f"~{a}", dtype)
     if dtype == BOOL:
-        raise w.refuse()
-    return w.assign(o.operands[0], f"({a} == 0).astype({dtype_name(dtype)})", dtype)
+        raise writer.refuse()
+    return writer.set_result(f"({a} == 0).astype({dtype_name(dtype)})", dtype)
 
 
 @emits("shl shr", 3, "", (*BITS, *INTEGERS))
-def _shift(w: Writer, o: Operation) -> None:
-    dtype = dtype_of(w, o)
-    a, amount = w.value(o.operands[1], dtype), o.operands[2]
+def _shift(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    a, amount = writer.input(1, dtype), operation.operands[2]
     width = dtype.itemsize * 8
     if isinstance(amount, Immediate) and 0 <= amount.value < width:
-        sign = "<<" if o.name == "shl" else ">>"
-        return w.assign(o.operands[0], f"{a} {sign} {w.scalar(amount.value, dtype)}", dtype)
-    function = "shift_left" if o.name == "shl" else "shift_right"
-    return w.assign(o.operands[0], f"{function}({a}, {w.value(amount, U32)})", dtype)
+        sign = "<<" if operation.name == "shl" else ">>"
+        return writer.set_result(f"{a} {sign} {writer.scalar(amount.value, dtype)}", dtype)
+    function = "shift_left" if operation.name == "shl" else "shift_right"
+    return writer.set_result(f"{function}({a}, {writer.value(amount, U32)})", dtype)
 
 
 @emits("shf", 4, "l r wrap clamp", ("b32",))
-def _funnel(w: Writer, o: Operation) -> None:
-    if o.has("l") == o.has("r") or o.has("wrap") == o.has("clamp"):
-        raise w.refuse()
-    a, b, c = (w.value(x, U32) for x in o.operands[1:])
-    w.assign(o.operands[0], f"funnel_shift({a}, {b}, {c}, {o.has('l')}, {o.has('wrap')})", U32)
+def _funnel(writer: Writer, operation: Operation) -> None:
+    if operation.has("l") == operation.has("r") or operation.has("wrap") == operation.has("clamp"):
+        raise writer.refuse()
+    a, b, c = writer.values(operation.inputs, U32)
+    writer.set_result(f"funnel_shift({a}, {b}, {c}, {operation.has('l')}, {operation.has('wrap')})", U32)
 
 
 @emits("lop3", (5, 6), "or and", ("b32",))
-def _lookup(w: Writer, o: Operation) -> None:
-    if bool(o.modifiers) != (len(o.operands) == 6) or bool(o.modifiers) != isinstance(o.operands[0], Both):
-        raise w.refuse(f"{len(o.operands)} operands")
-    table = o.operands[4]
+def _lookup(writer: Writer, operation: Operation) -> None:
+    if bool(operation.modifiers) != (len(operation.operands) == 6) or bool(operation.modifiers) != isinstance(
+        operation.operands[0], Both
+    ):
+        raise writer.refuse_count()
+    table = operation.operands[4]
     if not isinstance(table, Immediate):
-        raise w.refuse("the table is no constant")
-    a, b, c = (w.value(x, U32) for x in o.operands[1:4])
-    result = _lookup_expression(table.value & 255, a, b, c, w)
-    if not o.modifiers:
-        return w.assign(o.operands[0], result, U32)
-    name, other = w.keep(result), w.value(o.operands[5], BOOL)
-    sign = "|" if o.has("or") else "&"
-    return w.assign_both(o.operands[0], name, U32, w.keep(f"({name} != 0) {sign} {other}"))
+        raise writer.refuse("the table is not a constant")
+    a, b, c = writer.values(operation.operands[1:4], U32)
+    result = _lookup_expression(table.value & 255, a, b, c, writer)
+    if not operation.modifiers:
+        return writer.set_result(result, U32)
+    name, other = writer.keep(result), writer.input(5, BOOL)
+    sign = "|" if operation.has("or") else "&"
+    return writer.assign_both(operation.operands[0], name, U32, writer.keep(f"({name} != 0) {sign} {other}"))
 
 
 _SHORT = {
@@ -82,7 +84,7 @@ _SHORT = {
 }
 
 
-def _lookup_expression(table: int, a: str, b: str, c: str, w: Writer) -> str:
+def _lookup_expression(table: int, a: str, b: str, c: str, writer: Writer) -> str:
     if table in _SHORT:
         return _SHORT[table].format(a=a, b=b, c=c)
     terms = []
@@ -90,64 +92,64 @@ def _lookup_expression(table: int, a: str, b: str, c: str, w: Writer) -> str:
         if table >> row & 1:
             signs = ["" if row & bit else "~" for bit in (4, 2, 1)]
             terms.append(f"({signs[0]}{a} & {signs[1]}{b} & {signs[2]}{c})")
-    return " | ".join(terms) or w.scalar(0, U32)
+    return " | ".join(terms) or writer.scalar(0, U32)
 
 
 @emits("prmt", 4, "f4e b4e rc8 ecl ecr rc16", ("b32",))
-def _permute(w: Writer, o: Operation) -> None:
-    a, b, c = (w.value(x, U32) for x in o.operands[1:])
-    if o.modifiers:
-        return w.assign(o.operands[0], f"permute_mode({a}, {b}, {c}, {o.modifiers[0]!r})", U32)
-    return w.assign(o.operands[0], f"permute({a}, {b}, {c})", U32)
+def _permute(writer: Writer, operation: Operation) -> None:
+    a, b, c = writer.values(operation.inputs, U32)
+    if operation.modifiers:
+        return writer.set_result(f"permute_mode({a}, {b}, {c}, {operation.modifiers[0]!r})", U32)
+    return writer.set_result(f"permute({a}, {b}, {c})", U32)
 
 
 @emits("popc clz", 2, "", ("b32", "b64"))
-def _count(w: Writer, o: Operation) -> None:
-    function = "population" if o.name == "popc" else "leading_zeros"
-    w.assign(o.operands[0], f"{function}({w.value(o.operands[1], dtype_of(w, o))})", U32)
+def _count(writer: Writer, operation: Operation) -> None:
+    function = "population" if operation.name == "popc" else "leading_zeros"
+    writer.set_result(f"{function}({writer.input(1, dtype_of(writer, operation))})", U32)
 
 
 @emits("brev", 2, "", ("b32", "b64"))
-def _reverse(w: Writer, o: Operation) -> None:
-    dtype = dtype_of(w, o)
-    w.assign(o.operands[0], f"reverse({w.value(o.operands[1], dtype)})", dtype)
+def _reverse(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    writer.set_result(f"reverse({writer.input(1, dtype)})", dtype)
 
 
 @emits("bfind", 2, "shiftamt", _WORDS)
-def _find(w: Writer, o: Operation) -> None:
-    a = w.value(o.operands[1], dtype_of(w, o))
-    w.assign(o.operands[0], f"find_highest({a}, {o.has('shiftamt')})", U32)
+def _find(writer: Writer, operation: Operation) -> None:
+    a = writer.input(1, dtype_of(writer, operation))
+    writer.set_result(f"find_highest({a}, {operation.has('shiftamt')})", U32)
 
 
 @emits("bfe", 4, "", _WORDS)
-def _extract(w: Writer, o: Operation) -> None:
-    dtype = dtype_of(w, o)
-    position, length = (w.value(x, U32) for x in o.operands[2:])
-    w.assign(o.operands[0], f"extract({w.value(o.operands[1], dtype)}, {position}, {length})", dtype)
+def _extract(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    position, length = writer.values(operation.operands[2:], U32)
+    writer.set_result(f"extract({writer.input(1, dtype)}, {position}, {length})", dtype)
 
 
 @emits("bfi", 5, "", ("b32", "b64"))
-def _insert(w: Writer, o: Operation) -> None:
-    dtype = unsigned(dtype_of(w, o))
-    a, b = (w.value(x, dtype) for x in o.operands[1:3])
-    position, length = (w.value(x, U32) for x in o.operands[3:])
-    w.assign(o.operands[0], f"insert({a}, {b}, {position}, {length})", dtype)
+def _insert(writer: Writer, operation: Operation) -> None:
+    dtype = unsigned_of(dtype_of(writer, operation))
+    a, b = writer.values(operation.operands[1:3], dtype)
+    position, length = writer.values(operation.operands[3:], U32)
+    writer.set_result(f"insert({a}, {b}, {position}, {length})", dtype)
 
 
 @emits("bmsk", 3, "clamp wrap", ("b32",))
-def _mask(w: Writer, o: Operation) -> None:
-    a, b = (w.value(x, U32) for x in o.operands[1:])
-    w.assign(o.operands[0], f"field_mask({a}, {b}, {o.has('wrap')})", U32)
+def _mask(writer: Writer, operation: Operation) -> None:
+    a, b = writer.values(operation.inputs, U32)
+    writer.set_result(f"field_mask({a}, {b}, {operation.has('wrap')})", U32)
 
 
 @emits("szext", 3, "clamp wrap", ("u32", "s32"))
-def _extend(w: Writer, o: Operation) -> None:
-    dtype = dtype_of(w, o)
-    value, length = w.value(o.operands[1], dtype), w.value(o.operands[2], U32)
-    w.assign(o.operands[0], f"extend({value}, {length}, {o.has('wrap')})", dtype)
+def _extend(writer: Writer, operation: Operation) -> None:
+    dtype = dtype_of(writer, operation)
+    value, length = writer.input(1, dtype), writer.input(2, U32)
+    writer.set_result(f"extend({value}, {length}, {operation.has('wrap')})", dtype)
 
 
 @emits("fns", 4, "", ("b32",))
-def _nth(w: Writer, o: Operation) -> None:
-    mask, base = (w.value(x, U32) for x in o.operands[1:3])
-    w.assign(o.operands[0], f"find_nth_set({mask}, {base}, {w.value(o.operands[3], S32)})", U32)
+def _nth(writer: Writer, operation: Operation) -> None:
+    mask, base = writer.values(operation.operands[1:3], U32)
+    writer.set_result(f"find_nth_set({mask}, {base}, {writer.input(3, S32)})", U32)

@@ -1,17 +1,18 @@
-"""Loads, stores and atomics."""
+"""Loads, stores, atomics, and the instructions about memory that have no effect here.
+
+A memory operand is a base and a constant offset. Several accesses from the same base in one block share a *span*: one
+bounds check and one computation of indices for all of them (`Writer.span`), after which each access indexes a view
+that is shifted by its offset. That fast path needs a state space that is known, no guard and an aligned offset;
+everything else is a checked call of `load`, `store` or `atomic` in ptx/runtime.
+
+32-bit addresses are extended by zeros; in .const memory they count from the module's constants. Fences, prefetches
+and cache hints write nothing, because the threads of a batch see each other's memory in order.
+"""
 
 from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
-from pympsd_server.backends.emulated.ptx.lowering.ir import (
-    Argument,
-    Group,
-    Memory,
-    Operation,
-    Register,
-    Sink,
-    Symbol,
-)
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, Symbol
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.numpy_tier.writer import CONSTANTS, Writer
 
@@ -31,138 +32,134 @@ _MODIFIERS = " ".join([*_SPACES, _ORDER, _CACHE, "v2 v4 v8"])
 _LENGTHS = {"v2": 2, "v4": 4, "v8": 8}
 
 
-def _space(o: Operation) -> str:
-    return next((_SPACES[m] for m in o.modifiers if m in _SPACES), "generic")
+def _space(operation: Operation) -> str:
+    return next((_SPACES[m] for m in operation.modifiers if m in _SPACES), "generic")
 
 
-def _vector(w: Writer, o: Operation, value: Argument) -> tuple[Argument, ...]:
-    length = _LENGTHS.get(o.one_of(*_LENGTHS), 1)
-    items = value.items if isinstance(value, Group) else (value,)
-    if len(items) != length:
-        raise w.refuse("vector of the wrong length")
-    size = DTYPES[o.type].itemsize if o.types else 0
+def _vector(writer: Writer, operation: Operation, value: Argument) -> tuple[Argument, ...]:
+    length = _LENGTHS.get(operation.one_of(*_LENGTHS), 1)
+    items = writer.items(value, length)
+    size = DTYPES[operation.type].itemsize if operation.types else 0
     if length * size > 16 or length == 8:
-        _check_wide(w, o, length * size)
+        _check_wide(writer, operation, length * size)
     return items
 
 
-def _check_wide(w: Writer, o: Operation, nbytes: int) -> None:
+def _check_wide(writer: Writer, operation: Operation, nbytes: int) -> None:
     """Refuse vectors of more than 16 bytes that PTX does not have."""
-    if nbytes != 32 or o.name == "ldu" or not (o.has("global") or _space(o) == "generic"):
-        raise w.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
-    if not w.code.wide_accesses:
-        raise w.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
+    if nbytes != 32 or operation.name == "ldu" or not (operation.has("global") or _space(operation) == "generic"):
+        raise writer.refuse("vectors have at most 16 bytes, or 32 (.v8 of 32 bits, .v4 of 64) in global memory")
+    if not writer.code.wide_accesses:
+        raise writer.refuse("vectors of 32 bytes need .target sm_100 or higher and .version 8.8 or higher")
 
 
-def _place(w: Writer, o: Operation, memory: Argument, space: str) -> tuple[str, int]:
+def _split_address(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
     """Return (base value, constant offset) of a memory operand, whose base has the width that the space needs.
 
-    A register of 32 bits is extended by zeros, as PTX says; in .const memory it counts from the module's constants.
+    A register of 32 bits is extended by zeros (PTX ISA); in .const memory it counts from the module's constants.
     """
-    base, offset = w.address(memory)
+    base, offset = writer.split_address(memory)
     register = memory.base if isinstance(memory, Memory) else None
     if space not in ("global", "generic") or not isinstance(register, Register):
         return base, offset
-    if w.register_dtype(register.number).itemsize == 8:
+    if writer.register_dtype(register.number).itemsize == 8:
         return base, offset
-    if not o.has("const"):
-        return w.keep(f"{base}.astype(d_u8)"), offset
-    return w.keep(f"constant_address({_plus(w, base, offset)}, {w.constants.address(CONSTANTS, 0)})"), 0
+    if not operation.has("const"):
+        return writer.keep(f"{base}.astype(d_u8)"), offset
+    return writer.keep(
+        f"constant_address({writer.displace(base, offset)}, {writer.constants.address(CONSTANTS, 0)})"
+    ), 0
 
 
-def without_hint(w: Writer, o: Operation, count: int) -> tuple[Argument, ...]:
+def without_hint(writer: Writer, operation: Operation, count: int) -> tuple[Argument, ...]:
     """Return the `count` operands of an operation, less the cache policy behind them: there is no cache."""
-    if len(o.operands) != count + o.has(_HINT):
-        raise w.refuse(f"{len(o.operands)} operands")
-    return o.operands[:count]
+    if len(operation.operands) != count + operation.has(_HINT):
+        raise writer.refuse_count()
+    return operation.operands[:count]
 
 
 @emits("ld ldu", (2, 3), _MODIFIERS, _TYPES)
-def _load(w: Writer, o: Operation) -> None:
-    without_hint(w, o, 2)
-    dtype = dtype_of(w, o)
-    targets = _vector(w, o, o.operands[0])
-    memory = o.operands[1]
-    space = _space(o)
+def _load(writer: Writer, operation: Operation) -> None:
+    without_hint(writer, operation, 2)
+    dtype = dtype_of(writer, operation)
+    targets = _vector(writer, operation, operation.operands[0])
+    memory = operation.operands[1]
+    space = _space(operation)
     if isinstance(memory, Memory) and isinstance(memory.base, Symbol) and memory.base.space == "param":
-        return _load_parameter(w, targets, memory, memory.base, dtype)
-    base, offset = _place(w, o, memory, space)
+        return _load_parameter(writer, targets, memory, memory.base, dtype)
+    base, offset = _split_address(writer, operation, memory, space)
     total = dtype.itemsize * len(targets)
-    if _is_fast(w, space, offset, total):
-        names = _fast_loads(w, space, base, offset, dtype, len(targets))
+    if _is_fast(writer, space, offset, total):
+        names = _load_fast(writer, space, base, offset, dtype, len(targets))
     else:
-        names = _checked_loads(w, space, base, offset, dtype, len(targets))
+        names = _load_checked(writer, space, base, offset, dtype, len(targets))
     for target, name in zip(targets, names, strict=True):
         if not isinstance(target, Sink):
-            w.assign(target, name, dtype)
+            writer.assign(target, name, dtype)
     return None
 
 
-def _load_parameter(w: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType) -> None:
-    start = w.offset_of(base) + base.offset + memory.offset
+def _load_parameter(
+    writer: Writer, targets: tuple[Argument, ...], memory: Memory, base: Symbol, dtype: DType
+) -> None:
+    start = writer.offset_of(base) + base.offset + memory.offset
     if start % dtype.itemsize:
-        raise w.refuse("misaligned parameter")
-    if not 0 <= start <= w.code.parameter_bytes - dtype.itemsize * len(targets):
-        raise w.refuse(f"outside of the {w.code.parameter_bytes} bytes of parameters")
+        raise writer.refuse("misaligned parameter")
+    if not 0 <= start <= writer.code.parameter_bytes - dtype.itemsize * len(targets):
+        raise writer.refuse(f"outside of the {writer.code.parameter_bytes} bytes of parameters")
     for index, target in enumerate(targets):
         at = start // dtype.itemsize + index
-        w.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
+        writer.assign(target, f"B.view('param', {dtype_name(dtype)}_t)[{at}]", dtype)
 
 
-def _is_fast(w: Writer, space: str, offset: int, total: int) -> bool:
+def _is_fast(writer: Writer, space: str, offset: int, total: int) -> bool:
     """Return whether one check and one index serve this access and others from the same base."""
-    return w.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
+    return writer.guard is None and space != "generic" and offset % total == 0 and abs(offset) <= _MAX_FAST_OFFSET
 
 
-def _fast_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+def _load_fast(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
     """Index the memory view shifted by the constant offset: no arithmetic per thread."""
     size = dtype.itemsize
-    index = w.span(space, base, offset, size, size * count)
-    view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
-    return [w.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
+    index = writer.span(space, base, offset, size, size * count)
+    view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+    return [writer.keep(f"fetch({view}, {index}, {offset // size + i})") for i in range(count)]
 
 
-def _checked_loads(w: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
+def _load_checked(writer: Writer, space: str, base: str, offset: int, dtype: DType, count: int) -> list[str]:
     size = dtype.itemsize
     names = []
     for index in range(count):
-        address = _plus(w, base, offset + index * size)
-        # The first access checks the alignment and bounds of the whole vector.
+        address = writer.displace(base, offset + index * size)
+        # The first access checks the alignment and bounds of all of the vector.
         align = size * count if index == 0 else size
-        names.append(w.keep(f"load(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {w.guard})"))
+        names.append(writer.load(space, address, dtype, align))
     return names
 
 
-def _plus(w: Writer, base: str, offset: int) -> str:
-    return w.keep(f"displaced({base}, {offset})") if offset else base
-
-
 @emits("st", (2, 3), _MODIFIERS, _TYPES)
-def _store(w: Writer, o: Operation) -> None:
-    without_hint(w, o, 2)
-    dtype = dtype_of(w, o)
-    items = _vector(w, o, o.operands[1])
-    values = [_stored_value(w, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
-    space = _space(o)
-    if space == "param" or o.has("const"):
-        raise w.refuse()
-    base, offset = _place(w, o, o.operands[0], space)
+def _store(writer: Writer, operation: Operation) -> None:
+    without_hint(writer, operation, 2)
+    dtype = dtype_of(writer, operation)
+    items = _vector(writer, operation, operation.operands[1])
+    values = [_value_to_store(writer, item, dtype, is_wide=len(items) * dtype.itemsize > 16) for item in items]
+    space = _space(operation)
+    if space == "param" or operation.has("const"):
+        raise writer.refuse()
+    base, offset = _split_address(writer, operation, operation.operands[0], space)
     size, total = dtype.itemsize, dtype.itemsize * len(values)
-    if _is_fast(w, space, offset, total):
-        index = w.span(space, base, offset, size, total)
-        view = w.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
+    if _is_fast(writer, space, offset, total):
+        index = writer.span(space, base, offset, size, total)
+        view = writer.keep(f"B.view({space!r}, {dtype_name(dtype)}_t)")
         for i, value in enumerate(values):
             if value != "None":
-                w.lines.append(f"put_at({view}, {index}, {offset // size + i}, {value})")
+                writer.run(f"store_at({view}, {index}, {offset // size + i}, {value})")
         return
-    address = _plus(w, base, offset)
-    given = f"({', '.join(values)},)"
-    w.lines.append(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {total}, {given}, {w.guard})")
+    writer.store(space, writer.displace(base, offset), dtype, total, values)
 
 
-def _stored_value(w: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
+def _value_to_store(writer: Writer, item: Argument, dtype: DType, *, is_wide: bool) -> str:
     """Return an element's value; "None" for one that vectors of 32 bytes leave out by `_`."""
-    return "None" if is_wide and isinstance(item, Sink) else w.keep(w.value(item, dtype))
+    return "None" if is_wide and isinstance(item, Sink) else writer.keep(writer.value(item, dtype))
 
 
 _FUNCTIONS = "add min max and or xor exch cas inc dec"
@@ -188,62 +185,50 @@ _ATOMIC_TYPES = tuple({t for types in _ALLOWED.values() for t in types})
 
 
 @emits("atom red", (2, 5), _ATOMIC_MODIFIERS, _ATOMIC_TYPES)
-def _atomic(w: Writer, o: Operation) -> None:
-    function, length = o.one_of(*_FUNCTIONS.split()), o.one_of("v2", "v4", "v8")
+def _atomic(writer: Writer, operation: Operation) -> None:
+    function, length = operation.one_of(*_FUNCTIONS.split()), operation.one_of("v2", "v4", "v8")
     allowed = _VECTORS_ALLOWED if length else _ALLOWED
-    if o.type not in allowed.get(function, ()) or len(o.types) != 1:
-        raise w.refuse()
-    operands = without_hint(w, o, (3 if function == "cas" else 2) + (o.name == "atom"))
-    target, rest = (operands[0], operands[1:]) if o.name == "atom" else (Sink(), operands)
-    if o.type == "b128":
-        _atomic_pairs(w, o, function, target, rest)
+    if operation.type not in allowed.get(function, ()) or len(operation.types) != 1:
+        raise writer.refuse()
+    operands = without_hint(writer, operation, (3 if function == "cas" else 2) + (operation.name == "atom"))
+    target, rest = (operands[0], operands[1:]) if operation.name == "atom" else (Sink(), operands)
+    if operation.type == "b128":
+        _atomic_pairs(writer, operation, function, target, rest)
         return
-    dtype, count = DTYPES[o.type], int(length[1:]) if length else 1
+    dtype, count = DTYPES[operation.type], int(length[1:]) if length else 1
     if count * dtype.itemsize > 16:
-        raise w.refuse("vector of the wrong length")
-    base, offset = _place(w, o, rest[0], _space(o))
-    columns = [_elements(w, value, count) for value in rest[1:]]
-    targets = (Sink(),) * count if isinstance(target, Sink) else _elements(w, target, count)
-    if o.type in ("f16x2", "bf16", "bf16x2"):
-        function = f"{function}_{o.type}"
+        raise writer.refuse("vector of the wrong length")
+    base, offset = _split_address(writer, operation, rest[0], _space(operation))
+    columns = [writer.items(value, count) for value in rest[1:]]
+    targets = (Sink(),) * count if isinstance(target, Sink) else writer.items(target, count)
+    if operation.type in ("f16x2", "bf16", "bf16x2"):
+        function = f"{function}_{operation.type}"
     results = []
     for index in range(count):
-        address = _plus(w, base, offset + index * dtype.itemsize)
-        values = ", ".join(w.value(column[index], dtype) for column in columns)
-        used = not isinstance(targets[index], Sink)
-        # The first access checks the alignment of the whole vector.
+        address = writer.displace(base, offset + index * dtype.itemsize)
+        values = [writer.value(column[index], dtype) for column in columns]
+        # The first access checks the alignment of all of the vector.
         align = dtype.itemsize if index else count * dtype.itemsize
-        results.append(w.name())
-        w.lines.append(
-            f"{results[-1]} = atomic(B, T, {_space(o)!r}, {function!r}, {address}, {dtype_name(dtype)}_t, {align},"
-            f" ({values},), {used}, {w.guard})"
-        )
-    for each, result in zip(targets, results, strict=True):
-        if not isinstance(each, Sink):
-            w.assign(each, result, dtype)
+        used = not isinstance(targets[index], Sink)
+        results.append(writer.atomic(_space(operation), function, address, dtype, align, values, used))
+    for item, result in zip(targets, results, strict=True):
+        if not isinstance(item, Sink):
+            writer.assign(item, result, dtype)
 
 
-def _atomic_pairs(w: Writer, o: Operation, function: str, target: Argument, rest: tuple[Argument, ...]) -> None:
+def _atomic_pairs(
+    writer: Writer, operation: Operation, function: str, target: Argument, rest: tuple[Argument, ...]
+) -> None:
     """Write an exchange or a swap of 128 bits; the operands are pairs of 64."""
-    if o.name != "atom":
-        raise w.refuse("red has no .exch")
-    base, offset = _place(w, o, rest[0], _space(o))
-    pairs = [f"({', '.join(w.value(half, U64) for half in _elements(w, value, 2))})" for value in rest[1:]]
-    name = w.name()
-    w.lines.append(
-        f"{name} = atomic_pairs(B, T, {_space(o)!r}, {function!r}, {_plus(w, base, offset)}, ({', '.join(pairs)},),"
-        f" {w.guard})"
-    )
+    if operation.name != "atom":
+        raise writer.refuse("red has no .exch")
+    base, offset = _split_address(writer, operation, rest[0], _space(operation))
+    pairs = ", ".join(writer.tuple_of(writer.items(value, 2), U64) for value in rest[1:])
+    where = f"{_space(operation)!r}, {function!r}, {writer.displace(base, offset)}"
+    name = writer.keep(f"atomic_pairs(B, T, {where}, ({pairs},), {writer.guard})")
     if not isinstance(target, Sink):
-        for half, field in zip(_elements(w, target, 2), ("low", "high"), strict=True):
-            w.assign(half, w.keep(f"{name}[{field!r}]"), U64)
-
-
-def _elements(w: Writer, value: Argument, count: int) -> tuple[Argument, ...]:
-    items = value.items if isinstance(value, Group) else (value,)
-    if len(items) != count:
-        raise w.refuse("vector of the wrong length")
-    return items
+        for half, field in zip(writer.items(target, 2), ("low", "high"), strict=True):
+            writer.assign(half, writer.keep(f"{name}[{field!r}]"), U64)
 
 
 _FENCES = (
@@ -259,18 +244,18 @@ _FENCES = (
 @emits("prefetch prefetchu", 1, "global local L1 L2 L2::evict_last L2::evict_normal tensormap param const", ())
 @emits("pmevent", 1, "mask", ())
 @emits("discard applypriority", 2, "global L2 L2::evict_normal", ())
-def _nothing(w: Writer, o: Operation) -> None:
+def _nothing(writer: Writer, operation: Operation) -> None:
     """Threads of a batch already see each other's memory in order."""
 
 
 @emits("nanosleep", 1, "", ("u32",))
-def _sleep(w: Writer, o: Operation) -> None:
-    time = w.value(o.operands[0], U32)
-    given = time if w.guard is None else f"select({w.guard}, {time}, {w.scalar(0, U32)})"
-    w.lines.append(f"B.sleep(T, {given})")
+def _sleep(writer: Writer, operation: Operation) -> None:
+    time = writer.input(0, U32)
+    duration = time if writer.guard is None else f"select({writer.guard}, {time}, {writer.scalar(0, U32)})"
+    writer.run(f"B.sleep(T, {duration})")
 
 
 @emits("createpolicy", (2, 4), "fractional range cvt global L2 " + _CACHE, ("b64", "f32"))
-def _policy(w: Writer, o: Operation) -> None:
+def _policy(writer: Writer, operation: Operation) -> None:
     """A cache policy, which nothing looks at."""
-    w.assign(o.operands[0], w.scalar(0, DTYPES["b64"]), DTYPES["b64"])
+    writer.set_result(writer.scalar(0, DTYPES["b64"]), DTYPES["b64"])

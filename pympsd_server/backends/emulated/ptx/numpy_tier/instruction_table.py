@@ -33,7 +33,7 @@ ANY = tuple(DTYPES)
 def emits(
     names: str, operands: int | tuple[int, int], modifiers: str = "", types: Iterable[str] = ANY
 ) -> Callable[[Emit], Emit]:
-    """Register an emitter for some instructions, with the modifiers, types and operand count it knows.
+    """Register an emitter for some instructions, with the modifiers, types and operand counts that it accepts.
 
     A name may have the modifiers that an opcode begins with: ``st.async`` is not ``st``.
     """
@@ -68,12 +68,12 @@ def emit(writer: Writer, operation: Operation) -> None:
 
 def _name_of(operation: Operation) -> str:
     """Return the longest beginning of an opcode that is in the table, at least its name."""
-    found = name = operation.name
+    longest = name = operation.name
     for modifier in operation.modifiers:
         name = f"{name}.{modifier}"
         if name in TABLE:
-            found = name
-    return found
+            longest = name
+    return longest
 
 
 def dtype_of(writer: Writer, operation: Operation) -> DType:

@@ -1,4 +1,9 @@
-"""The page of what PTX the emulated GPU executes, made from the translator's tables."""
+"""The page of what PTX the emulated GPU executes (docs/ptx.md), written from the translator's tables.
+
+Instructions, modifiers and types come from the table that `@emits` fills, shapes of matrices, special registers and
+functions from theirs. Only facts that are in no table stand here as text: what is refused and why, and limits.
+scripts/generate-docs writes the page; a test compares the list with the PTX ISA's table of contents.
+"""
 
 from __future__ import annotations
 
@@ -122,21 +127,21 @@ _CONTROL = {
 }
 
 
-def _listed(words: Iterable[str]) -> str:
+def _join(words: Iterable[str]) -> str:
     return " ".join(f"`{word}`" for word in words)
 
 
 def _row(names: list[str], emitter: Emitter) -> str:
-    types = "any" if emitter.types >= set(ANY) else _listed(t for t in sorted(emitter.types))
-    modifiers = _listed(sorted(m for m in emitter.modifiers if not SHAPE.fullmatch(m)))
-    return f"| {_listed(names)} | {modifiers} | {types} |\n"
+    types = "any" if emitter.types >= set(ANY) else _join(t for t in sorted(emitter.types))
+    modifiers = _join(sorted(m for m in emitter.modifiers if not SHAPE.fullmatch(m)))
+    return f"| {_join(names)} | {modifiers} | {types} |\n"
 
 
 def _matrices() -> list[str]:
     """Return the tables of products of matrices."""
     parts = ["\n## Matrices\n\n`mma.sync.aligned`, `.row.col`, by the types of A (and B) and of C and D:\n\n"]
     parts.append("| A | C, D | shapes |\n| --- | --- | --- |\n")
-    parts += [f"| `{a}` | `{c}` | {_listed(shapes)} |\n" for (a, c), shapes in MULTIPLIED.items()]
+    parts += [f"| `{a}` | `{c}` | {_join(shapes)} |\n" for (a, c), shapes in MULTIPLIED.items()]
     parts.append(
         "\n`s8` and `u8` may be mixed, and `e4m3` and `e5m2`.\n\n`wgmma.mma_async.sync.aligned`, by the types of A "
         "(and B, mixed as for `mma`) and of D; A in registers or, as B, in\nshared memory by a matrix descriptor of "
@@ -149,7 +154,7 @@ def _matrices() -> list[str]:
         parts.append(f"| `{a}` | `{d}` | `m64nNk{k}` | {numbers} |\n")
     parts.append("\n`wmma.load`, `wmma.mma` and `wmma.store`, by the types of A (and B) and of C or D:\n\n")
     parts.append("| A | C, D | shapes |\n| --- | --- | --- |\n")
-    parts += [f"| `{a}` | `{c}` | {_listed(shapes)} |\n" for (a, c), shapes in WARP_PRODUCTS.items()]
+    parts += [f"| `{a}` | `{c}` | {_join(shapes)} |\n" for (a, c), shapes in WARP_PRODUCTS.items()]
     return parts
 
 
@@ -167,20 +172,20 @@ def page() -> str:
     parts.append("\n## Control flow\n\n| instruction | forms |\n| --- | --- |\n")
     parts += [f"| {name} | {forms} |\n" for name, forms in _CONTROL.items()]
     parts += [*_matrices(), _TENSOR_MAPS]
-    parts.append(f"\n## Special registers\n\n{_listed(special_names())}\n")
+    parts.append(f"\n## Special registers\n\n{_join(special_names())}\n")
     parts.append(
-        f"\n## Functions of CUDA's system library\n\n{_listed(sorted([*SYSTEM_FUNCTIONS, *GRID_FUNCTIONS]))}\n\n"
+        f"\n## Functions of CUDA's system library\n\n{_join(sorted([*SYSTEM_FUNCTIONS, *GRID_FUNCTIONS]))}\n\n"
     )
     parts.append(
         f"Kernels print into a buffer of {PRINT_BYTES >> 20} MiB for each context, of which the oldest text is lost; "
         f"their heap has {HEAP_BYTES >> 20} MiB.\nA thread of a kernel with calls that are not inlined has "
         f"a stack of {STACK_BYTES >> 10} KiB.\n"
     )
-    parts += _refused()
+    parts += _refusals()
     return "".join(parts)
 
 
-def _refused() -> list[str]:
+def _refusals() -> list[str]:
     """Return what the PTX ISA has and a load refuses, with the reasons."""
     parts = ["\n## What is refused\n\nOf the PTX ISA 9.0; all other instructions that it names are executed.\n"]
     types: dict[str, str] = {}
@@ -194,7 +199,7 @@ def _refused() -> list[str]:
     }
     for title, table in tables.items():
         parts.append(f"\n| {title} | why |\n| --- | --- |\n")
-        parts += [f"| {_listed(names.split())} | {why} |\n" for names, why in table.items()]
+        parts += [f"| {_join(names.split())} | {why} |\n" for names, why in table.items()]
     return parts
 
 
@@ -207,8 +212,8 @@ def executes(name: str) -> bool:
     for names, forms in _CONTROL.items():
         if first in re.split(r"\W+", names):
             return set(rest) <= set(re.findall(r"\w+", forms))
-    known = [n for n in (name.rsplit(".", count)[0] for count in range(len(rest) + 1)) if n in TABLE]
-    if not known:
+    prefixes = [n for n in (name.rsplit(".", count)[0] for count in range(len(rest) + 1)) if n in TABLE]
+    if not prefixes:
         return False
-    emitter = TABLE[known[0]]
-    return all(word in emitter.modifiers | emitter.types for word in rest[known[0].count(".") :])
+    emitter = TABLE[prefixes[0]]
+    return all(word in emitter.modifiers | emitter.types for word in rest[prefixes[0].count(".") :])

@@ -1,13 +1,25 @@
 """One basic block to the source of one Python function: registers, constants and results.
 
-The function takes the batch state `B`, the group's lanes `T` and the block's live-in registers, and
-returns the live-out registers of each successor. Values are never changed in place.
+The function takes the batch state `B`, the threads `T` that run and the block's live-in registers, and returns the
+live-out registers of each successor. For example
+
+    @%p add.f32 %f3, %f1, %f2;     becomes     v1 = r1 + r2
+                                               v2 = select(r4, v1, r3)
+
+- A register is the name of the expression that was last assigned to it, with the dtype it has at the moment. Values
+  are never changed in place, so two registers can share an array. A use with another dtype of the same width is a
+  view.
+- A value is a NumPy scalar as long as all threads share it, and an array of one element per thread otherwise. The
+  generated code is the same for both; loop counters and kernel parameters stay scalars.
+- A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
+- Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
+- `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from attrs import define, field
@@ -25,12 +37,13 @@ from pympsd_server.backends.emulated.ptx.lowering.ir import (
     Sink,
     Special,
     Symbol,
+    items_of,
 )
 from pympsd_server.backends.emulated.ptx.numpy_tier.literals import immediate_value
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
-"""In place of a variable's name: where the constants of the linked module begin."""
+"""In place of a variable's name: the beginning of the linked module's constants."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 
@@ -58,9 +71,9 @@ class Constants:
 
     def address(self, variable: str, offset: int) -> str:
         name = f"A{len(self.addresses)}"
-        for known, what in self.addresses.items():
+        for other, what in self.addresses.items():
             if what == (variable, offset):
-                return known
+                return other
         self.addresses[name] = (variable, offset)
         return name
 
@@ -119,11 +132,18 @@ class Writer:
         return DTYPES[self.code.register_types[number]]
 
     def refuse(self, why: str = "") -> InvalidPtx:
+        """Return the exception that refuses the operation, with its opcode and line."""
         assert self.operation is not None
         text = f"unsupported instruction {self.operation.opcode}"
         return InvalidPtx(f"{text}: {why}" if why else text, self.operation.line)
 
+    def refuse_count(self) -> InvalidPtx:
+        """Return the exception that refuses the operation for the number of its operands."""
+        assert self.operation is not None
+        return self.refuse(f"{len(self.operation.operands)} operands")
+
     def name(self, letter: str = "v") -> str:
+        """Return a new name."""
         self.temporaries += 1
         return f"{letter}{self.temporaries}"
 
@@ -135,7 +155,39 @@ class Writer:
         self.lines.append(f"{name} = {expression}")
         return name
 
+    def items(self, argument: Argument, count: int, why: str = "vector of the wrong length") -> tuple[Argument, ...]:
+        """Return the `count` items of an operand, which is one without braces. Raises InvalidPtx for other counts."""
+        items = items_of(argument)
+        if len(items) != count:
+            raise self.refuse(why)
+        return items
+
+    def run(self, statement: str) -> None:
+        """Write a line for what it does."""
+        self.lines.append(statement)
+
+    def load(self, space: str, address: str, dtype: DType, align: int) -> str:
+        """Write a checked load of one element for each thread; return its name."""
+        return self.keep(f"load(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {self.guard})")
+
+    def store(self, space: str, address: str, dtype: DType, align: int, values: Iterable[str]) -> None:
+        """Write a checked store of consecutive elements of each thread; "None" leaves one out."""
+        elements = f"({', '.join(values)},)"
+        self.run(f"store(B, T, {space!r}, {address}, {dtype_name(dtype)}_t, {align}, {elements}, {self.guard})")
+
+    def atomic(
+        self, space: str, function: str, address: str, dtype: DType, align: int, values: Iterable[str], used: bool
+    ) -> str:
+        """Write an atomic operation of each thread; return the name of the old values, if they are `used`."""
+        place, operands = f"{space!r}, {function!r}, {address}", f"({', '.join(values)},)"
+        call = f"atomic(B, T, {place}, {dtype_name(dtype)}_t, {align}, {operands}, {used}, {self.guard})"
+        if used:
+            return self.keep(call)
+        self.run(call)
+        return ""
+
     def begin(self, operation: Operation) -> None:
+        """Start an operation: later lines are for it, under its guard."""
         self.operation = operation
         self.guard = None
         if operation.guard is not None:
@@ -143,6 +195,7 @@ class Writer:
             self.guard = self.keep(f"~{value}") if operation.guard.negated else value
 
     def scalar(self, value: int | float | bool, dtype: DType) -> str:
+        """Return the name of a constant."""
         return self.constants.scalar(dtype.type(value))
 
     def value(self, operand: Argument, dtype: DType) -> str:
@@ -160,19 +213,32 @@ class Writer:
                 return self._symbol(operand, dtype)
         raise self.refuse("operand")
 
+    def input(self, index: int, dtype: DType) -> str:
+        """Return `value` of an operand of the operation, by its index."""
+        assert self.operation is not None
+        return self.value(self.operation.operands[index], dtype)
+
+    def values(self, operands: Iterable[Argument], dtype: DType) -> list[str]:
+        """Return `value` of several operands."""
+        return [self.value(operand, dtype) for operand in operands]
+
+    def tuple_of(self, operands: Iterable[Argument], dtype: DType) -> str:
+        """Return the text of a tuple of the values of operands."""
+        return f"({', '.join(self.values(operands, dtype))},)"
+
     def _register(self, number: int, dtype: DType) -> str:
         if number not in self.current:
             own = self.register_dtype(number)
             self.current[number] = (self.scalar(0, own), own)
-        name, held = self.current[number]
-        if held == dtype:
+        name, current = self.current[number]
+        if current == dtype:
             return name
-        if "b" in (held.kind, dtype.kind):
-            raise self.refuse("predicate where a value is needed, or the other way round")
-        if held.itemsize == dtype.itemsize:
+        if "b" in (current.kind, dtype.kind):
+            raise self.refuse("predicate instead of a value, or the other way round")
+        if current.itemsize == dtype.itemsize:
             return self._view(name, dtype)
-        if held.kind == "f":
-            name, held = self._view(name, np.dtype(f"u{held.itemsize}")), np.dtype(f"u{held.itemsize}")
+        if current.kind == "f":
+            name = self._view(name, np.dtype(f"u{current.itemsize}"))
         if dtype.kind == "f":
             cut = self.keep(f"{name}.astype(d_u{dtype.itemsize})")
             return self._view(cut, dtype)
@@ -198,26 +264,31 @@ class Writer:
         return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
-        """Set a register to an expression of `dtype`, where the guard holds; extend it to the register's width."""
+        """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
         if isinstance(target, Sink):
             self.keep(expression)
             return
         if not isinstance(target, Register):
-            raise self.refuse("the result is no register")
+            raise self.refuse("the result is not a register")
         own = self.register_dtype(target.number)
         if (own.kind == "b") != (dtype.kind == "b"):
-            raise self.refuse("predicate where a value is needed, or the other way round")
+            raise self.refuse("predicate instead of a value, or the other way round")
         if dtype.itemsize > own.itemsize:
             raise self.refuse("the result is wider than its register")
         if dtype.itemsize < own.itemsize:
-            dtype, expression = self._widened(expression, dtype, own)
+            dtype, expression = self._widen(expression, dtype, own)
         if self.guard is not None:
             # The old value is read after `expression` was written, which may itself need it.
             new = self.keep(expression)
             expression = f"select({self.guard}, {new}, {self._register(target.number, dtype)})"
         self.current[target.number] = (self.keep(expression), dtype)
 
-    def _widened(self, expression: str, dtype: DType, own: DType) -> tuple[DType, str]:
+    def set_result(self, expression: str, dtype: DType) -> None:
+        """Set the first operand of the operation to an expression of `dtype`, as `assign` does."""
+        assert self.operation is not None
+        self.assign(self.operation.operands[0], expression, dtype)
+
+    def _widen(self, expression: str, dtype: DType, own: DType) -> tuple[DType, str]:
         name = self.keep(expression)
         if dtype.kind == "f":
             name = self._view(name, np.dtype(f"u{dtype.itemsize}"))
@@ -232,7 +303,15 @@ class Writer:
         else:
             self.assign(target, first, first_type)
 
-    def address(self, memory: Argument) -> tuple[str, int]:
+    def address_of(self, memory: Argument) -> str:
+        """Return the name of a memory operand's address, the sum of its base and its offset."""
+        return self.displace(*self.split_address(memory))
+
+    def displace(self, base: str, offset: int) -> str:
+        """Return the name of an address plus a constant."""
+        return self.keep(f"displace({base}, {offset})") if offset else base
+
+    def split_address(self, memory: Argument) -> tuple[str, int]:
         """Return (base value, constant offset) of a memory operand. Bases are uint64, or uint32 for 32-bit ones."""
         if not isinstance(memory, Memory):
             raise self.refuse("expected an address")

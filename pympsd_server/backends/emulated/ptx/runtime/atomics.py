@@ -1,9 +1,19 @@
-"""Atomic read-modify-write operations of many threads, some of them to the same address."""
+"""Atomic read-modify-write operations of many threads, some of them to the same address.
+
+Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
+values have to show. A loop over 32,768 threads would take milliseconds, so each function has the fastest way that
+gives the same result:
+
+- without old values (`red`): NumPy's ``ufunc.at``, or for the same address one reduction;
+- with old values, different addresses: one gather and one scatter;
+- with old values, equal addresses: operations sorted by address; running sums for integer addition, the previous
+  element for an exchange, rounds that resolve everything up to the next successful swap for compare-and-swap, and for
+  the rest the n-th operation of every address together, for n = 0, 1, ... (`_by_rank`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +21,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, U64
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
 from pympsd_server.backends.emulated.ptx.math.floats import flush
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advanced
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advance
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
@@ -32,7 +40,7 @@ _PAIR = BITS_OF_TYPES["b128"]
 
 def atomic(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     function: str,
     address: Value,
@@ -46,12 +54,12 @@ def atomic(
 
     `operands` is (value,), for cas (compare, value). Threads act one after another in thread order.
     """
-    count = lanes.count
+    count = threads.count
     if guard is not None and not guard.any():
         return dtype.type(0)
     chosen = np.flatnonzero(guard) if guard is not None and guard.ndim else None
-    inner = lanes if chosen is None else Lanes(lanes.indices().take(chosen), len(chosen))
-    given = [spread(v, count) if chosen is None else spread(v, count).take(chosen) for v in operands]
+    inner = threads if chosen is None else Threads(threads.indices().take(chosen), len(chosen))
+    arguments = [spread(v, count) if chosen is None else spread(v, count).take(chosen) for v in operands]
     address = spread(address, count)
     if chosen is not None:
         address = address.take(chosen)
@@ -62,7 +70,7 @@ def atomic(
     except DeviceFault as fault:
         raise fault if chosen is None else among(chosen, fault) from None
     for kind, index, part in resolved:
-        values = given if part is None else [v.take(part) for v in given]
+        values = arguments if part is None else [v.take(part) for v in arguments]
         result = _apply(_memory(state, kind, dtype), spread(index, len(values[0])), function, values, used)
         if used:
             old[part if part is not None else slice(None)] = result
@@ -75,7 +83,7 @@ def atomic(
 
 def atomic_pairs(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     function: str,
     address: Value,
@@ -85,11 +93,11 @@ def atomic_pairs(
     """Run atom.exch.b128 or atom.cas.b128, whose operands are lower and upper halves. Returns the old values."""
     values = []
     for low, high in operands:
-        values.append(np.empty(lanes.count, _PAIR))
+        values.append(np.empty(threads.count, _PAIR))
         values[-1]["low"], values[-1]["high"] = low, high
     if guard is not None and not guard.any():
-        return np.zeros(lanes.count, _PAIR)
-    return atomic(state, lanes, space, function, address, _PAIR, 16, tuple(values), True, guard)  # type: ignore[no-any-return]
+        return np.zeros(threads.count, _PAIR)
+    return atomic(state, threads, space, function, address, _PAIR, 16, tuple(values), True, guard)  # type: ignore[no-any-return]
 
 
 def _memory(state: BatchState, space: str, dtype: DType) -> Array:
@@ -106,7 +114,7 @@ def _apply(memory: Array, index: Array, function: str, values: list[Array], used
     ordered = [v[order] for v in values]
     first = np.r_[True, sorted_index[1:] != sorted_index[:-1]]
     old = np.empty(len(index), memory.dtype)
-    old[order] = _sorted(memory, sorted_index, first, function, ordered)
+    old[order] = _step_in_order(memory, sorted_index, first, function, ordered)
     return old
 
 
@@ -115,7 +123,7 @@ def _is_plain(dtype: DType, function: str) -> bool:
     return dtype.kind != "f" or function == "add"
 
 
-def _sorted(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
+def _step_in_order(memory: Array, index: Array, first: Array, function: str, values: list[Array]) -> Array:
     """Return the old values for operations sorted by address; `first` marks the first of each address."""
     if function == "cas":
         return _compare_and_swap(memory, index, first, values[0], values[1])
@@ -152,7 +160,7 @@ def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array
 def _by_rank(
     memory: Array, index: Array, first: Array, step: Callable[[Value, Value], Value], values: Array
 ) -> Array:
-    """Run the n-th operation of every address at once, for n = 0, 1, ...; return the old values."""
+    """Run the n-th operation of every address together, for n = 0, 1, ...; return the old values."""
     positions = np.arange(len(index))
     rank = positions - np.maximum.accumulate(np.where(first, positions, 0))
     old = np.empty(len(index), memory.dtype)
@@ -168,7 +176,7 @@ def _by_rank(
 
 
 def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array, values: Array) -> Array:
-    """Settle in each round, per address, everything up to its next successful swap."""
+    """Resolve in each round, for each address, everything up to its next successful swap."""
     group = np.cumsum(first) - 1
     heads = index[first]
     current = memory[heads]
@@ -177,14 +185,14 @@ def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array,
     for _ in range(_CAS_ROUNDS):
         hits = pending[compare[pending] == current[group[pending]]]
         winners = hits[np.unique(group[hits], return_index=True)[1]]
-        # Position of each address's winner; past the end where there is none.
+        # The position of each address's winner; past the end without one.
         until = np.full(len(heads), len(index))
         until[group[winners]] = winners
-        settled = pending <= until[group[pending]]
-        done = pending[settled]
+        resolved = pending <= until[group[pending]]
+        done = pending[resolved]
         old[done] = current[group[done]]
         current[group[winners]] = values[winners]
-        pending = pending[~settled]
+        pending = pending[~resolved]
         if not len(pending):
             break
     for position in pending.tolist():
@@ -216,8 +224,8 @@ def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     return lambda old, value: bfloat_from_float(step(float_from_bfloat(old), float_from_bfloat(value)))
 
 
-def _flushed_sum(old: Value, value: Value) -> Value:
-    """Add as .ftz says. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
+def _add_flushing(old: Value, value: Value) -> Value:
+    """Add with .ftz. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
     return flush(flush(old) + flush(value))
 
 
@@ -225,7 +233,7 @@ def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
 
     Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
-    asks for it. Those of bfloat16 make it anyway.
+    asks for it. Reductions of bfloat16 make it anyway.
     """
 
     def one(old: Value, value: Value) -> Value:
@@ -247,7 +255,7 @@ def _of_pairs(step: Callable[[Value, Value], Value], dtype: type) -> Callable[[V
 
 
 _STEPS: dict[str, Callable[[Value, Value], Value]] = {
-    "mbarrier": advanced,
+    "mbarrier": advance,
     "add": np.add,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
@@ -263,4 +271,4 @@ for _name, _step in (("add", np.add), ("min", _minimum), ("max", _maximum)):
     _STEPS[f"{_name}_bf16"] = _of_bfloats(_step)
     _STEPS[f"{_name}_bf16x2"] = _of_pairs(_of_bfloats(_step), np.uint16)
     _STEPS[f"{_name}_one_nan"] = _of_one_nan(_step)
-_STEPS["add_ftz_one_nan"] = _of_one_nan(_flushed_sum)
+_STEPS["add_ftz_one_nan"] = _of_one_nan(_add_flushing)

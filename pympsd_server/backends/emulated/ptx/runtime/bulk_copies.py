@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,39 +11,38 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U32, U64, Arr
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.mbarrier import arrival
-from pympsd_server.backends.emulated.ptx.runtime.spaces import displaced, elements, load, store
+from pympsd_server.backends.emulated.ptx.runtime.spaces import displace, elements, load, store
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
-
-Work = Callable[[Lanes, tuple[int, ...]], None]
+Work = Callable[[Threads, tuple[int, ...]], None]
 """What one thread does, with its element of every value."""
 
 
-def by_thread(state: BatchState, lanes: Lanes, values: tuple[Value, ...], guard: Value | None, work: Work) -> None:
-    """Do a work for each thread in turn, but for those whose `guard` is false. A fault says whose it was.
+def by_thread(
+    state: BatchState, threads: Threads, values: tuple[Value, ...], guard: Value | None, work: Work
+) -> None:
+    """Do a work for each thread in turn, but for those whose `guard` is false. A fault names the thread.
 
     Raises Cancelled between two threads: each may copy as much as shared memory holds.
     """
-    columns = [np.broadcast_to(value, lanes.count) for value in values]
-    chosen = range(lanes.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, lanes.count)).tolist()
+    columns = [np.broadcast_to(value, threads.count) for value in values]
+    chosen = range(threads.count) if guard is None else np.flatnonzero(np.broadcast_to(guard, threads.count)).tolist()
     for position in chosen:
         if state.cancel.is_set():
             raise Cancelled
-        lane = Lanes(lanes.indices()[position : position + 1], 1)
+        thread = Threads(threads.indices()[position : position + 1], 1)
         try:
-            work(lane, tuple(int(column[position]) for column in columns))
+            work(thread, tuple(int(column[position]) for column in columns))
         except DeviceFault as fault:
             fault.position = position
             raise
 
 
-def repeated(lane: Lanes, count: int) -> Lanes:
-    """Return a thread ``count`` times, to access as many elements at once."""
-    return Lanes(np.repeat(lane.indices(), count), count)
+def repeat(thread: Threads, count: int) -> Threads:
+    """Return a thread ``count`` times, to access as many elements together."""
+    return Threads(np.repeat(thread.indices(), count), count)
 
 
 def consecutive(start: int, count: int, step: int) -> Array:
@@ -65,10 +64,10 @@ def destinations(address: int, mask: int | None) -> list[int]:
     return [own | (rank + 1) << RANK_SHIFT for rank in range(16) if mask >> rank & 1]
 
 
-def complete_bytes(state: BatchState, lane: Lanes, barrier: int, count: int) -> None:
+def complete_bytes(state: BatchState, thread: Threads, barrier: int, count: int) -> None:
     """Do what a copy of ``count`` bytes does at its end: .mbarrier::complete_tx::bytes."""
     change = arrival(np.zeros(1, U32), np.full(1, -count, S64))
-    atomic(state, lane, "shared", "mbarrier", np.full(1, barrier, U64), U64, 8, (change,), False, None)
+    atomic(state, thread, "shared", "mbarrier", np.full(1, barrier, U64), U64, 8, (change,), False, None)
 
 
 _WORD: Final = np.dtype("u4")
@@ -80,30 +79,30 @@ _ALL_BITS: Final = (1 << 64) - 1
 
 def copy_small(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     target: Value,
     source: Value,
     count: int,
-    given: Value | None,
+    available: Value | None,
     guard: Value | None,
 ) -> None:
-    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory; those past `given` are zero."""
+    """cp.async: copy `count` (4, 8 or 16) bytes from global to shared memory; those past `available` are zero."""
     words = []
     for at in range(0, count, 4):
-        align, wanted = (4 if at else count), guard
-        if given is None:
-            words.append(load(state, lanes, "global", displaced(source, at), _WORD, align, guard))
+        align = 4 if at else count
+        if available is None:
+            words.append(load(state, threads, "global", displace(source, at), _WORD, align, guard))
             continue
-        there = np.clip(given.astype(np.int64) - at, 0, 4)
-        wanted = (there > 0) if guard is None else (there > 0) & guard
-        word = load(state, lanes, "global", displaced(source, at), _WORD, align, wanted)
+        there = np.clip(available.astype(np.int64) - at, 0, 4)
+        is_loaded = (there > 0) if guard is None else (there > 0) & guard
+        word = load(state, threads, "global", displace(source, at), _WORD, align, is_loaded)
         words.append((word & ((np.int64(1) << (8 * there)) - 1).astype(np.uint32)).astype(np.uint32))
-    store(state, lanes, "shared", target, _WORD, count, tuple(words), guard)
+    store(state, threads, "shared", target, _WORD, count, tuple(words), guard)
 
 
 def copy_bulk(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     spaces: tuple[str, str],
     target: Value,
     source: Value,
@@ -117,23 +116,23 @@ def copy_bulk(
     The mbarrier is signalled; `mask` chooses the blocks of the cluster that get them.
     """
 
-    def work(lane: Lanes, given: tuple[int, ...]) -> None:
-        place, origin, size, waiting, blocks = given
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, origin, size, waiting, blocks = arguments
         _check_bulk(place, origin, size)
         chosen = None if mask is None else blocks
         for to in destinations(place, chosen) if size else ():
-            _bytes(state, lane, spaces[0], to, size)[:] = _bytes(state, lane, spaces[1], origin, size)
-        for each in () if barrier is None else destinations(waiting, chosen):
-            complete_bytes(state, lane, each, size)
+            _bytes(state, thread, spaces[0], to, size)[:] = _bytes(state, thread, spaces[1], origin, size)
+        for waiting_address in () if barrier is None else destinations(waiting, chosen):
+            complete_bytes(state, thread, waiting_address, size)
 
     nothing = np.uint32(0)
     values = (target, source, count, nothing if barrier is None else barrier, nothing if mask is None else mask)
-    by_thread(state, lanes, values, guard, work)
+    by_thread(state, threads, values, guard, work)
 
 
 def reduce_bulk(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     function: str,
     dtype: DType,
@@ -145,18 +144,18 @@ def reduce_bulk(
 ) -> None:
     """cp.reduce.async.bulk: do an atomic operation with each element of `count` bytes of shared memory."""
 
-    def work(lane: Lanes, given: tuple[int, ...]) -> None:
-        place, origin, size, waiting = given
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, origin, size, waiting = arguments
         _check_bulk(place, origin, size)
         if size:
-            values = _bytes(state, lane, "shared", origin, size).view(dtype).copy()
+            values = _bytes(state, thread, "shared", origin, size).view(dtype).copy()
             elements, step = len(values), dtype.itemsize
             places = consecutive(place, elements, step)
-            atomic(state, repeated(lane, elements), space, function, places, dtype, step, (values,), False, None)
+            atomic(state, repeat(thread, elements), space, function, places, dtype, step, (values,), False, None)
         if barrier is not None:
-            complete_bytes(state, lane, waiting, size)
+            complete_bytes(state, thread, waiting, size)
 
-    by_thread(state, lanes, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
+    by_thread(state, threads, (target, source, count, np.uint32(0) if barrier is None else barrier), guard, work)
 
 
 def _check_bulk(target: int, source: int, size: int) -> None:
@@ -164,11 +163,11 @@ def _check_bulk(target: int, source: int, size: int) -> None:
         check_multiple(f"bulk copy with {name}", value, _BULK)
 
 
-def _bytes(state: BatchState, lane: Lanes, space: str, address: int, size: int) -> Array:
+def _bytes(state: BatchState, thread: Threads, space: str, address: int, size: int) -> Array:
     """Return the bytes of one thread's range. Raises IllegalAddress unless all of them are there."""
     first, last = (
-        int(np.atleast_1d(elements(state, lane, space, np.full(1, each, np.uint64), 1, 1)[0][1])[0])
-        for each in (address, (address + size - 1) & _ALL_BITS)
+        int(np.atleast_1d(elements(state, thread, space, np.full(1, end, np.uint64), 1, 1)[0][1])[0])
+        for end in (address, (address + size - 1) & _ALL_BITS)
     )
     # Both ends may be there and not what is between them: two allocations, or the memory of two blocks.
     is_whole = last - first == size - 1 and (space != "global" or state.space.contains_places(first, last + 1))

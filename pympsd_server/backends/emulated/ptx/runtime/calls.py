@@ -2,65 +2,65 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 _HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
 """Half of the shared addresses that belong to one block of a cluster."""
 
 
-def function_index(address: Value, known: tuple[int, ...]) -> Value:
+def function_index(address: Value, functions: tuple[int, ...]) -> Value:
     """Return the position of each address among those known. Raises InvalidProgramCounter for another one."""
-    table = np.array(known, np.uint64)
-    each = np.atleast_1d(address)
-    found = each[:, None] == table[None, :]
-    missing = ~found.any(axis=1)
+    table = np.array(functions, np.uint64)
+    addresses = np.atleast_1d(address)
+    is_function = addresses[:, None] == table[None, :]
+    missing = ~is_function.any(axis=1)
     if missing.any():
         at = int(np.argmax(missing))
-        raise InvalidProgramCounter(f"call of {int(each[at]):#x}, where no function of this shape is", position=at)
-    index = found.argmax(axis=1).astype(np.uint32)
+        raise InvalidProgramCounter(
+            f"call of {int(addresses[at]):#x}, which is not a function of this shape", position=at
+        )
+    index = is_function.argmax(axis=1).astype(np.uint32)
     return index if address.ndim else index[0]
 
 
-def aligned_up(value: Value, alignment: int) -> Value:
+def align_up(value: Value, alignment: int) -> Value:
     mask = value.dtype.type(alignment - 1)
     return (value + mask) & ~mask
 
 
-def device_malloc(state: BatchState, lanes: Lanes, count: Value) -> Value:
-    """malloc of each thread, in thread order: addresses, 0 where there is no room."""
-    counts = spread(count, lanes.count)
-    addresses = np.zeros(lanes.count, np.uint64)
+def device_malloc(state: BatchState, threads: Threads, count: Value) -> Value:
+    """malloc of each thread, in thread order: return addresses, 0 if the heap is full."""
+    counts = spread(count, threads.count)
+    addresses = np.zeros(threads.count, np.uint64)
     heap = state.facilities.heap
-    for position in np.argsort(lanes.indices(), kind="stable").tolist():
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
         addresses[position] = heap.allocate(int(counts[position]))
     return addresses
 
 
-def device_free(state: BatchState, lanes: Lanes, address: Value) -> None:
+def device_free(state: BatchState, threads: Threads, address: Value) -> None:
     """free of each thread, in thread order."""
-    addresses = spread(address, lanes.count)
+    addresses = spread(address, threads.count)
     heap = state.facilities.heap
-    for position in np.argsort(lanes.indices(), kind="stable").tolist():
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
         if not heap.free(int(addresses[position])):
             why = f"free of {int(addresses[position]):#x}, which no malloc of a kernel returned"
             raise IllegalAddress(why, position=position)
 
 
-def set_conditional(state: BatchState, lanes: Lanes, handle: Value, value: Value) -> None:
+def set_conditional(state: BatchState, threads: Threads, handle: Value, value: Value) -> None:
     """cudaGraphSetConditional of each thread, in thread order: the last one's value stays."""
-    handles, values = spread(handle, lanes.count), spread(value, lanes.count)
+    handles, values = spread(handle, threads.count), spread(value, threads.count)
     conditions = state.facilities.conditions
-    for position in np.argsort(lanes.indices(), kind="stable").tolist():
+    for position in np.argsort(threads.indices(), kind="stable").tolist():
         condition = conditions.find(int(handles[position]))
         if condition is None:
             why = f"cudaGraphSetConditional of {int(handles[position]):#x}, which no executable graph here has"

@@ -28,14 +28,14 @@ def initial_barrier(count: Value) -> Value:
 
 
 def arrival(count: Value, added_bytes: Value, drop: bool = False) -> Value:
-    """Return what `advanced` does to an object: arrivals (uint32), bytes to wait for (may be negative), and whether
+    """Return what `advance` does to an object: arrivals (uint32), bytes to wait for (may be negative), and whether
     the arriving threads take part in no later phase.
     """
     change = (count.astype(np.uint64) & _COUNT) | (added_bytes.astype(np.int64).view(np.uint64) << np.uint64(32))
     return change | _DROP if drop else change
 
 
-def advanced(barrier: Value, change: Value) -> Value:
+def advance(barrier: Value, change: Value) -> Value:
     """Return the object after an arrival; a phase that misses nothing any more ends, and the next begins."""
     count = change & _COUNT
     pending = (barrier - count) & _COUNT

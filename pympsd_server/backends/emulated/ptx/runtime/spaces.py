@@ -1,18 +1,29 @@
-"""Loads and stores: from addresses to elements of the memory views, with every access checked."""
+"""Loads and stores: from addresses to elements of the memory views, with every access checked.
+
+Every address that a kernel computes passes through here. The steps for all threads of a group together:
+
+1. A generic address determines its state space by its upper bits (isa/machine.py).
+2. The lowest and highest address are compared with the client's allocations, or with the size of a frame of shared or
+   local memory. Only if that is not enough is each address looked up.
+3. The address becomes an index in the view of the space as elements of the access's width; consecutive addresses
+become
+   a slice, which NumPy copies faster than it gathers.
+
+A fault names the first thread, by its position among those that run together; `among` translates the position when
+only some of the threads took part. A store writes nothing if any of its threads faults.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 Accesses = tuple[tuple[int, int], ...]
 Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
@@ -24,7 +35,7 @@ class Biased(np.ndarray[Any, Any]):
     """Indices of which some are negative before the constant offset is added, when NumPy would count from the end."""
 
 
-def _marked(index: Value, low: int) -> Value:
+def _mark(index: Value, low: int) -> Value:
     """Return indices as Biased if the lowest, by its address, is negative."""
     return index if low >= 0 else np.asarray(index).view(Biased)
 
@@ -47,11 +58,11 @@ def global_elements(state: BatchState, address: Value, shift: int, align: int, a
     low, high, bits = _bounds(offset)
     first, last = accesses[0], accesses[-1]
     if bits & (align - 1) or not state.space.contains(low + first[0], high + last[0] + last[1]):
-        offset = state.space.located(offset, accesses)
+        offset = state.space.locate(offset, accesses)
         low = int(offset.min())
     if shift:
         offset = np.right_shift(offset, shift, out=offset) if offset.ndim else offset >> np.int64(shift)
-    return _marked(offset, low)
+    return _mark(offset, low)
 
 
 def sum_elements(
@@ -59,17 +70,17 @@ def sum_elements(
 ) -> Elements:
     """Return global_elements for the address x + y, of which one is usually uniform and the other an index.
 
-    `seen` remembers, for this run of a block, the facts about the other: a block that indexes several
+    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes several
     arrays in the same way examines the index once.
     """
     if x.ndim:
         x, y = y, x
     if x.ndim or not y.ndim:
         return global_elements(state, (x + y).view(np.uint64), shift, align, accesses)
-    facts = seen.get((id(y), shift))
-    if facts is None:
-        facts = seen[id(y), shift] = _index_facts(y.view(S64), shift)
-    low, high, bits, index, consecutive = facts
+    examined = seen.get((id(y), shift))
+    if examined is None:
+        examined = seen[id(y), shift] = _examine_index(y.view(S64), shift)
+    low, high, bits, index, consecutive = examined
     start = int(x) - state.space.base
     first, last = accesses[0], accesses[-1]
     inside = state.space.contains(start + low + first[0], start + high + last[0] + last[1])
@@ -78,10 +89,10 @@ def sum_elements(
     if consecutive:
         begin = (start + low) >> shift
         return slice(begin, begin + len(index))
-    return _marked(index + (start >> shift), start + low)
+    return _mark(index + (start >> shift), start + low)
 
 
-def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
+def _examine_index(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
     """Return the lowest, the highest, the union of bits, the index in elements, and whether it is consecutive."""
     low, high, bits = _bounds(index)
     scaled = index >> np.int64(shift) if shift else index
@@ -90,7 +101,7 @@ def _index_facts(index: Array, shift: int) -> tuple[int, int, int, Array, bool]:
 
 
 def frame_elements(
-    state: BatchState, lanes: Lanes, space: str, address: Value, shift: int, align: int, accesses: Accesses
+    state: BatchState, threads: Threads, space: str, address: Value, shift: int, align: int, accesses: Accesses
 ) -> Value:
     """Return the elements of shared, local and parameter memory, whose addresses begin at 0 in each frame.
 
@@ -106,21 +117,21 @@ def frame_elements(
         address = address.astype(np.int32)
         low, high, bits = _bounds(address)
         if space == "shared" and high + last[0] >= 1 << RANK_SHIFT:
-            return _cluster_elements(state, lanes, address, shift, accesses)
+            return _cluster_elements(state, threads, address, shift, accesses)
         if bits & (align - 1) or low + first[0] < 0 or high + last[0] + last[1] > size:
             for delta, nbytes in accesses:
                 _check_frame(space, size, address.astype(S64) + delta, nbytes)
     index = (address >> address.dtype.type(shift)).astype(S64) if shift else address.astype(S64)
-    return _marked(index if space == "param" else index + state.frame_bases(lanes, space, shift), low)
+    return _mark(index if space == "param" else index + state.frame_bases(threads, space, shift), low)
 
 
-def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: int, accesses: Accesses) -> Value:
+def _cluster_elements(state: BatchState, threads: Threads, address: Value, shift: int, accesses: Accesses) -> Value:
     """Return the elements of shared memory, some of it other blocks' of the thread's cluster."""
-    each = np.broadcast_to(address, lanes.count).astype(S64)
-    own = lanes.pick(state.cta)
-    found = None
+    addresses = np.broadcast_to(address, threads.count).astype(S64)
+    own = threads.pick(state.cta)
+    index = None
     for delta, nbytes in accesses:
-        at = each + delta
+        at = addresses + delta
         rank, offset = at >> RANK_SHIFT, at & ((1 << RANK_SHIFT) - 1)
         wrong = (rank < 0) | (rank > state.cluster_blocks)
         if wrong.any():
@@ -128,24 +139,25 @@ def _cluster_elements(state: BatchState, lanes: Lanes, address: Value, shift: in
             why = f"shared address {int(at[place]) % (1 << 32):#x}: a cluster has {state.cluster_blocks} blocks"
             raise IllegalAddress(why, position=place)
         _check_frame("shared", state.frame_size("shared"), offset, nbytes)
-        if found is None:
+        if index is None:
             block = np.where(rank > 0, own - own % state.cluster_blocks + rank - 1, own)
-            found = ((offset - delta) >> shift) + block * (state.shared_frame >> shift)
-    assert found is not None
-    return _marked(found, int(found.min()))
+            index = ((offset - delta) >> shift) + block * (state.shared_frame >> shift)
+    assert index is not None
+    return _mark(index, int(index.min()))
 
 
 def _check_frame(space: str, size: int, address: Value, nbytes: int) -> None:
-    each = np.atleast_1d(address)
-    outside = (each < 0) | (each > size - nbytes)  # the sum may overflow
+    addresses = np.atleast_1d(address)
+    outside = (addresses < 0) | (addresses > size - nbytes)  # the sum may overflow
     if outside.any():
         at = int(np.argmax(outside))
-        why = f"{space} address {int(each[at]) % (1 << 32):#x}, {nbytes} bytes: outside of the {size} bytes there are"
+        where = f"{space} address {int(addresses[at]) % (1 << 32):#x}, {nbytes} bytes"
+        why = f"{where}: outside of the {size} bytes there are"
         raise IllegalAddress(why, position=at)
-    misaligned = (each & (nbytes - 1)) != 0
+    misaligned = (addresses & (nbytes - 1)) != 0
     if misaligned.any():
         at = int(np.argmax(misaligned))
-        raise MisalignedAddress(f"{space} address {int(each[at]):#x}, {nbytes} bytes: misaligned", position=at)
+        raise MisalignedAddress(f"{space} address {int(addresses[at]):#x}, {nbytes} bytes: misaligned", position=at)
 
 
 def among(chosen: Array, fault: DeviceFault) -> DeviceFault:
@@ -154,8 +166,8 @@ def among(chosen: Array, fault: DeviceFault) -> DeviceFault:
     return fault
 
 
-def _subset(lanes: Lanes, chosen: Array) -> Lanes:
-    return Lanes(lanes.indices().take(chosen), len(chosen))
+def _subset(threads: Threads, chosen: Array) -> Threads:
+    return Threads(threads.indices().take(chosen), len(chosen))
 
 
 def _pick(value: Value, chosen: Array) -> Value:
@@ -163,14 +175,14 @@ def _pick(value: Value, chosen: Array) -> Value:
 
 
 def elements(
-    state: BatchState, lanes: Lanes, space: str, address: Value, nbytes: int, align: int
+    state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int
 ) -> list[tuple[str, Value, Array | None]]:
     """Resolve addresses of any space: (space, element indices, which of the threads or None for all).
 
     Generic addresses of one group may lie in several spaces; the list has one entry for each.
     """
     if space != "generic":
-        return [(space, _one_space(state, lanes, space, address, nbytes, align), None)]
+        return [(space, _one_space(state, threads, space, address, nbytes, align), None)]
     # Device windows begin at 0x6000_0000_0000: everything outside windows 1 to 3 is global.
     if address.dtype.itemsize < 8:
         address = address.astype(np.uint64)
@@ -178,45 +190,45 @@ def elements(
     low, high, _ = _bounds(windows)
     if low == high or low > 3:
         kind = SPACE_OF_WINDOW.get(low, "global")
-        return [(kind, _in_window(state, lanes, kind, address, nbytes, align), None)]
-    found: list[tuple[str, Value, Array | None]] = []
+        return [(kind, _in_window(state, threads, kind, address, nbytes, align), None)]
+    parts: list[tuple[str, Value, Array | None]] = []
     kinds = np.where((windows >= 1) & (windows <= 3), windows, 0)
     for window in np.unique(kinds).tolist():
         chosen = np.flatnonzero(kinds == window)
         kind = SPACE_OF_WINDOW.get(window, "global")
         try:
-            part = _in_window(state, _subset(lanes, chosen), kind, address.take(chosen), nbytes, align)
+            part = _in_window(state, _subset(threads, chosen), kind, address.take(chosen), nbytes, align)
         except DeviceFault as fault:
             raise among(chosen, fault) from None
-        found.append((kind, part, chosen))
-    return found
+        parts.append((kind, part, chosen))
+    return parts
 
 
-def _in_window(state: BatchState, lanes: Lanes, kind: str, address: Value, nbytes: int, align: int) -> Value:
+def _in_window(state: BatchState, threads: Threads, kind: str, address: Value, nbytes: int, align: int) -> Value:
     if kind != "global":
         address = address.view(S64) & np.int64((1 << WINDOW_BITS) - 1)
-    return _one_space(state, lanes, kind, address, nbytes, align)
+    return _one_space(state, threads, kind, address, nbytes, align)
 
 
-def _one_space(state: BatchState, lanes: Lanes, space: str, address: Value, nbytes: int, align: int) -> Value:
+def _one_space(state: BatchState, threads: Threads, space: str, address: Value, nbytes: int, align: int) -> Value:
     shift = nbytes.bit_length() - 1
     accesses = ((0, align),)
     if space == "global":
         if address.dtype.itemsize < 8:
             address = address.astype(np.uint64)
         return global_elements(state, address, shift, align, accesses)
-    return frame_elements(state, lanes, space, address, shift, align, accesses)
+    return frame_elements(state, threads, space, address, shift, align, accesses)
 
 
 def load(
-    state: BatchState, lanes: Lanes, space: str, address: Value, dtype: DType, align: int, guard: Value | None
+    state: BatchState, threads: Threads, space: str, address: Value, dtype: DType, align: int, guard: Value | None
 ) -> Value:
     """Load one element per thread; where `guard` is false the result is 0 and nothing is touched."""
     if guard is not None and guard.ndim:
         chosen: Array = np.flatnonzero(guard)
-        result = np.zeros(lanes.count, dtype)
+        result = np.zeros(threads.count, dtype)
         if len(chosen):
-            inner = _subset(lanes, chosen)
+            inner = _subset(threads, chosen)
             try:
                 result[chosen] = load(state, inner, space, _pick(address, chosen), dtype, align, None)
             except DeviceFault as fault:
@@ -224,10 +236,10 @@ def load(
         return result
     if guard is not None and not guard:
         return dtype.type(0)
-    parts = elements(state, lanes, space, address, dtype.itemsize, align)
+    parts = elements(state, threads, space, address, dtype.itemsize, align)
     if parts[0][2] is None:
         return state.view(parts[0][0], dtype)[parts[0][1]]
-    result = np.empty(lanes.count, dtype)
+    result = np.empty(threads.count, dtype)
     for kind, index, some in parts:
         result[some] = state.view(kind, dtype)[index]
     return result
@@ -235,7 +247,7 @@ def load(
 
 def store(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     address: Value,
     dtype: DType,
@@ -248,25 +260,25 @@ def store(
     Nothing is written when any thread faults.
     """
     if guard is not None and guard.ndim:
-        held: Array = np.flatnonzero(guard)
-        if len(held):
-            inner = _subset(lanes, held)
-            picked = tuple(None if v is None else _pick(v, held) for v in values)
+        storing: Array = np.flatnonzero(guard)
+        if len(storing):
+            inner = _subset(threads, storing)
+            picked = tuple(None if v is None else _pick(v, storing) for v in values)
             try:
-                store(state, inner, space, _pick(address, held), dtype, align, picked, None)
+                store(state, inner, space, _pick(address, storing), dtype, align, picked, None)
             except DeviceFault as fault:
-                raise among(held, fault) from None
+                raise among(storing, fault) from None
         return
     if guard is not None and not guard:
         return
-    for kind, index, chosen in elements(state, lanes, space, address, dtype.itemsize, align):
+    for kind, index, chosen in elements(state, threads, space, address, dtype.itemsize, align):
         view = state.view(kind, dtype)
         for position, value in enumerate(values):
             if value is not None:
-                put(view[position:], index, value if chosen is None else _pick(value, chosen))
+                store_elements(view[position:], index, value if chosen is None else _pick(value, chosen))
 
 
-def put(view: Array, index: Value, value: Value) -> None:
+def store_elements(view: Array, index: Value, value: Value) -> None:
     """Do view[index] = value; of several threads that store to one address the last wins."""
     if index.ndim == 0 and value.ndim:
         value = value[-1]
@@ -286,7 +298,7 @@ def fetch(view: Array, index: Elements, displacement: int) -> Value:
     return view.take(index + displacement)
 
 
-def put_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
+def store_at(view: Array, index: Elements, displacement: int, value: Value) -> None:
     """Do view[index + displacement] = value; of several threads that store to one address the last wins."""
     if type(index) is slice:
         view[index.start + displacement : index.stop + displacement] = value
@@ -297,10 +309,10 @@ def put_at(view: Array, index: Elements, displacement: int, value: Value) -> Non
         index = index + displacement
     elif displacement:
         view = view[displacement:]
-    put(view, index, value)
+    store_elements(view, index, value)
 
 
-def displaced(address: Value, offset: int) -> Value:
+def displace(address: Value, offset: int) -> Value:
     """Return the address plus a constant, wrapping in its own width."""
     bits = 8 * address.dtype.itemsize
     return address + address.dtype.type(offset & ((1 << bits) - 1))

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import AXES, TIMERS, WARP
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 
-def special(state: BatchState, lanes: Lanes, text: str, dtype: DType) -> Value:
+def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Value:
     """Return the register's value for these threads, as `dtype`."""
     if text[1:] in TIMERS:
         return _timer(text[1:]).astype(dtype)
-    return lanes.fact((text, dtype), lambda: _convert(lanes.pick(_whole(state, text)), dtype))
+    return threads.remember((text, dtype), lambda: _convert(threads.pick(_whole(state, text)), dtype))
 
 
 def _convert(value: Value, dtype: DType) -> Value:
@@ -28,7 +25,7 @@ def _convert(value: Value, dtype: DType) -> Value:
 
 def _whole(state: BatchState, text: str) -> Value:
     name, _, axis = text[1:].partition(".")
-    return state.all.fact(("special", text), lambda: _compute(state, name, AXES.index(axis) if axis else 0))
+    return state.all.remember(("special", text), lambda: _compute(state, name, AXES.index(axis) if axis else 0))
 
 
 def _compute(state: BatchState, name: str, axis: int) -> Value:

@@ -2,97 +2,93 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 
 # Shuffle patterns kept per set of threads: each takes 9 bytes per thread.
 _CACHED = 32
 
 
-def ballot(state: BatchState, lanes: Lanes, predicate: Value) -> Array:
+def ballot(state: BatchState, threads: Threads, predicate: Value) -> Array:
     """Return per warp of the batch (uint32) which of these threads have a true predicate."""
-    if lanes.ids is None and state.whole_warps and predicate.ndim:
+    if threads.ids is None and state.whole_warps and predicate.ndim:
         flags = predicate
     else:
         flags = np.zeros(state.warps * WARP, np.bool_)
-        flags[lanes.pick(state.slot)] = predicate
+        flags[threads.pick(state.slot)] = predicate
     return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
-def active(state: BatchState, lanes: Lanes) -> Array:
+def active(state: BatchState, threads: Threads) -> Array:
     """Return per warp (uint32) the lanes in this group."""
-    return lanes.fact("active", lambda: ballot(state, lanes, np.bool_(True)))  # type: ignore[no-any-return]
+    return threads.remember("active", lambda: ballot(state, threads, np.bool_(True)))  # type: ignore[no-any-return]
 
 
-def _per_thread(state: BatchState, lanes: Lanes, per_warp: Array) -> Array:
-    return per_warp.take(lanes.pick(state.warp))  # type: ignore[no-any-return]
+def _per_thread(state: BatchState, threads: Threads, per_warp: Array) -> Array:
+    return per_warp.take(threads.pick(state.warp))  # type: ignore[no-any-return]
 
 
-def active_mask(state: BatchState, lanes: Lanes) -> Array:
-    return _per_thread(state, lanes, active(state, lanes))
+def active_mask(state: BatchState, threads: Threads) -> Array:
+    return _per_thread(state, threads, active(state, threads))
 
 
-def vote(state: BatchState, lanes: Lanes, mode: str, predicate: Value, mask: Value) -> Value:
+def vote(state: BatchState, threads: Threads, mode: str, predicate: Value, mask: Value) -> Value:
     """vote.sync: ballot (uint32) or any/all/uni (bool) over the lanes of `mask`."""
     # Each thread sees the votes of the lanes its own mask names.
-    votes = _per_thread(state, lanes, ballot(state, lanes, predicate)) & mask
+    votes = _per_thread(state, threads, ballot(state, threads, predicate)) & mask
     if mode == "ballot":
         return votes
     if mode == "any":
         return votes != 0
-    voters = _per_thread(state, lanes, active(state, lanes)) & mask
+    voters = _per_thread(state, threads, active(state, threads)) & mask
     return votes == voters if mode == "all" else (votes == voters) | (votes == 0)
 
 
-def elect(state: BatchState, lanes: Lanes, mask: Value) -> tuple[Value, Value]:
+def elect(state: BatchState, threads: Threads, mask: Value) -> tuple[Value, Value]:
     """elect.sync: (leader's lane, whether this thread is it); the leader is the lowest lane present."""
-    voters = active_mask(state, lanes) & mask
+    voters = active_mask(state, threads) & mask
     lowest = voters & (~voters + np.uint32(1))
     leader = np.bitwise_count(lowest - np.uint32(1)).astype(np.uint32)
-    return leader, leader == lanes.pick(state.lane)
+    return leader, leader == threads.pick(state.lane)
 
 
 def shuffle(
-    state: BatchState, lanes: Lanes, mode: str, value: Value, where: Value, clamp: Value
+    state: BatchState, threads: Threads, mode: str, value: Value, where: Value, clamp: Value
 ) -> tuple[Value, Value]:
     """shfl: (the other lane's value, whether the source lane was in range)."""
     if where.ndim == 0 and clamp.ndim == 0:
         key = ("shuffle", mode, int(where), int(clamp))
-        source, valid = _pattern(state, lanes, key, mode, where, clamp)
+        source, valid = _pattern(state, threads, key, mode, where, clamp)
     else:
-        source, valid = _sources(state, lanes, mode, where, clamp)
+        source, valid = _sources(state, threads, mode, where, clamp)
     if value.ndim == 0:
         return value, valid
-    if lanes.ids is None:
+    if threads.ids is None:
         return value.take(source), valid
     everyone = np.zeros(state.count, value.dtype)
-    everyone[lanes.ids] = value
+    everyone[threads.ids] = value
     return everyone.take(source), valid
 
 
 def _pattern(
-    state: BatchState, lanes: Lanes, key: tuple[str, str, int, int], mode: str, where: Value, clamp: Value
+    state: BatchState, threads: Threads, key: tuple[str, str, int, int], mode: str, where: Value, clamp: Value
 ) -> tuple[Array, Array]:
     """Return the sources of a shuffle that is the same for all threads; for whole batches they are cached."""
-    facts = lanes.facts if lanes.ids is not None else state.geometry.facts
-    found: tuple[Array, Array] | None = facts.get(key)
-    if found is None:
-        found = _sources(state, lanes, mode, where, clamp)
-        if len(facts) < _CACHED:
-            facts[key] = found
-    return found
+    cache = threads.cache if threads.ids is not None else state.geometry.cache
+    pattern: tuple[Array, Array] | None = cache.get(key)
+    if pattern is None:
+        pattern = _sources(state, threads, mode, where, clamp)
+        if len(cache) < _CACHED:
+            cache[key] = pattern
+    return pattern
 
 
-def _sources(state: BatchState, lanes: Lanes, mode: str, where: Value, clamp: Value) -> tuple[Array, Array]:
-    lane = lanes.pick(state.lane)
+def _sources(state: BatchState, threads: Threads, mode: str, where: Value, clamp: Value) -> tuple[Array, Array]:
+    lane = threads.pick(state.lane)
     distance = where.astype(np.int64) & 31
     clamp = clamp.astype(np.int64)
     segment, limit = (clamp >> 8) & 31, clamp & 31
@@ -107,28 +103,28 @@ def _sources(state: BatchState, lanes: Lanes, mode: str, where: Value, clamp: Va
         source = (lane & segment) | (distance & ~segment)
     valid = source >= highest if mode == "up" else source <= highest
     source = np.where(valid, source, lane)
-    ids = lanes.indices()
+    ids = threads.indices()
     if not state.whole_warps:
         # A lane past the end of the CTA does not exist: its value is undefined, so the own value is kept.
-        thread = lanes.pick(state.thread)
+        thread = threads.pick(state.thread)
         source = np.where(thread - lane + source < state.threads_per_block, source, lane)
     return ids - lane + source, valid
 
 
-def _table(state: BatchState, lanes: Lanes, value: Value, absent: Value) -> Array:
+def _table(state: BatchState, threads: Threads, value: Value, absent: Value) -> Array:
     """Return values as one row per warp, `absent` for lanes that are not in the group."""
     table = np.full(state.warps * WARP, absent, value.dtype)
-    table[lanes.pick(state.slot)] = value
+    table[threads.pick(state.slot)] = value
     return table.reshape(-1, WARP)
 
 
-def match(state: BatchState, lanes: Lanes, mode: str, value: Value, mask: Value) -> tuple[Value, Value]:
+def match(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> tuple[Value, Value]:
     """match.sync: (lanes of `mask` with the same value, whether all have it); mode any or all."""
-    table = _table(state, lanes, value, value.dtype.type(0))
+    table = _table(state, threads, value, value.dtype.type(0))
     equal = table[:, :, None] == table[:, None, :]
     bits = np.packbits(equal, axis=2, bitorder="little").view(np.uint32).reshape(-1)
-    voters = active_mask(state, lanes) & mask
-    same = bits.take(lanes.pick(state.slot)) & voters
+    voters = active_mask(state, threads) & mask
+    same = bits.take(threads.pick(state.slot)) & voters
     if mode == "any":
         return same, np.bool_(True)
     agreed = same == voters
@@ -145,31 +141,31 @@ _REDUCTIONS = {
 }
 
 
-def reduce(state: BatchState, lanes: Lanes, mode: str, value: Value, mask: Value) -> Value:
+def reduce(state: BatchState, threads: Threads, mode: str, value: Value, mask: Value) -> Value:
     """redux.sync over the lanes that share a membermask."""
     function = _REDUCTIONS[mode]
-    value, mask = spread(value, lanes.count), spread(mask, lanes.count)
+    value, mask = spread(value, threads.count), spread(mask, threads.count)
     # Lanes of one warp may be in different masks: one key per (warp, mask).
-    key = lanes.pick(state.warp).astype(np.uint64) << np.uint64(32) | mask
+    key = threads.pick(state.warp).astype(np.uint64) << np.uint64(32) | mask
     order = np.argsort(key, kind="stable")
     ordered = key[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
     totals = function.reduceat(value[order], starts, dtype=value.dtype)
-    result = np.empty(lanes.count, value.dtype)
-    result[order] = np.repeat(totals, np.diff(np.r_[starts, lanes.count]))
+    result = np.empty(threads.count, value.dtype)
+    result[order] = np.repeat(totals, np.diff(np.r_[starts, threads.count]))
     return result
 
 
-def arrived_everywhere(state: BatchState, lanes: Lanes, mask: Value, warps: int = 1) -> Value:
+def all_arrived(state: BatchState, threads: Threads, mask: Value, warps: int = 1) -> Value:
     """Return per thread whether every living lane that its membermask names is in this group.
 
     `warps`: 1, or GROUP_WARPS, when the other warps of the thread's warp group have to be here, too.
     """
     living = state.living_lanes()
     if warps == 1:
-        needed = _per_thread(state, lanes, living) & mask
-        return (needed & ~active_mask(state, lanes)) == 0
-    late = (living & ~active(state, lanes)) != 0
+        needed = _per_thread(state, threads, living) & mask
+        return (needed & ~active_mask(state, threads)) == 0
+    late = (living & ~active(state, threads)) != 0
     warp = np.arange(state.warps)
     group = warp - warp % state.warps_per_block % GROUP_WARPS
-    return _per_thread(state, lanes, np.bincount(group, late, state.warps)[group] == 0)
+    return _per_thread(state, threads, np.bincount(group, late, state.warps)[group] == 0)

@@ -170,10 +170,10 @@ def _byte_of(tokens: TokenStream) -> Initialiser:
 
 def parse_parameters(tokens: TokenStream) -> tuple[Variable, ...]:
     """Parse `(.param .b32 x, ...)`."""
-    found: list[Variable] = []
+    parameters: list[Variable] = []
     tokens.expect("(")
     while not tokens.accept(")"):
-        found.append(parse_variable(tokens))
+        parameters.append(parse_variable(tokens))
         if not tokens.is_at(")"):
             tokens.expect(",")
-    return tuple(found)
+    return tuple(parameters)

@@ -95,8 +95,8 @@ def _definition(tokens: TokenStream, module: Module) -> None:
         raise InvalidPtx(f"unsupported: {tokens.current.text}", tokens.line)
     variable = parse_variable(tokens, extern=extern)
     tokens.expect(";")
-    known = module.variables.get(variable.name)
-    if known is None or known.extern:
+    earlier = module.variables.get(variable.name)
+    if earlier is None or earlier.extern:
         module.variables[variable.name] = variable
 
 
@@ -112,8 +112,8 @@ def _alias(tokens: TokenStream, module: Module) -> None:
 
 
 def _add_function(module: Module, function: Function) -> None:
-    known = module.functions.get(function.name)
-    if known is None or known.body is None:
+    earlier = module.functions.get(function.name)
+    if earlier is None or earlier.body is None:
         module.functions[function.name] = function
     elif function.body is not None:
         raise InvalidPtx(f"{function.name} is defined twice", function.line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -24,21 +24,19 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
 )
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import (
     by_thread,
     check_multiple,
     complete_bytes,
     consecutive,
     destinations,
-    repeated,
+    repeat,
 )
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
-from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch, written_at
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
+from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch, store_box_at
 from pympsd_server.backends.emulated.ptx.tensor_maps.descriptors import map_at
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(
@@ -56,7 +54,7 @@ _INFINITY: Final = U32.type(0x7F800000)
 
 def load_box(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     target: Value,
     map_address: Value,
     coordinates: tuple[Value, ...],
@@ -72,27 +70,27 @@ def load_box(
     rank, moved = len(coordinates), offsets or ()
     values = (target, map_address, barrier, *coordinates, *moved, *(() if mask is None else (mask,)))
 
-    def work(lane: Lanes, given: tuple[int, ...]) -> None:
-        place, where, waiting, *rest = given
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, where, waiting, *rest = arguments
         start, moves = rest[:rank], rest[rank : rank + len(moved)]
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
-        of = map_at(state, lane, where)
+        of = map_at(state, thread, where)
         limit, is_rounded = state.frame_size("shared"), of.data_type in _ROUNDED
         box = box_at(of, start, None if offsets is None else moves, limit, is_rounded)
-        elements = _read(state, lane, of, box)
+        elements = _read(state, thread, of, box)
         blocks = None if mask is None else rest[-1]
         for to in destinations(place, blocks):
-            threads, places = repeated(lane, len(elements)), _shared_places(of, box, to)
-            store(state, threads, "shared", places, elements.dtype, box.unit, (elements,), None)
-        for each in destinations(waiting, blocks):
-            complete_bytes(state, lane, each, elements.nbytes)
+            copies, places = repeat(thread, len(elements)), _shared_addresses(of, box, to)
+            store(state, copies, "shared", places, elements.dtype, box.unit, (elements,), None)
+        for waiting_address in destinations(waiting, blocks):
+            complete_bytes(state, thread, waiting_address, elements.nbytes)
 
-    by_thread(state, lanes, values, guard, work)
+    by_thread(state, threads, values, guard, work)
 
 
 def store_box(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     map_address: Value,
     coordinates: tuple[Value, ...],
     is_im2col: bool,
@@ -102,24 +100,24 @@ def store_box(
 ) -> None:
     """cp.async.bulk.tensor to global memory; cp.reduce.async.bulk.tensor if there is a function ("" for none)."""
 
-    def work(lane: Lanes, given: tuple[int, ...]) -> None:
-        where, place, *start = given
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        where, place, *start = arguments
         check_multiple("shared address", place, _SHARED_ALIGNMENT)
-        of = map_at(state, lane, where)
+        of = map_at(state, thread, where)
         reduction = _reduction(of, function) if function else ""
-        box = written_at(of, start, is_im2col, state.frame_size("shared"), bool(reduction))
-        dtype, threads = _DTYPES[of.data_type] if reduction else _bits(box), repeated(lane, len(box.inside))
-        elements = load(state, threads, "shared", _shared_places(of, box, place), dtype, box.unit, None)
+        box = store_box_at(of, start, is_im2col, state.frame_size("shared"), bool(reduction))
+        dtype, copies = _DTYPES[of.data_type] if reduction else _bits(box), repeat(thread, len(box.inside))
+        elements = load(state, copies, "shared", _shared_addresses(of, box, place), dtype, box.unit, None)
         values, inside = (elements,), box.inside
         if reduction:
-            atomic(state, threads, "global", reduction, box.addresses, dtype, box.unit, values, False, inside)
+            atomic(state, copies, "global", reduction, box.addresses, dtype, box.unit, values, False, inside)
         else:
-            store(state, threads, "global", box.addresses, dtype, box.unit, values, inside)
+            store(state, copies, "global", box.addresses, dtype, box.unit, values, inside)
 
-    by_thread(state, lanes, (map_address, source, *coordinates), guard, work)
+    by_thread(state, threads, (map_address, source, *coordinates), guard, work)
 
 
-def _shared_places(of: TensorMap, box: Box, start: int) -> Array:
+def _shared_addresses(of: TensorMap, box: Box, start: int) -> Array:
     """Return the shared addresses of a box: the swizzle exchanges bits of whole addresses.
 
     Its rows lie as far apart as the swizzle's span is wide, even if they are shorter, and what is between is kept.
@@ -127,10 +125,10 @@ def _shared_places(of: TensorMap, box: Box, start: int) -> Array:
     width = of.inner * of.element_bytes
     rows = consecutive(start, len(box.inside) * box.unit // width, row_pitch(of))
     places = rows[:, None] + consecutive(0, width // box.unit, box.unit)
-    return swizzled(places.ravel(), of.swizzle)
+    return swizzle_addresses(places.ravel(), of.swizzle)
 
 
-def swizzled(address: Array, swizzle: int) -> Array:
+def swizzle_addresses(address: Array, swizzle: int) -> Array:
     """Return addresses whose bits from 4 on are changed by those from 7 on: 1 bit for 32B, 2 for 64B, 3 for 128B."""
     changed: Array = address ^ ((address >> U64.type(7) & U64.type((1 << swizzle) - 1)) << U64.type(4))
     return changed
@@ -140,18 +138,18 @@ def _bits(box: Box) -> DType:
     return np.dtype(f"u{box.unit}")
 
 
-def _read(state: BatchState, lane: Lanes, of: TensorMap, box: Box) -> Array:
-    """Return the bits of a box's elements, converted as the type says; those outside of the tensor are 0 or NaN."""
-    dtype, threads = _bits(box), repeated(lane, len(box.inside))
-    elements = np.asarray(load(state, threads, "global", box.addresses, dtype, box.unit, box.inside))
+def _read(state: BatchState, thread: Threads, of: TensorMap, box: Box) -> Array:
+    """Return the bits of a box's elements, converted by their type; those outside of the tensor are 0 or NaN."""
+    dtype, copies = _bits(box), repeat(thread, len(box.inside))
+    elements = np.asarray(load(state, copies, "global", box.addresses, dtype, box.unit, box.inside))
     if of.data_type in _ROUNDED:
-        elements = _rounded(elements)
+        elements = _round_to_tf32(elements)
     if of.fill:
         elements[~box.inside] = np.frombuffer(_NAN * (box.unit // len(_NAN)), dtype)[0]
     return elements
 
 
-def _rounded(bits: Array) -> Array:
+def _round_to_tf32(bits: Array) -> Array:
     """Return 32-bit floats rounded to TF32: to the nearest of 10 bits of fraction, of two the even one.
 
     Any NaN becomes the same one.

@@ -13,7 +13,7 @@ from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, Illeg
 
 _UNIT = 16
 """Boxes begin at multiples of this many bytes along the first dimension, as on an H100 and an H200."""
-_MOST = 1 << 31
+_MAX_DIMENSION = 1 << 31
 """Elements of a dimension that can be copied, as on an H100: larger ones can only be encoded."""
 _WIDE = 8
 """Bytes of the largest elements."""
@@ -41,7 +41,7 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
         raise IllegalInstruction(f"a copy of .{kinds[is_im2col]} by a tensor map that is {kinds[not is_im2col]}")
     if len(start) != of.rank:
         raise IllegalInstruction(f"{len(start)} coordinates for a tensor map of {of.rank} dimensions")
-    if max(of.dimensions) > _MOST:
+    if max(of.dimensions) > _MAX_DIMENSION:
         raise IllegalInstruction(f"a tensor map of a dimension of more than 2**31 elements: {of.dimensions}")
     if start[0] * of.element_bytes % _UNIT:
         where = f"coordinate {start[0]}, elements of {of.element_bytes} bytes"
@@ -50,13 +50,13 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
     if size > limit:
         raise IllegalAddress(f"a box of {size} bytes: outside of the {limit} bytes of shared memory there are")
     if not by_element and of.element_bytes < _WIDE and not of.dimensions[0] * of.element_bytes % _WIDE:
-        of, start = _widened(of, start)
+        of, start = _widen(of, start)
     if of.im2col is not None:
         return _pixels(of, of.im2col, start, offsets or ())
     return _tile(of, start)
 
 
-def written_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int, by_element: bool) -> Box:
+def store_box_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int, by_element: bool) -> Box:
     """Return the elements that a store or reduction from some coordinates on writes, as `box_at` does of a load.
 
     As recorded on an H100: no coordinate may be negative, and units of 16 bytes are written whole. The last unit of a
@@ -71,7 +71,7 @@ def written_at(of: TensorMap, start: Sequence[int], is_im2col: bool, limit: int,
     return box_at(padded, start, () if is_im2col else None, limit, by_element)
 
 
-def _widened(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
+def _widen(of: TensorMap, start: Sequence[int]) -> tuple[TensorMap, Sequence[int]]:
     """Return a map, and coordinates, of the same bytes in larger elements: boxes and tensor have whole ones."""
     ratio = _WIDE // of.element_bytes
     column = of.im2col and evolve(of.im2col, channels=of.im2col.channels // ratio)
@@ -108,12 +108,12 @@ def _pitches(of: TensorMap) -> tuple[int, ...]:
 
 
 def _is_inside(place: Array, size: int) -> Array:
-    found: Array = (place >= 0) & (place < size)
-    return found
+    inside: Array = (place >= 0) & (place < size)
+    return inside
 
 
 def _box(of: TensorMap, offsets: Array, inside: Array) -> Box:
-    # Addresses are sums of 64 bits, on an H100 too: an element so far behind comes to the memory at the lower bits.
+    # Addresses are sums of 64 bits, on an H100 too: an element that far away is at the address of the lower bits.
     return Box(offsets.view(U64) + U64.type(of.address), inside, of.element_bytes)
 
 
@@ -124,18 +124,18 @@ def _pixels(of: TensorMap, column: Im2col, start: Sequence[int], offsets: Sequen
     channels = start[0] + np.arange(column.channels, dtype=S64)
     places, inside = channels * of.element_bytes, _is_inside(channels, of.dimensions[0])
     rows, present = np.zeros(len(pixels), S64), np.ones(len(pixels), np.bool_)
-    for each, pitch, size in zip(pixels.T, of.strides, of.dimensions[1:], strict=True):
-        rows += each * pitch
-        present &= _is_inside(each, size)
+    for coordinate, pitch, size in zip(pixels.T, of.strides, of.dimensions[1:], strict=True):
+        rows += coordinate * pitch
+        present &= _is_inside(coordinate, size)
     return _box(of, (rows[:, None] + places).ravel(), (present[:, None] & inside).ravel())
 
 
 def _walk(of: TensorMap, column: Im2col, start: Sequence[int]) -> list[list[int]]:
     """Return pixels along W, then H, D and N: past the box's upper corner a dimension begins at its lower one."""
-    place, found = list(start), []
+    place, places = list(start), []
     ends = [size + upper for size, upper in zip(of.dimensions[1:-1], column.upper_corner, strict=True)]
     for _ in range(column.pixels):
-        found.append(list(place))
+        places.append(list(place))
         for index, (end, lower) in enumerate(zip(ends, column.lower_corner, strict=True)):
             place[index] += of.element_strides[1 + index]
             if place[index] < end:
@@ -143,4 +143,4 @@ def _walk(of: TensorMap, column: Im2col, start: Sequence[int]) -> list[list[int]
             place[index] = lower
         else:
             place[-1] += of.element_strides[-1]
-    return found
+    return places

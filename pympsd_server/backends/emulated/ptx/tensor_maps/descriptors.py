@@ -2,54 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from pympsd.wire.tensor_map import ALIGNMENT, BYTES, TensorMap, replaced, unpack
 from pympsd_server.backends.emulated.ptx.isa.datatypes import U64, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
-from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import by_thread, check_multiple, consecutive, repeated
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import by_thread, check_multiple, consecutive, repeat
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 _WORD: Final = U64.itemsize
 _WORDS: Final = BYTES // _WORD
 
 
-def map_at(state: BatchState, lane: Lanes, address: int) -> TensorMap:
+def map_at(state: BatchState, thread: Threads, address: int) -> TensorMap:
     """Return the map at a generic address; raise IllegalInstruction if there is none that can be used."""
     try:
-        found = unpack(_read(state, lane, "generic", address))
+        tensor_map = unpack(_read(state, thread, "generic", address))
     except ValueError as error:
         raise _not_a_map(address, error) from None
-    if found.interleave:
+    if tensor_map.interleave:
         raise IllegalInstruction(f"tensor map at {address:#x}: interleaved layouts are not emulated")
-    return found
+    return tensor_map
 
 
 def _not_a_map(address: int, error: ValueError) -> IllegalInstruction:
     return IllegalInstruction(f"tensor map at {address:#x}: {error}")
 
 
-def _read(state: BatchState, lane: Lanes, space: str, address: int) -> bytes:
+def _read(state: BatchState, thread: Threads, space: str, address: int) -> bytes:
     check_multiple("tensor map at", address, ALIGNMENT)
     places = consecutive(address, _WORDS, _WORD)
-    return bytes(load(state, repeated(lane, _WORDS), space, places, U64, _WORD, None).tobytes())
+    return bytes(load(state, repeat(thread, _WORDS), space, places, U64, _WORD, None).tobytes())
 
 
-def _write(state: BatchState, lane: Lanes, space: str, address: int, data: bytes) -> None:
+def _write(state: BatchState, thread: Threads, space: str, address: int, data: bytes) -> None:
     check_multiple("tensor map at", address, ALIGNMENT)
     places, words = consecutive(address, _WORDS, _WORD), np.frombuffer(data, U64)
-    store(state, repeated(lane, _WORDS), space, places, U64, _WORD, (words,), None)
+    store(state, repeat(thread, _WORDS), space, places, U64, _WORD, (words,), None)
 
 
 def replace_field(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     space: str,
     address: Value,
     field: str,
@@ -59,22 +57,22 @@ def replace_field(
 ) -> None:
     """tensormap.replace: change one field of the map at each thread's address."""
 
-    def work(lane: Lanes, given: tuple[int, ...]) -> None:
-        place, wanted = given
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, new_value = arguments
         try:
-            changed = replaced(_read(state, lane, space, place), field, ordinal, wanted)
+            changed = replaced(_read(state, thread, space, place), field, ordinal, new_value)
         except ValueError as error:
             raise _not_a_map(place, error) from None
-        _write(state, lane, space, place, changed)
+        _write(state, thread, space, place, changed)
 
-    by_thread(state, lanes, (address, value), guard, work)
+    by_thread(state, threads, (address, value), guard, work)
 
 
-def copy_map(state: BatchState, lanes: Lanes, target: Value, source: Value, guard: Value | None) -> None:
+def copy_map(state: BatchState, threads: Threads, target: Value, source: Value, guard: Value | None) -> None:
     """tensormap.cp_fenceproxy: copy 128 bytes from shared to global memory."""
 
-    def work(lane: Lanes, given: tuple[int, ...]) -> None:
-        place, origin = given
-        _write(state, lane, "global", place, _read(state, lane, "shared", origin))
+    def work(thread: Threads, arguments: tuple[int, ...]) -> None:
+        place, origin = arguments
+        _write(state, thread, "global", place, _read(state, thread, "shared", origin))
 
-    by_thread(state, lanes, (target, source), guard, work)
+    by_thread(state, threads, (target, source), guard, work)

@@ -1,14 +1,19 @@
-"""Reads of textures: tex, tld4 and txq."""
+"""Samples of textures: levels, filters, layers, cubes, gathers and queries.
+
+A sample has coordinates, a texture object (a record in device memory) and perhaps a level or gradients. The threads
+of a group may use different objects, so the work is done for each object separately (`texels.by_object`), then for
+each level, then for each of the up to eight elements that a linear filter mixes. Coordinates and weights are rounded
+to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import F32, S64, U32, Array, Value
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 from pympsd_server.backends.emulated.ptx.textures.texels import (
     STEPS,
     border,
@@ -16,24 +21,21 @@ from pympsd_server.backends.emulated.ptx.textures.texels import (
     corner_weights,
     cube_face,
     finite,
-    mapped,
+    map_indices,
     nearest,
     neighbours,
     read,
-    rounded,
+    round_half_up,
 )
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2, "cube": 3, "acube": 3}
-"""The coordinates of each, besides the layer, which comes first where there are layers."""
+"""The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
 _FACES = 6
 
 
 def sample_texture(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     geometry: str,
     handle: Value,
     coordinates: tuple[Value, ...],
@@ -47,23 +49,23 @@ def sample_texture(
     """
     values = (*coordinates, *gradients, *(() if level is None else (level,)))
 
-    def work(of: TextureObject, given: tuple[Array, ...]) -> Array:
-        place, rest = given[: len(coordinates)], given[len(coordinates) :]
+    def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
+        place, rest = arguments[: len(coordinates)], arguments[len(coordinates) :]
         if level is not None:
-            wanted = finite(rest[0])
+            levels = finite(rest[0])
         elif gradients:
-            wanted = _level_of(of, rest)
+            levels = _level_of(of, rest)
         else:
-            wanted = np.zeros(len(place[0]))
-        return _bits(_at_levels(state, of, geometry, place, wanted))
+            levels = np.zeros(len(place[0]))
+        return _bits(_at_levels(state, of, geometry, place, levels))
 
-    return list(by_object(state, lanes, handle, values, 4, guard, work).astype(U32))
+    return list(by_object(state, threads, handle, values, 4, guard, work).astype(U32))
 
 
 def _bits(values: Array) -> Array:
     """Return 32 bits of each float or integer."""
-    found: Array = values.astype(F32).view(U32) if values.dtype.kind == "f" else values.astype(U32)
-    return found
+    bits: Array = values.astype(F32).view(U32) if values.dtype.kind == "f" else values.astype(U32)
+    return bits
 
 
 def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
@@ -72,26 +74,26 @@ def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
     sizes = (first.width, first.height, first.depth) if of.sampling.flags & Flag.NORMALIZED_COORDINATES else (1, 1, 1)
     lengths = []
     for part in (gradients[:half], gradients[half:]):
-        steps = [finite(each) * size for each, size in zip(part, sizes, strict=False)]
+        steps = [finite(derivative) * size for derivative, size in zip(part, sizes, strict=False)]
         lengths.append(np.sqrt(sum(step * step for step in steps)))
     longest = np.maximum(*lengths)
-    found: Array = np.log2(np.where(longest > 0, longest, 1.0))
-    return found
+    level: Array = np.log2(np.where(longest > 0, longest, 1.0))
+    return level
 
 
-def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], wanted: Array) -> Array:
-    """Return elements, filtered, of the levels that threads want."""
+def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array) -> Array:
+    """Return elements, filtered, of the levels that the threads sample."""
     how = of.sampling
     last = len(of.levels) - 1
     if not last:
         return _at(state, of, of.levels[0], geometry, place)
     bias, least, greatest = finite(np.array([how.level_bias, how.least_level, how.greatest_level]))
-    where = np.clip(np.minimum(np.maximum(wanted + bias, least), greatest), 0, last)
+    where = np.clip(np.minimum(np.maximum(levels + bias, least), greatest), 0, last)
     if how.level_filter and of.is_float:
         lower = np.floor(where)
-        share = rounded((where - lower) * STEPS) / STEPS
+        share = round_half_up((where - lower) * STEPS) / STEPS
         upper = np.minimum(lower + 1, last)
-        low, high = (_each_level(state, of, geometry, place, one.astype(S64)) for one in (lower, upper))
+        low, high = (_each_level(state, of, geometry, place, bound.astype(S64)) for bound in (lower, upper))
         between: Array = low * (1 - share) + high * share
         return between
     return _each_level(state, of, geometry, place, np.floor(where + 0.5).astype(S64))
@@ -100,19 +102,19 @@ def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple
 def _each_level(
     state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], number: Array
 ) -> Array:
-    found = np.zeros((4, len(number)), np.float64 if of.is_float else S64)
-    for each in np.unique(number).tolist():
-        chosen = np.flatnonzero(number == each)
-        part = tuple(one[chosen] for one in place)
-        found[:, chosen] = _at(state, of, of.levels[min(each, len(of.levels) - 1)], geometry, part)
-    return found
+    texels = np.zeros((4, len(number)), np.float64 if of.is_float else S64)
+    for level_index in np.unique(number).tolist():
+        chosen = np.flatnonzero(number == level_index)
+        part = tuple(coordinate[chosen] for coordinate in place)
+        texels[:, chosen] = _at(state, of, of.levels[min(level_index, len(of.levels) - 1)], geometry, part)
+    return texels
 
 
 Place = tuple[list[Array], list[int], list[int], Array]
 """Coordinates in elements, the sizes and modes of their dimensions, and the slice of each thread."""
 
 
-def _placed(of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Place:
+def _place(of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Place:
     modes = list(of.sampling.address_modes)
     count = len(place[0])
     layer: Array = np.zeros(count, S64)
@@ -120,7 +122,7 @@ def _placed(of: TextureObject, level: Level, geometry: str, place: tuple[Array, 
         layers = level.depth // _FACES if geometry == "acube" else level.depth
         layer, place = np.minimum(place[0].astype(S64), max(layers, 1) - 1), place[1:]
     if geometry.endswith("cube"):
-        face, across, down = cube_face(*(finite(each) for each in place))
+        face, across, down = cube_face(*(finite(coordinate) for coordinate in place))
         layer = np.minimum(layer * _FACES + face, level.depth - 1)
         return (
             [across * level.width, down * level.height],
@@ -130,7 +132,9 @@ def _placed(of: TextureObject, level: Level, geometry: str, place: tuple[Array, 
         )
     sizes = [level.width, level.height, level.depth][: len(place)]
     is_normalized = bool(of.sampling.flags & Flag.NORMALIZED_COORDINATES) and place[0].dtype.kind == "f"
-    places = [finite(each) * (size if is_normalized else 1) for each, size in zip(place, sizes, strict=True)]
+    places = [
+        finite(coordinate) * (size if is_normalized else 1) for coordinate, size in zip(place, sizes, strict=True)
+    ]
     if of.kind is Kind.LINEAR:
         modes = [AddressMode.BORDER] * 3
     elif not is_normalized:
@@ -141,11 +145,11 @@ def _placed(of: TextureObject, level: Level, geometry: str, place: tuple[Array, 
 
 def _at(state: BatchState, of: TextureObject, level: Level, geometry: str, place: tuple[Array, ...]) -> Array:
     """Return the elements of one level, filtered."""
-    places, sizes, modes, layer = _placed(of, level, geometry, place)
+    places, sizes, modes, layer = _place(of, level, geometry, place)
     if not of.sampling.filter or not of.is_float or place[-1].dtype.kind != "f" or of.kind is Kind.LINEAR:
-        return _element(state, of, level, [nearest(each) for each in places], sizes, modes, layer)
+        return _element(state, of, level, [nearest(coordinate) for coordinate in places], sizes, modes, layer)
     total = np.zeros((4, len(layer)))
-    around = [neighbours(each) for each in places]
+    around = [neighbours(coordinate) for coordinate in places]
     for corner, weight in corner_weights([share for _, share in around]).items():
         index = [first + step for (first, _), step in zip(around, corner, strict=True)]
         # What has no weight adds nothing, not even if it is infinite.
@@ -164,21 +168,21 @@ def _element(
     layer: Array,
 ) -> Array:
     inside: Array | None = None
-    found = []
-    for each, size, mode in zip(index, sizes, modes, strict=True):
-        clamped, within = mapped(each, size, mode)
-        found.append(clamped)
+    indices = []
+    for coordinate, size, mode in zip(index, sizes, modes, strict=True):
+        clamped, within = map_indices(coordinate, size, mode)
+        indices.append(clamped)
         if within is not None:
             inside = within if inside is None else inside & within
-    y = found[1] if len(found) > 1 else np.zeros_like(layer)
-    z = found[2] if len(found) > 2 else layer
-    element = read(state, of, level, found[0], y, z)
+    y = indices[1] if len(indices) > 1 else np.zeros_like(layer)
+    z = indices[2] if len(indices) > 2 else layer
+    element = read(state, of, level, indices[0], y, z)
     return element if inside is None else np.where(inside, element, border(of))
 
 
 def gather_texels(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     geometry: str,
     handle: Value,
     coordinates: tuple[Value, ...],
@@ -192,32 +196,32 @@ def gather_texels(
 
     def work(of: TextureObject, place: tuple[Array, ...]) -> Array:
         level = of.levels[0]
-        places, sizes, modes, layer = _placed(of, level, geometry, place)
-        (x, _), (y, _) = (neighbours(each) for each in places)
+        places, sizes, modes, layer = _place(of, level, geometry, place)
+        (x, _), (y, _) = (neighbours(coordinate) for coordinate in places)
         corners = ((x, y + 1), (x + 1, y + 1), (x + 1, y), (x, y))
         rows = [_element(state, of, level, list(corner), sizes, modes, layer)[channel] for corner in corners]
         return _bits(np.array(rows))
 
-    return list(by_object(state, lanes, handle, coordinates, 4, guard, work).astype(U32))
+    return list(by_object(state, threads, handle, coordinates, 4, guard, work).astype(U32))
 
 
 QUERIES = ("width", "height", "depth", "array_size", "num_mipmap_levels", "normalized_coords")
 
 
 def query_texture(
-    state: BatchState, lanes: Lanes, what: str, handle: Value, level: Value | None, guard: Value | None
+    state: BatchState, threads: Threads, what: str, handle: Value, level: Value | None, guard: Value | None
 ) -> Array:
     """Return an attribute of texture or surface objects; a size is that of a level."""
 
-    def work(of: TextureObject, given: tuple[Array, ...]) -> Array:
+    def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
         if what == "num_mipmap_levels":
             return np.full(1, len(of.levels), np.uint64)
         if what == "normalized_coords":
             return np.full(1, bool(of.sampling.flags & Flag.NORMALIZED_COORDINATES), np.uint64)
-        sizes = [getattr(one, "depth" if what == "array_size" else what) for one in of.levels]
-        number = np.minimum(given[0], len(sizes) - 1) if given else np.zeros(1, S64)
+        sizes = [getattr(size, "depth" if what == "array_size" else what) for size in of.levels]
+        number = np.minimum(arguments[0], len(sizes) - 1) if arguments else np.zeros(1, S64)
         return np.array(sizes, np.uint64)[number]
 
     values = () if level is None else (level,)
-    found: Array = by_object(state, lanes, handle, values, 1, guard, work)[0].astype(U32)
-    return found
+    attributes: Array = by_object(state, threads, handle, values, 1, guard, work)[0].astype(U32)
+    return attributes

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pympsd.wire.texture_object import Kind, Level, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
-from pympsd_server.backends.emulated.ptx.runtime.spaces import global_elements, put
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
+from pympsd_server.backends.emulated.ptx.runtime.spaces import global_elements, store_elements
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 from pympsd_server.backends.emulated.ptx.textures.texels import by_object
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 SURFACE_GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2}
-"""The coordinates of each, besides the layer, which comes first where there are layers."""
+"""The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
 
 
 def read_surface(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     geometry: str,
     beyond: str,
     handle: Value,
@@ -38,12 +34,12 @@ def read_surface(
         view = state.view("global", dtype)
         return np.array([np.where(inside, view[index + number], 0) for number in range(count)])
 
-    return list(by_object(state, lanes, handle, coordinates, count, guard, work).astype(dtype))
+    return list(by_object(state, threads, handle, coordinates, count, guard, work).astype(dtype))
 
 
 def write_surface(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     geometry: str,
     beyond: str,
     handle: Value,
@@ -54,15 +50,15 @@ def write_surface(
 ) -> None:
     """Write values of a type to bytes of surfaces; x is in bytes."""
 
-    def work(of: TextureObject, given: tuple[Array, ...]) -> Array:
-        place, data = given[: len(coordinates)], given[len(coordinates) :]
+    def work(of: TextureObject, arguments: tuple[Array, ...]) -> Array:
+        place, data = arguments[: len(coordinates)], arguments[len(coordinates) :]
         index, inside = _elements(state, of, geometry, beyond, place, dtype, len(values))
         view = state.view("global", dtype)
-        for number, each in enumerate(data):
-            put(view[number:], index[inside], each[inside])
+        for number, component in enumerate(data):
+            store_elements(view[number:], index[inside], component[inside])
         return index
 
-    by_object(state, lanes, handle, (*coordinates, *values), 0, guard, work)
+    by_object(state, threads, handle, (*coordinates, *values), 0, guard, work)
 
 
 def _elements(
@@ -78,14 +74,16 @@ def _elements(
     if of.kind is not Kind.SURFACE:
         raise IllegalAddress("the object is a texture, not a surface")
     level, total = of.levels[0], dtype.itemsize * count
-    wide = [one.astype(S64) for one in place]
+    wide = [coordinate.astype(S64) for coordinate in place]
     zeros = np.zeros(len(wide[0]), S64)
     layer, wide = (wide[0], wide[1:]) if geometry.startswith("a") else (None, wide)
     x, y, z = [*wide, zeros, zeros][:3]
     z = z if layer is None else layer
     furthest = _furthest(of, level, total)
-    clamped = tuple(np.clip(each, 0, most) for each, most in zip((x, y, z), furthest, strict=True))
-    inside = np.logical_and.reduce([one == each for one, each in zip(clamped, (x, y, z), strict=True)])
+    clamped = tuple(np.clip(coordinate, 0, most) for coordinate, most in zip((x, y, z), furthest, strict=True))
+    inside = np.logical_and.reduce(
+        [coordinate == original for coordinate, original in zip(clamped, (x, y, z), strict=True)]
+    )
     if min(furthest) < 0:
         inside[:] = False
     if beyond == "trap" and not inside.all():
@@ -96,7 +94,7 @@ def _elements(
         # An element as wide as the access, or the first of them in the row.
         clamped = (clamped[0] - np.where(inside, 0, clamped[0] % total), *clamped[1:])
         inside = np.ones_like(inside) if min(furthest) >= 0 else inside
-    x, y, z = (np.where(inside, each, 0) for each in clamped)
+    x, y, z = (np.where(inside, coordinate, 0) for coordinate in clamped)
     address = x + y * np.int64(level.pitch) + z * np.int64(level.slice_pitch) + np.int64(level.address)
     accesses = tuple((number * dtype.itemsize, dtype.itemsize) for number in range(count))
     shift = dtype.itemsize.bit_length() - 1

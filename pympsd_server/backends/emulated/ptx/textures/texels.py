@@ -1,9 +1,13 @@
-"""Elements of textures and surfaces in a client's memory."""
+"""Texels: elements of arrays in memory, and which of them a coordinate means (CUDA, Texture Fetching).
+
+The first part reads the texture object and the elements: formats, channels, sRGB, the colour of the border. The
+second is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -34,12 +38,9 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     Value,
 )
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress
-from pympsd_server.backends.emulated.ptx.runtime.lanes import Lanes
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, global_elements
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
+from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 
 _DTYPES: Final[dict[int, DType]] = {
     0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32, PACKED: U32,
@@ -48,7 +49,7 @@ _DTYPES: Final[dict[int, DType]] = {
 _PACKED_GREATEST: Final = np.array([1023, 1023, 1023, 3], F64)
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
-"""What is done with an object by some threads, each of which has an element of every array."""
+"""The work of some threads on one object; each thread has an element of every array."""
 
 
 def object_at(state: BatchState, handle: int) -> TextureObject:
@@ -61,7 +62,7 @@ def object_at(state: BatchState, handle: int) -> TextureObject:
 
 def by_object(
     state: BatchState,
-    lanes: Lanes,
+    threads: Threads,
     handle: Value,
     values: tuple[Value, ...],
     rows: int,
@@ -69,27 +70,27 @@ def by_object(
     work: Work,
 ) -> Array:
     """Return the 64-bit results of a work, ``rows`` for each thread; 0 where `guard` is false."""
-    count = lanes.count
+    count = threads.count
     results = np.zeros((rows, count), np.uint64)
     acting = np.ones(count, np.bool_) if guard is None else np.broadcast_to(guard, count)
     handles = np.broadcast_to(handle, count)
     columns = [np.broadcast_to(value, count) for value in values]
-    for each in np.unique(handles[acting]).tolist():
-        chosen = np.flatnonzero(acting & (handles == each))
+    for object_handle in np.unique(handles[acting]).tolist():
+        chosen = np.flatnonzero(acting & (handles == object_handle))
         try:
-            found = work(object_at(state, each), tuple(column[chosen] for column in columns))
+            texels = work(object_at(state, object_handle), tuple(column[chosen] for column in columns))
         except DeviceFault as fault:
             raise among(chosen, fault) from None
         if rows:
-            results[:, chosen] = found
+            results[:, chosen] = texels
     return results
 
 
 def addresses(of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
     """Return the addresses of elements, unsigned."""
     offset = z * np.int64(level.slice_pitch) + y * np.int64(level.pitch) + x * np.int64(of.element_bytes)
-    found: Array = (offset + np.int64(level.address)).view(np.uint64)
-    return found
+    addresses: Array = (offset + np.int64(level.address)).view(np.uint64)
+    return addresses
 
 
 def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array, z: Array) -> Array:
@@ -99,18 +100,18 @@ def read(state: BatchState, of: TextureObject, level: Level, x: Array, y: Array,
     accesses = tuple((offset, size) for offset in range(0, of.element_bytes, size))
     index = global_elements(state, addresses(of, level, x, y, z), size.bit_length() - 1, size, accesses)
     view = state.view("global", dtype)
-    found = np.zeros((4, len(x)), F64 if of.is_float else S64)
-    found[3] = 1
+    texels = np.zeros((4, len(x)), F64 if of.is_float else S64)
+    texels[3] = 1
     if of.format == PACKED:
         for channel, greatest in enumerate(_PACKED_GREATEST):
-            found[channel] = (view[index] >> np.uint32(10 * channel) & np.uint32(greatest)) / greatest
-        return found
+            texels[channel] = (view[index] >> np.uint32(10 * channel) & np.uint32(greatest)) / greatest
+        return texels
     for channel in range(of.channels):
-        found[channel] = _converted(of, view[index + channel], channel)
-    return found
+        texels[channel] = _convert(of, view[index + channel], channel)
+    return texels
 
 
-def _converted(of: TextureObject, raw: Array, channel: int) -> Array:
+def _convert(of: TextureObject, raw: Array, channel: int) -> Array:
     if raw.dtype.kind == "f" or not of.is_float:
         return raw
     greatest = np.iinfo(raw.dtype).max
@@ -127,14 +128,14 @@ def border(of: TextureObject) -> Array:
         bits = np.zeros(4, U32)
     if not of.is_float:
         return bits.view(S32).astype(S64)[:, None]
-    found: Array = bits.view(F32).astype(F64)
+    colour: Array = bits.view(F32).astype(F64)
     dtype = _DTYPES[of.format]
     if dtype.kind != "f":
         # The colour is kept in the format of the elements.
         greatest = _PACKED_GREATEST if of.format == PACKED else np.iinfo(dtype).max
         least = -1.0 if dtype.kind == "i" else 0.0
-        found = np.floor(np.clip(found, least, 1.0) * greatest + 0.5) / greatest
-    return found[:, None]
+        colour = np.floor(np.clip(colour, least, 1.0) * greatest + 0.5) / greatest
+    return colour[:, None]
 
 
 _FAR = float(1 << 40)
@@ -143,20 +144,20 @@ STEPS = 256
 
 
 def finite(values: Array) -> Array:
-    """Return coordinates in double precision, within what integers hold; those that are no numbers are 0."""
+    """Return coordinates in double precision, within what integers hold; NaN becomes 0."""
     wide = values.astype(np.float64)
     return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
 
 
 def nearest(place: Array) -> Array:
     """Return the index of the element in which each place lies."""
-    found: Array = np.floor(place).astype(S64)
-    return found
+    index: Array = np.floor(place).astype(S64)
+    return index
 
 
 def neighbours(place: Array) -> tuple[Array, Array]:
     """Return the index of the first of the two elements around each place, and the second's weight in steps."""
-    first, share = np.divmod(rounded((place - 0.5) * STEPS), STEPS)
+    first, share = np.divmod(round_half_up((place - 0.5) * STEPS), STEPS)
     return first, share
 
 
@@ -168,24 +169,24 @@ def corner_weights(shares: list[Array]) -> dict[tuple[int, ...], Array]:
     """
     nothing = np.zeros_like(shares[0])
     x, y, z = (*shares, nothing, nothing)[:3]
-    found = {}
+    weights = {}
     for depth, whole in ((0, STEPS - z), (1, z)):
-        right = rounded(whole * x / STEPS)
+        right = round_half_up(whole * x / STEPS)
         left = whole - right
-        right_below = rounded(right * y / STEPS)
-        left_above = rounded(left * (STEPS - y) / STEPS)
-        found[0, 0, depth], found[0, 1, depth] = left_above, left - left_above
-        found[1, 0, depth], found[1, 1, depth] = right - right_below, right_below
-    return {corner[: len(shares)]: weight for corner, weight in found.items() if not any(corner[len(shares) :])}
+        right_below = round_half_up(right * y / STEPS)
+        left_above = round_half_up(left * (STEPS - y) / STEPS)
+        weights[0, 0, depth], weights[0, 1, depth] = left_above, left - left_above
+        weights[1, 0, depth], weights[1, 1, depth] = right - right_below, right_below
+    return {corner[: len(shares)]: weight for corner, weight in weights.items() if not any(corner[len(shares) :])}
 
 
-def rounded(values: Array) -> Array:
+def round_half_up(values: Array) -> Array:
     """Return the nearest integers, of two the greater."""
-    found: Array = np.floor(values + 0.5).astype(S64)
-    return found
+    nearest: Array = np.floor(values + 0.5).astype(S64)
+    return nearest
 
 
-def mapped(index: Array, size: int, mode: int) -> tuple[Array, Array | None]:
+def map_indices(index: Array, size: int, mode: int) -> tuple[Array, Array | None]:
     """Return indices within 0 to size - 1, and which were there if the border has a colour of its own."""
     if mode == AddressMode.WRAP:
         return index % size, None

@@ -1,0 +1,94 @@
+"""How the words of protocol 2 are read: arguments by their position, as driver 580 reads them (recorded).
+
+An option with a value counts in first place only; an argument that is missing is read as an empty word; words that
+the syntax does not declare are left over. What becomes of those is the command's matter: a query is refused after it
+has answered as recorded, a change ignores them, with a note on the options among them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT, Recorded
+from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax, keyword
+from pympsd.vocabulary.answers import Answer, Part, refusal
+from pympsd.vocabulary.mistyped import find_similar
+
+
+@frozen
+class Reading:
+    """The arguments of a command by keyword, and the words that are none of them."""
+
+    arguments: dict[str, Any]
+    left_over: tuple[str, ...]
+
+
+def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) -> Reading:
+    """Read the words after a command's name; raise Refused.
+
+    ``flags_anywhere``: flags may stand before the arguments. The driver counts them among the positions.
+    """
+    recorded = RECORDED.get(syntax.command, Recorded())
+    rest = list(words)
+    for spelling, usual in recorded.spellings.items():
+        if tuple(rest[: len(spelling)]) == spelling:
+            rest[: len(spelling)] = [usual]
+    arguments: dict[str, Any] = {}
+    for name, option in syntax.options.items():
+        is_there = bool(rest) and rest[0] == syntax.spelling(name)
+        value = option.read((*rest, "")[1]) if is_there else None
+        if value is None and name in syntax.needed:
+            raise _missing(syntax, recorded)
+        arguments[keyword(name)] = value
+        del rest[: 2 * is_there]
+    flags = {flag.spelling for flag in syntax.flags}
+    for flag in syntax.flags:
+        arguments[keyword(flag.name)] = flag.spelling in rest
+    places = [word for word in rest if word not in flags] if flags_anywhere else rest
+    if recorded.missing and len(places) < len(syntax.required):
+        raise _missing(syntax, recorded)
+    left_over = places[len(syntax.required) + len(syntax.optional) :]
+    for index, argument in enumerate((*syntax.required, *syntax.optional)):
+        value = argument.read(places[index] if index < len(places) else "")
+        if value is None and index < len(places):
+            left_over.append(places[index])
+        if value is None and recorded.missing:
+            raise _missing(syntax, recorded)
+        arguments[keyword(argument.name)] = value
+    if flags_anywhere:
+        left_over += [flag for flag in flags for _ in range(rest.count(flag) - 1)]
+    return Reading(arguments, tuple(word for word in left_over if flags_anywhere or word not in flags))
+
+
+def _missing(syntax: Syntax, recorded: Recorded) -> Refused:
+    """Return the refusal of a command that lacks an argument."""
+    if not recorded.missing:
+        return Refused(f"{syntax.command} needs more arguments; usage: {syntax.usage}")
+    if not recorded.missing_is_logged_only:
+        return Refused(answer=refusal(recorded.missing))
+    part, note = Part(recorded.missing, printed=False), f"{recorded.missing.removesuffix('.')}; usage: {syntax.usage}"
+    return Refused(answer=Answer((part,), diagnostic=note, refused=True))
+
+
+def complain(syntax: Syntax, words: Sequence[str], usage: str) -> str:
+    """Return the message on words that a command does not take; it suggests the option that was probably meant."""
+    options = (JSON_OPTION, *syntax.option_words)
+    similar = [option for word in words if word.startswith("-") and (option := find_similar(word, options))]
+    hint = f" (did you mean {similar[0]}?)" if similar else ""
+    return f"{syntax.command}: {' '.join(words)[:80]!r} is not understood{hint}; usage: {usage}"
+
+
+def note_ignored(syntax: Syntax, words: Sequence[str]) -> str:
+    """Return a note on the options among words that a change ignores; empty if there are none."""
+    notes = []
+    for word in words:
+        if re.match("--?[A-Za-z]", word):
+            similar = find_similar(word, syntax.option_words)
+            hint = f" (did you mean {similar}?)" if similar else ""
+            reason = WITHOUT_EFFECT.get(word)
+            notes.append(f"{word} has no effect: {reason}" if reason else f"{word[:80]} is ignored{hint}")
+    return f"{syntax.command}: {'; '.join(notes)}" if notes else ""

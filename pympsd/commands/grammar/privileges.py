@@ -1,0 +1,143 @@
+"""Who may change what, and what a caller sees.
+
+Every user may ask. Root and the user who started the daemon may change its settings (recorded); in protocol 3 the
+owner of a server may change that server. A query answers from `seen_by`, the state without the parts that are not the
+caller's, so that no command has to think of tenants by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from pympsd.commands.grammar.syntax import Refused
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon, Defaults, Usage
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.vocabulary.answers import refusal
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+from pympsd.vocabulary.rules import Origin
+
+_OWNERS: Final = "Control deamon settings can only be modified by the user who started it or by the root user."
+INSUFFICIENT: Final = f"Insufficient privileges for UID {{uid}}. {_OWNERS}"
+IN_CONTAINER: Final = f"Insufficient privileges in a container, whose users are not known here. {_OWNERS}"
+ASK_FROM: Final = "Ask from the daemon's own PID and user namespace, or start it with --trust-containers."
+
+
+@frozen
+class Caller:
+    """The origin of a command: an operator session, and the uid that the kernel reports for it."""
+
+    session: int
+    uid: int
+    at: float = 0.0
+    """When the command was given, in seconds since 1970."""
+    server: str = ""
+    """The server whose socket the caller came by; empty: the daemon's own."""
+    namespace: str = ""
+    process: Origin | None = None
+    """The process that the line names, if there is one."""
+
+
+def is_owner(daemon: Daemon, caller: Caller) -> bool:
+    """Return whether the caller is root or the user who started the daemon."""
+    return caller.uid in (0, daemon.options.uid)
+
+
+def check_settings_owner(daemon: Daemon, caller: Caller) -> None:
+    """Raise the recorded refusal of protocol 2 for another user than root and the daemon's own."""
+    if is_owner(daemon, caller):
+        return
+    if caller.uid == NO_USER:
+        hint = ASK_FROM if daemon.options.protocol == 3 else ""
+        raise Refused(answer=refusal(IN_CONTAINER, diagnostic=hint))
+    raise Refused(answer=refusal(INSUFFICIENT.format(uid=caller.uid)))
+
+
+def check_owner(caller: Caller, server: NamedServer, command: str) -> None:
+    """Raise Refused unless the caller is the owner of a server, or root."""
+    if caller.uid not in (0, server.uid):
+        raise insufficient(caller, command, "server")
+
+
+def check_daemon_owner(daemon: Daemon, caller: Caller, command: str) -> None:
+    """Raise Refused unless the caller is the user who started the daemon, or root."""
+    if not is_owner(daemon, caller):
+        raise insufficient(caller, command, "daemon")
+
+
+def insufficient(caller: Caller, command: str, owned: str) -> Refused:
+    """Return the refusal of a command whose caller does not own what it changes."""
+    if caller.uid != NO_USER:
+        return Refused(f"Insufficient privileges for UID {caller.uid}. '{command.upper()}' requires {owned} owner.")
+    sentence = f"Insufficient privileges in a container. '{command.upper()}' requires {owned} owner."
+    return Refused(sentence, ASK_FROM)
+
+
+def sees_all(daemon: Daemon, caller: Caller) -> bool:
+    """Return whether queries of a caller show more than the namespace whose socket it came by."""
+    server = daemon.named_servers.get(caller.server)
+    owns_server = caller.uid == 0 or (server is not None and caller.uid == server.uid)
+    return daemon.options.open_queries or not caller.server or owns_server
+
+
+def seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+    """Return the state as a caller may see it.
+
+    A caller that came by the socket of a namespace, and is neither root nor the server's owner, sees that namespace
+    only: a tenant in a container must not see the limits and programs of others.
+    """
+    if sees_all(daemon, caller):
+        return daemon
+    server = daemon.named_servers.get(caller.server)
+    # Neither the text of the file nor its differences concern others.
+    hidden: dict[str, Any] = {
+        "process_limits": evolve(daemon.process_limits, rules=None, cgroups={}),
+        "usage": Usage(daemon.usage.shares),
+        "configuration": evolve(daemon.configuration, text=None, plan=None),
+    }
+    if server is None:
+        return evolve(daemon, named_servers=evolve(daemon.named_servers, by_name={}), servers={}, **hidden)
+    name = caller.namespace or DEFAULT
+    own = {key: namespace for key, namespace in server.namespaces.items() if key == name}
+    process = daemon.server_named(server.name)
+    processes = {}
+    if process is not None:
+        clients = {id_: client for id_, client in process.clients.items() if namespace_of(client) == name}
+        processes[process.serial] = evolve(process, clients=clients)
+    servers = evolve(daemon.named_servers, by_name={server.name: evolve(server, namespaces=own)})
+    return evolve(daemon, named_servers=servers, servers=processes, **hidden)
+
+
+def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
+    """Return the state as a caller may see it, with the limits of namespaces ``default`` in the places that the
+    queries of protocol 2 read: the daemon's defaults are those of the user's own server, if it has one, and a
+    server's those of its later clients. A server whose namespace ``default`` may not be seen is left out.
+    """
+    if daemon.options.protocol != 3:
+        return daemon
+    daemon = seen_by(daemon, caller)
+    servers = {}
+    for server_id, server in daemon.servers.items():
+        default = _default(daemon, server.name)
+        if default is not None:
+            limits = dict(default.pinned_memory)
+            servers[server_id] = evolve(server, thread_percentage=default.thread_percentage, memory_limits=limits)
+    default = _default(daemon, server_of_user(daemon.options.serving_uid(caller.uid)))
+    if default is None:
+        return evolve(daemon, servers=servers)
+    defaults = Defaults(default.thread_percentage, default.client_priority, dict(default.pinned_memory))
+    return evolve(daemon, servers=servers, defaults=defaults)
+
+
+def namespace_of(client: Client) -> str:
+    """Return the name of a client's namespace."""
+    return client.process.namespace or DEFAULT
+
+
+def _default(daemon: Daemon, server: str) -> Namespace | None:
+    """Return the namespace ``default`` of a server, if both exist and may be seen."""
+    named_server = daemon.named_servers.get(server)
+    return named_server.namespaces.get(DEFAULT) if named_server is not None else None

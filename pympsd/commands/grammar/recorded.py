@@ -1,0 +1,183 @@
+"""What driver 580 does with the words of its commands that a syntax cannot declare (recorded: grammar.jsonl).
+
+The driver reads numbers as C does, takes a missing PID for 0, ignores words that it does not know, and answers a few
+commands in its own words when an argument is missing. Programs depend on these answers, so protocol 2 gives them. All
+of it stands here: the readers of such numbers, the table `RECORDED` of single commands, and the words of later
+drivers.
+
+Where the driver would misread a word so that a command concerns another process or user, the reader refuses it: for
+``847x`` the driver takes the server 847, for ``4294967295`` the largest number of C.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import isfinite
+from typing import Final
+
+from attrs import field, frozen
+
+from pympsd.commands.grammar.syntax import Argument, Refused
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limits import BadLimit, ThreadPercentage
+
+INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
+MAX_QUOTED: Final = 80
+"""The number of characters of a word that messages repeat."""
+_MAX_DIGITS: Final = 10
+"""A PID and a user id have no more."""
+
+
+@frozen
+class Recorded:
+    """How one command of driver 580 differs from the others."""
+
+    missing: str = ""
+    """The line for a missing argument, or for one that does not begin with a number."""
+    missing_is_logged_only: bool = False
+    """That line is in the log, and not printed."""
+    prints_anyway: bool = False
+    """The answer is printed although words follow that the command does not know."""
+    spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
+    """Words that stand for another one at the beginning of the arguments."""
+
+
+_FORMAT: Final = Recorded(missing="Invalid command format.", missing_is_logged_only=True)
+RECORDED: Final = {
+    "get_server_status": Recorded(missing="A server PID is required"),
+    "start_server": Recorded(
+        missing="A user id (UID) is required to start a new server",
+        spellings={("-", "uid"): "-uid"},  # as the manual also prints it
+    ),
+    "get_default_active_thread_percentage": Recorded(prints_anyway=True),
+    "set_default_device_pinned_mem_limit": _FORMAT,
+    "get_default_device_pinned_mem_limit": _FORMAT,
+    "set_device_pinned_mem_limit": _FORMAT,
+    "get_device_pinned_mem_limit": _FORMAT,
+}
+
+WITHOUT_EFFECT: Final = {"-mlopart": "no device of this machine has locality domains"}
+"""Options of later drivers that are accepted without an effect, and why."""
+
+LATER_COMMANDS: Final = {
+    "sm_partition": "sm-partition create P --server=NAME --device=UUID --chunks=N",
+    "sm_partition rm": "sm-partition delete P --server=NAME --device=UUID",
+}
+"""Commands that later drivers have in protocol 2, and what they are called in protocol 3."""
+
+
+# --- numbers as C reads them: the leading digits of a word, without the rest
+
+
+def leading_integer(word: str) -> int | None:
+    """Return what strtol reads at the start of a word, clamped to a C int; None if it reads nothing."""
+    text = word.lstrip(" \t\r\n\v\f")
+    sign = text[:1] if text[:1] in ("+", "-") else ""
+    digits = len(sign)
+    while digits < len(text) and text[digits] in "0123456789":
+        digits += 1
+    if digits == len(sign):
+        return None
+    # Python refuses to read numbers of thousands of digits; digits past the 20th cannot change a clamped number.
+    value = int(f"{sign}{text[len(sign) : digits].lstrip('0')[:20] or '0'}")
+    return max(INT_MIN, min(INT_MAX, value))
+
+
+_DECIMAL = re.compile(r"[ \t\r\n\v\f]*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
+_HEXADECIMAL = re.compile(
+    r"[ \t\r\n\v\f]*([+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?[0-9]+)?)"
+)
+
+
+def leading_float(word: str) -> float | None:
+    """Return what strtod reads at the start of a word; None if it reads no finite number."""
+    if match := _HEXADECIMAL.match(word):
+        try:
+            return float.fromhex(match[1])
+        except OverflowError:
+            return None
+    match = _DECIMAL.match(word)
+    number = float(match[1]) if match else float("nan")
+    return number if isfinite(number) else None
+
+
+# --- readers of arguments; an argument that is missing is an empty word
+
+
+def read_optional_pid(word: str) -> int | None:
+    """Return a PID; None for a word that does not begin with a number.
+
+    Raise Refused for a word that only begins with a number, or has one that is too large.
+    """
+    pid = leading_integer(word)
+    digits = word.removeprefix("-").removeprefix("+")
+    is_exact = digits.isascii() and digits.isdecimal() and len(digits.lstrip("0")) <= _MAX_DIGITS
+    if pid and (not is_exact or abs(int(digits)) > INT_MAX):
+        raise Refused(f"{word[:MAX_QUOTED]!r} is not a PID: only digits, at most {INT_MAX}")
+    return pid
+
+
+def read_pid(word: str) -> int:
+    """Return a PID as atoi does: 0 for a word that does not begin with a number; raise Refused for a misread one."""
+    return read_optional_pid(word) or 0
+
+
+def read_word(word: str) -> str | None:
+    """Return the word; None if it is missing."""
+    return word or None
+
+
+def read_user_id(word: str) -> int | None:
+    """Return the number of a user; None for a word that does not begin with a number.
+
+    Raise Refused for a number that C reads as another user's: it takes 0x10 and 0.5 for root.
+    """
+    if leading_integer(word) is None:
+        return None
+    is_number = word.isascii() and word.isdecimal() and len(word.lstrip("0")) <= _MAX_DIGITS
+    if not is_number or int(word) >= NO_USER:
+        raise Refused(f"{word[:MAX_QUOTED]!r} is not a user id; a number from 0 to {NO_USER - 1} is")
+    return int(word)
+
+
+@frozen
+class LoosePercentage:
+    """A percentage of which the driver reads the first characters."""
+
+    value: ThreadPercentage | None
+    """None: it is missing or not valid."""
+    note: str
+    """A note if characters follow that C does not read: ``33,3`` is 33."""
+
+
+def read_percentage(word: str) -> LoosePercentage:
+    """Return the percentage that a word begins with."""
+    number = leading_float(word)
+    if number is None:
+        return LoosePercentage(None, "")
+    try:
+        is_whole = "%" not in word and ThreadPercentage.parse(word).value == number
+    except BadLimit:
+        is_whole = False
+    note = "" if is_whole else f"{word[:MAX_QUOTED]!r} is read as {number:g}"
+    try:
+        return LoosePercentage(ThreadPercentage(number), note)
+    except BadLimit:
+        return LoosePercentage(None, note)
+
+
+PRIORITIES: Final = "a client priority is 0 (normal) or 1 (below normal)"
+
+
+def read_priority(word: str) -> int | None:
+    """Return the number that a word begins with; None if it begins with none. Raise Refused for a misread 0 or 1."""
+    level = leading_integer(word)
+    if level in (0, 1) and word not in ("0", "1"):
+        raise Refused(f"{PRIORITIES}, not {word[:MAX_QUOTED]!r}")
+    return level
+
+
+PID: Final = Argument("pid", read_pid, "PID")
+OPTIONAL_PID: Final = Argument("pid", read_optional_pid, "PID")
+DEVICE: Final = Argument("device", read_word, "DEVICE")

@@ -1,0 +1,259 @@
+"""The table of all commands, and how one is run.
+
+A command is a function ``(daemon, caller, **arguments) -> Decision`` under the decorator `command`, which takes its
+syntax. The docstring is its help. One table, `COMMANDS`, holds the commands of both protocols by name: one word is a
+command of protocol 2, a module and a verb one of protocol 3. Which daemons have a command is its field ``protocols``:
+
+    ps                 both: probes and scripts use it, and it has one meaning
+    start_server       2 only: 3 refuses it, with the command that does the same there
+    rules list         both
+    namespace create   3 only
+
+A handler changes the state only when it is sure to succeed: a `Refused` or `NotPossible` that it raises becomes the
+answer, on standard output for a change of protocol 3 and on standard error for a query, whose output is data only. A
+query never changes the state, and is run with the part of it that the caller may see.
+
+With ``--json`` a query prints its `Decision.data`; a list of protocol 3 prints its rows (``--format=json``). Such
+answers are not logged, because monitors ask again and again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, Final
+
+from attrs import evolve, field, frozen
+
+from pympsd.commands.grammar import loose, strict
+from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, seen_by
+from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT
+from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax
+from pympsd.state_machine.instructions import Instruction, Note
+from pympsd.state_machine.named_servers import NotPossible
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.vocabulary.answers import Answer, Part, refusal
+from pympsd.vocabulary.untrusted import is_query
+
+BOTH: Final = (2, 3)
+
+
+@frozen
+class Decision:
+    """The result of a command: an answer now, or None if it comes later, and instructions for the I/O layer."""
+
+    answer: Answer | None
+    instructions: tuple[Instruction, ...] = ()
+    data: Any = None
+    """What --json prints in place of the answer, in protocol 2; None: a refusal, which is the same with it."""
+
+
+Handler = Callable[..., Decision]
+View = Callable[[Daemon, Caller], Daemon]
+
+
+@frozen
+class Command:
+    """One registered command; the fields from ``asks_servers`` on are what the decorator `command` takes."""
+
+    syntax: Syntax
+    handler: Handler
+    asks_servers: bool = False
+    """Its answer depends on what servers know: those that do not report by themselves are asked first."""
+    asks_process: bool = False
+    """Its caller has the properties that rules examine of the process whose PID is its first argument."""
+    owner_only: bool = False
+    """It is refused to other users than root and the one who started the daemon."""
+    takes_file: bool = False
+    """Its handler gets the text of the file that the line names, as ``text``."""
+    refuses_unknown: bool = False
+    """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
+    in_protocol_3: str = ""
+    """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
+    view: View = seen_by
+    """Returns the part of the state that a query answers from."""
+    protocols: tuple[int, ...] = field()
+    """The protocols of the daemons that have it. Default: both for one word, 3 for a module's verb."""
+
+    @protocols.default
+    def _protocols(self) -> tuple[int, ...]:
+        return (3,) if self.verb else (2,) if self.in_protocol_3 else BOTH
+
+    @property
+    def name(self) -> str:
+        """The words by which the command is called."""
+        return self.syntax.command
+
+    @property
+    def module(self) -> str:
+        """The module of a command of protocol 3; the name of one of protocol 2."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def verb(self) -> str:
+        """The verb of a command of protocol 3; empty for one of protocol 2."""
+        return self.name.partition(" ")[2]
+
+    @property
+    def is_query(self) -> bool:
+        """Whether the command only asks."""
+        return is_query(self.name)
+
+    @property
+    def names_server(self) -> bool:
+        """Whether the first argument of a command of protocol 2 is the PID of a server."""
+        names = (
+            *(argument.name for argument in (*self.syntax.required, *self.syntax.optional)),
+            *self.syntax.options,
+        )
+        return not self.verb and names[:1] == ("pid",)
+
+    @property
+    def usage(self) -> str:
+        """The command with its arguments, as the manual writes them."""
+        has_json = self.is_query and "format" not in self.syntax.options
+        return f"{self.syntax.usage} [{JSON_OPTION}]" if has_json else self.syntax.usage
+
+    def translate(self, words: Sequence[str]) -> Answer:
+        """Return the refusal of a command of protocol 2 at a daemon of protocol 3, with its counterpart there."""
+        arguments = (*words, *self.syntax.usage.split(" ")[len(words) + 1 :])
+        text = self.in_protocol_3.format(*arguments)
+        for word in words:
+            if word in WITHOUT_EFFECT:
+                text += f" ({word} has no counterpart here: {WITHOUT_EFFECT[word]})"
+        return refuse_translated(self.name, text)
+
+    def run(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None = None) -> Decision:
+        """Carry out the words after the name; ``file``: the text of the file that they name."""
+        try:
+            if self.is_query:
+                daemon = self.view(daemon, caller)
+            if self.verb:
+                return self._run_strict(daemon, caller, words, file)
+            return self._query(daemon, caller, words) if self.is_query else self._change(daemon, caller, words)
+        except (Refused, NotPossible) as error:
+            return Decision(self._refusal(error if isinstance(error, Refused) else Refused(str(error))))
+
+    def _refusal(self, error: Refused) -> Answer:
+        if error.answer is not None:
+            return error.answer
+        if self.is_query or not self.verb:
+            return refusal(diagnostic=f"{error} {error.hint}".rstrip())
+        return refusal(str(error), diagnostic=error.hint)
+
+    def _run_strict(self, daemon: Daemon, caller: Caller, words: Sequence[str], file: bytes | None) -> Decision:
+        """Run a command of protocol 3."""
+        if self.is_query and JSON_OPTION in words:
+            words = [word for word in words if word != JSON_OPTION]
+            if "format" not in self.syntax.options:
+                return _as_json(self._run_strict(daemon, caller, words, file))
+            words.append("--format=json")
+        arguments = strict.read_words(self.syntax, words)
+        if self.owner_only:
+            check_daemon_owner(daemon, caller, self.name)
+        if self.takes_file:
+            arguments["text"] = file
+        return self.handler(daemon, caller, **arguments)
+
+    def _query(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
+        """Run a query of protocol 2."""
+        plain = [word for word in words if word != JSON_OPTION]
+        reading = loose.read_words(self.syntax, plain, flags_anywhere=True)
+        decision = self.handler(daemon, caller, **reading.arguments)
+        answer = decision.answer or Answer()
+        if decision.data is None and answer.refused:
+            return decision
+        is_text = len(plain) == len(words)
+        if reading.left_over:
+            # Recorded, without a server: "ps foo" answers "Server not found", others print nothing.
+            prints = self.name in RECORDED and RECORDED[self.name].prints_anyway and is_text
+            kept = answer if answer.refused or prints else Answer()
+            return Decision(evolve(kept, refused=True, diagnostic=loose.complain(self.syntax, plain, self.usage)))
+        return decision if is_text else Decision(Answer((Part(json.dumps(decision.data), logged=False),)))
+
+    def _change(self, daemon: Daemon, caller: Caller, words: Sequence[str]) -> Decision:
+        """Run a command of protocol 2 that changes something."""
+        try:
+            reading = loose.read_words(self.syntax, words, flags_anywhere=False)
+        except Refused:
+            if not self.refuses_unknown:
+                raise
+            reading = loose.Reading({}, tuple(words))
+        if self.refuses_unknown and reading.left_over:
+            raise Refused(loose.complain(self.syntax, words, self.usage))
+        if self.owner_only:
+            check_settings_owner(daemon, caller)
+        decision = self.handler(daemon, caller, **reading.arguments)
+        note = loose.note_ignored(self.syntax, reading.left_over)
+        if not note or (decision.answer is not None and decision.answer.refused):
+            return decision
+        if decision.answer is not None:
+            return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
+        return evolve(decision, instructions=(Note(caller.session, note), *decision.instructions))
+
+
+def _as_json(decision: Decision) -> Decision:
+    """Return a decision whose printed text, of a query without rows, is a string of JSON."""
+    answer = decision.answer
+    if answer is None or not answer.printed:
+        return decision
+    text = json.dumps(answer.printed.removesuffix("\n"))
+    return evolve(decision, answer=evolve(answer, parts=(Part(text, logged=False),)))
+
+
+def refuse_translated(name: str, text: str) -> Answer:
+    """Return the refusal of a command of protocol 2 by a daemon of protocol 3; ``text``: its counterpart there."""
+    return refusal(diagnostic=f"{name} is a command of protocol 2; this daemon speaks 3: {text}")
+
+
+COMMANDS: Final[dict[str, Command]] = {}
+"""The commands of both protocols by name: ``ps``, ``server list``."""
+
+
+def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
+    """Register a handler for a command; raise ValueError for a name that is registered.
+
+    ``fields``: further fields of `Command`. The smallest command of protocol 2, in a file of its own in commands/v2:
+
+        @command(Syntax("get_server_count"))
+        def get_server_count(daemon: Daemon, caller: Caller) -> Decision:
+            '''Print the number of servers.'''
+            count = len(daemon.running_servers())
+            return Decision(lines(str(count)), data=count)
+    """
+
+    def register(handler: Handler) -> Handler:
+        if syntax.command in COMMANDS:
+            raise ValueError(f"the command {syntax.command} is registered twice")
+        COMMANDS[syntax.command] = Command(syntax, handler, **fields)
+        return handler
+
+    return register
+
+
+def find_command(words: Sequence[str]) -> Command | None:
+    """Return the command that words begin with, of either protocol."""
+    return COMMANDS.get(" ".join(words[:2])) or COMMANDS.get("".join(words[:1]))
+
+
+def verbs_of(module: str, protocol: int) -> dict[str, Command]:
+    """Return the commands of a module by verb; none for a word that is not a module in a protocol."""
+    commands = (
+        command
+        for command in COMMANDS.values()
+        if command.verb and command.module == module and protocol in command.protocols
+    )
+    return {command.verb: command for command in commands}
+
+
+def first_words(protocol: int) -> list[str]:
+    """Return the words that a line may begin with in a protocol, sorted: modules, and commands of one word."""
+    return sorted({command.module for command in COMMANDS.values() if protocol in command.protocols})
+
+
+def load(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, so that its commands are registered."""
+    for module in iter_modules(path):
+        import_module(f"{package}.{module.name}")

@@ -1,0 +1,131 @@
+"""What a command takes, declared once: its arguments, options and flags, of which its usage is made.
+
+Usage, help, completions, suggestions and the manual's tables follow from this declaration. Two readers turn words
+into the arguments of a handler: `loose` for the commands of protocol 2 and `strict` for ``module verb`` of protocol
+3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from pympsd.errors import InputError
+from pympsd.vocabulary.answers import Answer
+
+JSON_OPTION: Final = "--json"
+Reader = Callable[[str], Any]
+"""Makes a value of a text; raises BadText or Refused."""
+
+
+class Refused(InputError):
+    """A command is refused; the message is the sentence for the user.
+
+    ``hint`` is a second sentence, for standard error. ``answer`` replaces both where driver 580's own was recorded.
+    """
+
+    def __init__(self, sentence: str = "", hint: str = "", answer: Answer | None = None) -> None:
+        super().__init__(sentence)
+        self.hint = hint
+        self.answer = answer
+
+
+def keyword(name: str) -> str:
+    """Return the keyword of a handler that an argument or option is passed as."""
+    return name.replace("-", "_")
+
+
+@frozen
+class Argument:
+    """A positional argument."""
+
+    name: str
+    read: Reader = str
+    _placeholder: str = ""
+
+    @property
+    def placeholder(self) -> str:
+        """The argument in the usage: ``PID``, or ``<name>`` unless declared otherwise."""
+        return self._placeholder or f"<{self.name}>"
+
+
+@frozen
+class Option:
+    """An option with a value: ``--name=VALUE``, or in protocol 2 ``-x VALUE``."""
+
+    read: Reader
+    placeholder: str
+    """The value in the usage."""
+    spelling: str = ""
+    """The option as it is typed, if that is not ``--name``."""
+
+
+@frozen
+class Flag:
+    """An option without a value."""
+
+    name: str
+    _spelling: str = ""
+
+    @property
+    def spelling(self) -> str:
+        """The flag as it is typed."""
+        return self._spelling or f"--{self.name}"
+
+
+def _arguments(arguments: Iterable[str | Argument]) -> tuple[Argument, ...]:
+    return tuple(argument if isinstance(argument, Argument) else Argument(argument) for argument in arguments)
+
+
+def _flags(flags: Iterable[str | Flag]) -> tuple[Flag, ...]:
+    return tuple(flag if isinstance(flag, Flag) else Flag(flag) for flag in flags)
+
+
+@frozen
+class Syntax:
+    """What a command takes: positional arguments in order, options by name, flags.
+
+    A name stands for an argument whose value is the word itself, or for a flag typed ``--name``:
+
+    >>> Syntax("server delete", required=("name",), flags=("force",)).usage
+    'server delete <name> [--force]'
+    >>> Syntax("quit", options={"timeout": Option(int, "SECONDS", "-t")}).usage
+    'quit [-t SECONDS]'
+    """
+
+    command: str
+    """Its name: one word in protocol 2, module and verb in protocol 3."""
+    required: tuple[Argument, ...] = field(default=(), converter=_arguments)
+    optional: tuple[Argument, ...] = field(default=(), converter=_arguments)
+    options: Mapping[str, Option] = field(factory=dict)
+    flags: tuple[Flag, ...] = field(default=(), converter=_flags)
+    needed: tuple[str, ...] = ()
+    """The options that must be given."""
+    instead: Mapping[str, str] = field(factory=dict)
+    """Positional arguments that may be given as an option of another name: ``server`` of ``namespace get``."""
+    takes_rest: bool = False
+    """The rest of the line is its one argument: a path, which may have blanks."""
+
+    @property
+    def usage(self) -> str:
+        """The command with its arguments, as the manual writes them."""
+        return " ".join((self.command, *self._usages()))
+
+    @property
+    def option_words(self) -> tuple[str, ...]:
+        """Every option and flag as it is typed, without values."""
+        return (*map(self.spelling, self.options), *(flag.spelling for flag in self.flags))
+
+    def spelling(self, name: str) -> str:
+        """Return an option as it is typed."""
+        return self.options[name].spelling or f"--{name}"
+
+    def _usages(self) -> Iterator[str]:
+        yield from (argument.placeholder for argument in self.required)
+        yield from (f"[{argument.placeholder}]" for argument in self.optional)
+        for name, option in self.options.items():
+            text = f"{self.spelling(name)}{' ' if option.spelling else '='}{option.placeholder}"
+            yield text if name in self.needed else f"[{text}]"
+        yield from (f"[{flag.spelling}]" for flag in self.flags)

@@ -1,0 +1,232 @@
+"""Commands for limits: active thread percentages, memory of devices, client priorities.
+
+Each limit has a default, which the next server starts with, and one for the later clients of each server; the
+priority is that of all later connections. Invalid values that the vendor stores (``1T``, ``abc``, an unknown device)
+are refused here, on standard error; standard output stays as recorded, empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Final
+
+from attrs import evolve
+
+from pympsd.commands.grammar.privileges import Caller, limits_seen_by
+from pympsd.commands.grammar.recorded import (
+    DEVICE,
+    PID,
+    PRIORITIES,
+    LoosePercentage,
+    read_percentage,
+    read_priority,
+    read_word,
+)
+from pympsd.commands.grammar.registry import Decision, Handler, command
+from pympsd.commands.grammar.syntax import Argument, Syntax
+from pympsd.commands.v2.records import find_server, limit_record
+from pympsd.state_machine.limit_resolution import UnknownDevice, device_named, limits_update
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.vocabulary.answers import Answer, Part, lines, refusal
+from pympsd.vocabulary.limits import BadLimit, ClientPriority, PinnedMemory, ThreadPercentage
+
+INVALID: Final = "Invalid percentage, expected between (0.0, 100.0]"
+_PERCENTAGE: Final = Argument("percentage", read_percentage, "PERCENTAGE")
+_VALUE: Final = Argument("value", read_word, "VALUE")
+
+
+def volta_only(what: str) -> Callable[[Handler], Handler]:
+    """Make a handler add a note on standard error if no device is known to be Volta or newer; refusals keep their
+    own.
+    """
+
+    def make(handler: Handler) -> Handler:
+        @wraps(handler)
+        def answer(daemon: Daemon, caller: Caller, **arguments: Any) -> Decision:
+            decision = handler(daemon, caller, **arguments)
+            if decision.answer is None or decision.answer.refused or _has_volta(daemon):
+                return decision
+            if daemon.devices:
+                note = f"{what} no effect: the devices of this daemon are older than Volta (compute capability 7.0)"
+            else:
+                note = f"{what} an effect on Volta or newer only; the first server reports which devices there are"
+            return evolve(decision, answer=evolve(decision.answer, diagnostic=note))
+
+        return answer
+
+    return make
+
+
+def _has_volta(daemon: Daemon) -> bool:
+    return any(device.is_volta_or_newer for device in daemon.devices)
+
+
+# --- active thread percentages
+
+
+def _print_percentage(in_force: ThreadPercentage, note: str) -> Answer:
+    return evolve(lines(str(in_force)), diagnostic=note)
+
+
+def _refuse_percentage(in_force: ThreadPercentage) -> Answer:
+    """Return a refusal: the complaint is only logged, and the value in force is printed (recorded)."""
+    parts = (Part(INVALID, printed=False), Part(str(in_force)))
+    return Answer(parts, diagnostic=f"{INVALID}; {in_force} stays in force", refused=True)
+
+
+@command(
+    Syntax("set_default_active_thread_percentage", required=(_PERCENTAGE,)),
+    in_protocol_3="namespace set default --server=NAME --active-thread-percentage={0}",
+    owner_only=True,
+)
+@volta_only("active thread percentages have")
+def set_default_percentage(daemon: Daemon, caller: Caller, percentage: LoosePercentage) -> Decision:
+    """Set the active thread percentage that the next server starts with: above 0, up to 100."""
+    if percentage.value is None:
+        return Decision(_refuse_percentage(daemon.defaults.thread_percentage))
+    daemon.defaults.thread_percentage = percentage.value
+    return Decision(_print_percentage(percentage.value, percentage.note))
+
+
+@command(Syntax("get_default_active_thread_percentage"), view=limits_seen_by)
+@volta_only("active thread percentages have")
+def get_default_percentage(daemon: Daemon, caller: Caller) -> Decision:
+    """Print the active thread percentage that the next server starts with."""
+    return _decide_percentage(daemon.defaults.thread_percentage)
+
+
+@command(
+    Syntax("set_active_thread_percentage", required=(PID, _PERCENTAGE)),
+    in_protocol_3="server set NAME --active-thread-percentage={1}",
+    owner_only=True,
+)
+@volta_only("active thread percentages have")
+def set_percentage(daemon: Daemon, caller: Caller, pid: int, percentage: LoosePercentage) -> Decision:
+    """Set the active thread percentage of new clients of the server PID."""
+    server = find_server(daemon, pid)
+    if percentage.value is None:
+        return Decision(_refuse_percentage(server.thread_percentage))
+    server.thread_percentage = percentage.value
+    return Decision(_print_percentage(percentage.value, percentage.note), (limits_update(server),))
+
+
+@command(Syntax("get_active_thread_percentage", required=(PID,)), view=limits_seen_by)
+@volta_only("active thread percentages have")
+def get_percentage(daemon: Daemon, caller: Caller, pid: int) -> Decision:
+    """Print the active thread percentage of new clients of the server PID."""
+    return _decide_percentage(find_server(daemon, pid).thread_percentage)
+
+
+def _decide_percentage(percentage: ThreadPercentage) -> Decision:
+    return Decision(lines(str(percentage)), data={"active_thread_percentage": percentage.value})
+
+
+# --- memory of devices
+
+
+def _refuse_device(error: UnknownDevice, *before: Part) -> Answer:
+    bad_format = () if error.well_formed else (_log_only(f"Invalid device identifier format: {error.word}"),)
+    return Answer((*before, *bad_format), diagnostic=str(error), refused=True)
+
+
+def _log_only(text: str) -> Part:
+    return Part(text, printed=False)
+
+
+def _set_memory(daemon: Daemon, limits: dict[int, PinnedMemory], device: str, value: str, *before: Part) -> Answer:
+    try:
+        ordinal = device_named(daemon.devices, device)
+        limit = PinnedMemory.parse(value)
+    except UnknownDevice as error:
+        return _refuse_device(error, *before)
+    except BadLimit as error:
+        return Answer(before, diagnostic=str(error), refused=True)
+    if limit is None:
+        limits.pop(ordinal, None)
+    else:
+        limits[ordinal] = limit
+    return Answer(before)
+
+
+@command(
+    Syntax("set_default_device_pinned_mem_limit", required=(DEVICE, _VALUE)),
+    in_protocol_3="namespace set default --server=NAME --pinned-memory-limit={0}={1}",
+    owner_only=True,
+)
+@volta_only("device memory limits have")
+def set_default_memory(daemon: Daemon, caller: Caller, device: str, value: str) -> Decision:
+    """Set how much memory of DEVICE (index or UUID) each client of the next server may hold: 10G, 900M; 0 removes the
+    limit.
+    """
+    logged = _log_only(f"set_default_device_pinned_mem_limit {device} {value}.")
+    return Decision(_set_memory(daemon, daemon.defaults.memory_limits, device, value, logged))
+
+
+@command(Syntax("get_default_device_pinned_mem_limit", required=(DEVICE,)), view=limits_seen_by)
+@volta_only("device memory limits have")
+def get_default_memory(daemon: Daemon, caller: Caller, device: str) -> Decision:
+    """Print how much memory of DEVICE each client of the next server may hold; nothing if there is no limit."""
+    try:
+        ordinal = device_named(daemon.devices, device)
+    except UnknownDevice as error:
+        return Decision(_refuse_device(error))
+    limit = daemon.defaults.memory_limits.get(ordinal)
+    none = Answer((_log_only("No default pinned memory limit set for the device!"),))
+    return Decision(none if limit is None else lines(str(limit)), data=limit_record(ordinal, limit))
+
+
+@command(
+    Syntax("set_device_pinned_mem_limit", required=(PID, DEVICE, _VALUE)),
+    in_protocol_3="server set NAME --pinned-memory-limit={1}={2}",
+    owner_only=True,
+)
+@volta_only("device memory limits have")
+def set_memory(daemon: Daemon, caller: Caller, pid: int, device: str, value: str) -> Decision:
+    """Set how much memory of DEVICE each new client of the server PID may hold: 10G, 900M; 0 removes the limit."""
+    server = find_server(daemon, pid)
+    answer = _set_memory(daemon, server.memory_limits, device, value)
+    return Decision(answer, () if answer.refused else (limits_update(server),))
+
+
+@command(Syntax("get_device_pinned_mem_limit", required=(PID, DEVICE)), view=limits_seen_by)
+@volta_only("device memory limits have")
+def get_memory(daemon: Daemon, caller: Caller, pid: int, device: str) -> Decision:
+    """Print how much memory of DEVICE each new client of the server PID may hold; nothing if there is no limit."""
+    server = find_server(daemon, pid)
+    ordinals = daemon.ordinals_of(server)
+    try:
+        ordinal = device_named([daemon.devices[index] for index in ordinals], device)
+    except UnknownDevice as error:
+        return Decision(_refuse_device(error))
+    limit = server.memory_limits.get(ordinals[ordinal])
+    return Decision(lines(str(limit)) if limit is not None else lines(), data=limit_record(ordinal, limit))
+
+
+# --- client priorities
+
+
+@command(
+    Syntax("set_default_client_priority", required=(Argument("level", read_priority, "0|1"),)),
+    in_protocol_3="namespace set default --server=NAME --client-priority={0}",
+    owner_only=True,
+)
+def set_default_client_priority(daemon: Daemon, caller: Caller, level: int | None) -> Decision:
+    """Set the priority of new clients: 0 is normal, 1 below normal."""
+    if level is None:
+        # Recorded: nothing is printed. The vendor reads it as 0; here it changes nothing.
+        return Decision(
+            Answer(diagnostic=f"{PRIORITIES}; {daemon.defaults.client_priority} stays in force", refused=True)
+        )
+    try:
+        daemon.defaults.client_priority = ClientPriority(level)
+    except BadLimit:
+        return Decision(refusal("Invalid priority value - must be 0 or 1!"))
+    return Decision(lines())
+
+
+@command(Syntax("get_default_client_priority"), view=limits_seen_by)
+def get_default_client_priority(daemon: Daemon, caller: Caller) -> Decision:
+    """Print the priority of new clients."""
+    level = daemon.defaults.client_priority
+    return Decision(lines(str(level)), data={"client_priority": level.level})

@@ -1,0 +1,94 @@
+"""The module ``rules``, in both protocols: limits by rule, and which rule a process falls under."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pympsd.commands.grammar.privileges import Caller, insufficient, namespace_of
+from pympsd.commands.grammar.registry import BOTH, Decision, command
+from pympsd.commands.grammar.syntax import Option, Refused, Syntax
+from pympsd.commands.v3.options import FORMAT
+from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
+from pympsd.vocabulary.rules import Origin, Rule, Unknown
+from pympsd.vocabulary.texts import memory_limits_text, percentage_text
+
+COLUMNS: Final = columns(
+    *("rule", "name", "conditions", "pinned-memory-limit", "active-thread-percentage", "client-priority"),
+    heading=in_words,
+)
+TESTED: Final = columns("rule", "name", "fits", "reason")
+
+
+@command(Syntax("rules list", options={"format": FORMAT}), protocols=BOTH)
+def list_rules(daemon: Daemon, caller: Caller, format: Format | None = None) -> Decision:
+    """List the limits by rule, in the order in which the daemon tries them. The first rule that matches a client's
+    process lowers the limits of its namespace, or in protocol 2 of its server. Rules come from a configuration file.
+    """
+    return listing(COLUMNS, [_row(daemon, rule) for rule in daemon.process_limits.rules or ()], format)
+
+
+@command(
+    Syntax(
+        "rules test",
+        required=("pid",),
+        options={"namespace": Option(str, "<server>/<namespace>"), "format": FORMAT},
+    ),
+    protocols=BOTH,
+    asks_process=True,
+)
+def examine(
+    daemon: Daemon, caller: Caller, pid: str, namespace: str | None = None, format: Format | None = None
+) -> Decision:
+    """Print for each rule, up to the first that matches, whether it matches a process, and why. The process need not
+    be a client yet; --namespace names the namespace to assume instead of that of its user's server.
+    """
+    origin = caller.process
+    if origin is None:
+        raise Refused(f"No process with PID {pid}.")
+    if caller.uid not in (0, daemon.options.uid, origin.uid) or caller.server:
+        raise insufficient(caller, "rules test", "the process's")
+    place = namespace or _place(daemon, pid, origin)
+    rows = []
+    for rule in daemon.process_limits.rules or ():
+        try:
+            fits, reason = rule.examine(origin, place)
+        except Unknown as error:
+            raise Refused(f"{str(error)[0].upper()}{str(error)[1:]}: as a client it would be refused.") from None
+        rows.append(Row((rule.number, rule.name or None, fits, reason)))
+        if fits:
+            break
+    return listing(TESTED, rows, format)
+
+
+def _place(daemon: Daemon, pid: str, origin: Origin) -> str:
+    """Return the server and namespace of a process that is a client, or those that it would get if it named none."""
+    for process in daemon.servers.values():
+        for client in process.clients.values():
+            if str(client.pid) == pid:
+                return f"{process.name}/{namespace_of(client)}"
+    return f"{server_of_user(daemon.options.serving_uid(origin.uid))}/{DEFAULT}"
+
+
+def _row(daemon: Daemon, rule: Rule) -> Row:
+    limits = rule.limits
+    conditions = {condition.kind: condition.values for condition in rule.conditions}
+    percentage, priority = limits.thread_percentage, limits.client_priority
+    cells = (
+        rule.number,
+        rule.name or None,
+        Shown(" ".join(map(str, rule.conditions)) or "-", conditions),
+        _memory(daemon, limits.pinned_memory),
+        None if percentage is None else Shown(percentage_text(percentage), percentage.value),
+        None if priority is None else priority.level,
+    )
+    return Row(cells)
+
+
+def _memory(daemon: Daemon, limits: dict[int, PinnedMemory] | None) -> Cell:
+    if limits is None:
+        return None
+    values = {str(ordinal): limit.value for ordinal, limit in limits.items()}
+    return Shown(memory_limits_text(limits, range(len(daemon.devices))), values)

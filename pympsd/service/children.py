@@ -1,0 +1,197 @@
+"""Server processes: spawn them as their user, watch them, reap them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, Final
+
+import trio
+
+from pympsd.channel.descriptors import explain
+from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import StartError
+from pympsd.journal.line_format import sanitised
+from pympsd.process.files import unreachable_folder
+from pympsd.process.spawn import open_process
+from pympsd.service.dispatcher import Dispatcher
+from pympsd.service.processes.identity import Denied, OwnIdentity, change_of_identity
+from pympsd.service.processes.status import process_end
+from pympsd.service.sessions.server import ServerSession
+from pympsd.state_machine.events import ServerExited, ServerSpawned, SpawnFailed
+from pympsd.state_machine.instructions import SpawnServer
+from pympsd.takeover.state.entries import link_name
+from pympsd.vocabulary.identities import Peer
+from pympsd.wire import messages
+from pympsd.wire.link_messages import EndIfAlone
+
+PASSED_ENVIRONMENT: Final = (
+    *("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"),
+    *("PYMPSD_WORKER", "PYMPSD_DEVICE_CONNECTIONS", "PYMPSD_STRICT_BOUNDS", "PYMPSD_STATE_DIRECTORY"),
+    "PYMPSD_SCHEDULING_POLICY",
+    *("LD_LIBRARY_PATH", "PATH", "TZ", "LANG"),
+)
+"""The part of the daemon's environment that a server gets; its user can read it. LD_LIBRARY_PATH: in some containers
+the driver's library is found only by it, and the executors need it too."""
+LEAVE_SECONDS: Final = 5.0
+"""Time for a server to end after it has closed its link."""
+DRAIN_SECONDS: Final = 0.5
+"""Time to read its last output (one of its executors may hold the pipe a little longer)."""
+POLL_SECONDS: Final = 0.05
+"""Interval of the checks for a server's end if no descriptor is available for it."""
+STDERR_LIMIT: Final = 64 * 1024
+"""Bytes of a server's standard error that are logged."""
+
+
+INSTALL_FOR_ALL: Final = (
+    "install pympsd, and the interpreter it is installed with, where every user of this machine can read it"
+)
+
+
+class CannotSpawn(StartError):
+    """The server's process cannot be started; the message says why and what to do."""
+
+
+async def spawn_server(dispatcher: Dispatcher, instruction: SpawnServer) -> None:
+    """Start a server, run its session, and reap it; feed the events of its start and end."""
+    try:
+        ours, process = await _spawn(dispatcher, instruction)
+    except (OSError, CannotSpawn, ValueError, OverflowError) as error:  # the last two: an impossible uid
+        reason = explain(error) if isinstance(error, OSError) else str(error)
+        dispatcher.feed(SpawnFailed(instruction.server, reason))
+        return
+    channel = MessageChannel(trio.socket.from_stdlib_socket(ours), allowance=dispatcher.buffers.link(instruction.uid))
+    session = ServerSession(instruction.server, instruction.uid, process.pid, process.kill, channel)
+    dispatcher.servers[instruction.server] = session
+    if instruction.name:
+        dispatcher.journal.of_server(instruction.name, instruction.uid, process.pid)
+    dispatcher.feed(ServerSpawned(instruction.server, process.pid))
+    async with trio.open_nursery() as nursery:
+        last_line: list[str] = []
+        nursery.start_soon(log_stderr, dispatcher, process, last_line)
+        with dispatcher.held(link_name(instruction.server), ours.fileno(), messages.encode(EndIfAlone())):
+            await session.run(dispatcher)
+        status = await reap(process)
+        nursery.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS
+    channel.close()
+    del dispatcher.servers[instruction.server]
+    dispatcher.feed(ServerExited(instruction.server, status, last_line[-1] if last_line else ""))
+
+
+async def _spawn(dispatcher: Dispatcher, instruction: SpawnServer) -> tuple[socket.socket, trio.Process]:
+    """Return our end of the link and the process; raise OSError or CannotSpawn."""
+    # Packets: no half message is lost with a daemon that is killed.
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            return ours, await _start(dispatcher, instruction, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+
+
+async def _start(dispatcher: Dispatcher, instruction: SpawnServer, link: int) -> trio.Process:
+    main = _server_main()
+    arguments = [sys.executable, "-I", main, "--link-fd", str(link), "--name", dispatcher.show_server_as]
+    if dispatcher.state.options.multiuser:
+        arguments.append("--multiuser-server")
+    return await open_process(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(link,),
+        env={name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ},
+        cwd="/",
+        start_new_session=True,
+        **as_user(instruction, dict.fromkeys((sys.executable, main), INSTALL_FOR_ALL)),
+    )
+
+
+def _server_main() -> str:
+    spec = find_spec("pympsd_server")
+    if spec is None or spec.origin is None:
+        raise CannotSpawn("the package pympsd_server is not installed beside pympsd")
+    return os.path.join(os.path.dirname(spec.origin), "__main__.py")
+
+
+def as_user(instruction: SpawnServer, needed: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options that start a process as a server's user.
+
+    Raise CannotSpawn if the kernel denies that, or the user cannot reach a file.
+
+    ``needed``: the files that it needs, each with what to do if it cannot be reached.
+    """
+    if os.geteuid() != 0:
+        return {}
+    gid, groups = _groups(instruction.uid, instruction.peer)
+    try:
+        options = change_of_identity(OwnIdentity.read(), instruction.uid, gid, groups)
+    except Denied as error:
+        raise CannotSpawn(str(error)) from None
+    for path, remedy in needed.items():
+        folder = unreachable_folder(path, instruction.uid, frozenset((gid, *groups)))
+        if folder is not None:
+            raise CannotSpawn(
+                f"user {instruction.uid} cannot pass the folder {folder} on the way to {path}; {remedy}"
+            )
+    return options
+
+
+def _groups(uid: int, peer: Peer | None) -> tuple[int, tuple[int, ...]]:
+    if peer is not None:
+        return peer.gid, peer.groups
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return uid, ()
+    return entry.pw_gid, tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+
+
+async def reap(process: trio.Process) -> int:
+    """Reap a process whose link has ended; kill it if it does not end by itself, and its process group."""
+    with contextlib.suppress(OSError), trio.move_on_after(LEAVE_SECONDS):
+        await wait_for_end(process.pid)
+    # Not reaped yet, so the group ID is still its own. A stopped executor would not notice the end.
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return await process.wait()
+
+
+async def wait_for_end(pid: int) -> None:
+    """Wait for a child's end without reaping it."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        await _poll_ended(pid)
+        return
+    try:
+        await process_end(pidfd)
+    finally:
+        os.close(pidfd)
+
+
+async def _poll_ended(pid: int) -> None:
+    """Wait for a child's end without a descriptor."""
+    while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        await trio.sleep(POLL_SECONDS)
+
+
+async def log_stderr(dispatcher: Dispatcher, process: trio.Process, last: list[str]) -> None:
+    """Log what a server and its executors write to standard error; put the latest line in ``last``."""
+    assert process.stderr is not None  # it is a pipe
+    size = 0
+    async with process.stderr as stream:
+        async for data in stream:
+            size += len(data)
+            if size <= STDERR_LIMIT:
+                for text in filter(None, (sanitised(part) for part in bytes(data).splitlines())):
+                    dispatcher.journal.write_server("Other", process.pid, "fifo_line", {"text": text})
+                    last[:] = [text]

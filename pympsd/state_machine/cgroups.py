@@ -1,0 +1,156 @@
+"""The feature memacct: limits of the memory that the clients of a cgroup hold together, and its log."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+from attrs import evolve
+
+from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.named_servers import NotPossible
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
+from pympsd.vocabulary.rules import at_or_above
+
+MOST_CGROUPS: Final = 4096
+NO_CGROUPS: Final = "Limits of cgroups are not possible with the driver's own server: it knows single clients."
+MOUNT: Final = "/sys/fs/cgroup"
+_OF_PATTERNS: Final = frozenset("*?[")
+
+
+def cgroup_path(text: str) -> str:
+    """Return the path of a cgroup below the mount point, which may stand in front; raise NotPossible."""
+    path = text if text.startswith("/") else ""
+    if path == MOUNT or path.startswith(f"{MOUNT}/"):
+        path = path.removeprefix(MOUNT) or "/"
+    if path != posixpath.normpath(path) or path.startswith("//") or _OF_PATTERNS & set(path):
+        raise NotPossible(f"A cgroup is named by its full path, such as {MOUNT}/batch or /batch, not '{text}'.")
+    return path
+
+
+def set_limits(
+    daemon: Daemon, path: str, ordinals: Iterable[int], changed: Mapping[str, PinnedMemory | None]
+) -> Iterator[Instruction]:
+    """Set limits of a cgroup on devices, ``hard`` or ``soft`` or both; for clients that come later."""
+    if not daemon.options.has_own_servers:
+        raise NotPossible(NO_CGROUPS)
+    limits = dict(daemon.process_limits.cgroups.get(path, {}))
+    limits |= {ordinal: evolve(limits.get(ordinal, CgroupLimit()), **changed) for ordinal in ordinals}
+    for limit in limits.values():
+        if limit.soft is not None and limit.hard is not None and limit.soft > limit.hard:
+            raise NotPossible(
+                f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
+            )
+    kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
+    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MOST_CGROUPS:
+        raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
+    known = daemon.process_limits.cgroups.pop(path, None)
+    if kept:
+        daemon.process_limits.cgroups[path] = kept
+        if known is None:
+            daemon.process_limits.transient_cgroups[path] = False
+    else:
+        daemon.process_limits.transient_cgroups.pop(path, None)
+    for ordinal in ordinals:
+        limit = limits[ordinal]
+        text = f"{limit.hard or 'unlimited'}" + (f", soft limit {limit.soft}" if limit.soft else "")
+        yield Log("cgroup_limit_set", {"path": path, "device": ordinal, "limit": text})
+
+
+def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction]:
+    """Set the limits of all cgroups; for clients that come later."""
+    daemon.process_limits.cgroups = {path: each for path, each in limits.items() if each}
+    daemon.process_limits.transient_cgroups.clear()
+    yield Log("cgroup_limits_set", {"count": len(daemon.process_limits.cgroups)})
+
+
+def note_client(daemon: Daemon, event: ClientConnected) -> None:
+    """Note that the cgroups of a client that connects have been seen."""
+    if daemon.process_limits.transient_cgroups:
+        above = at_or_above(event.process.cgroups)
+        daemon.process_limits.transient_cgroups |= {
+            path: True for path in above if path in daemon.process_limits.transient_cgroups
+        }
+
+
+def drop_gone(daemon: Daemon, existing: Collection[str]) -> Iterator[Instruction]:
+    """Drop the limits of cgroups that are gone, without a client: those of a command, not those of a file, whose
+    cgroup may come again. One that has not been there yet is awaited.
+    """
+    used = clients_by_cgroup(daemon)
+    for path, is_seen in tuple(daemon.process_limits.transient_cgroups.items()):
+        if path in existing or path in used:
+            daemon.process_limits.transient_cgroups[path] = True
+        elif is_seen:
+            del daemon.process_limits.transient_cgroups[path], daemon.process_limits.cgroups[path]
+            yield Log("cgroup_gone", {"path": path})
+
+
+def note_context(server: Server, client: Client, ordinal: int) -> None:
+    """Note that a client has a context on a device: the limits that it came with hold for all of its groups, unless a
+    later one's do, as the executor has it.
+    """
+    for group in client.groups.get(ordinal, ()):
+        if client.serial >= server.groups.get((ordinal, group.name), (0, group))[0]:
+            server.groups[ordinal, group.name] = client.serial, group
+
+
+def drop_groups(server: Server, gone: Client) -> None:
+    """Drop the limits of groups whose last client has gone."""
+    there = {key for client in server.clients.values() for key in _keys(client)}
+    for key in _keys(gone) - there:
+        server.groups.pop(key, None)
+
+
+def _keys(client: Client) -> set[tuple[int, str]]:
+    return {(ordinal, group.name) for ordinal, groups in client.groups.items() for group in groups}
+
+
+def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
+    """Return the least limits that hold for a client by its cgroups on a device."""
+    limits = [group for group in _in_force(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
+    hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MOST_MEMORY)
+    soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
+    return CgroupLimit(min(hard, default=None), min(soft, default=None))
+
+
+def total_of(server: Server, client: Client, ordinal: int) -> int | None:
+    """Return the bytes that a client's namespace may hold on a device, all its clients together; None: no limit."""
+    own = (group for group in _in_force(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
+    return min((group.limit for group in own if group.limit < MOST_MEMORY), default=None)
+
+
+def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:
+    """Return the limits of a client's groups on a device, as they came with the latest client of each."""
+    return [server.groups.get((ordinal, group.name), (0, group))[1] for group in client.groups.get(ordinal, ())]
+
+
+def set_accounting(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+    """Set whether limits of cgroups hold for clients that come later."""
+    if on and not daemon.options.has_own_servers:
+        raise NotPossible(NO_CGROUPS)
+    daemon.process_limits.accounts_cgroups = on
+    yield Log("accounting_set", {"state": "enabled" if on else "disabled"})
+
+
+def set_audit(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+    """Set whether servers log what clients that come later take and return."""
+    if on and not daemon.options.has_own_servers:
+        raise NotPossible("A log of allocations is not possible with the driver's own server: it tells of none.")
+    daemon.process_limits.audits_memory = on
+    yield Log("audit_set", {"state": "logged" if on else "not logged"})
+
+
+def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
+    """Return the clients in each cgroup and those below, as far as their cgroups are known."""
+    found: dict[str, list[Client]] = {}
+    for server in daemon.servers.values():
+        for client in server.clients.values():
+            for path in at_or_above(client.process.cgroups):
+                found.setdefault(path, []).append(client)
+    return found

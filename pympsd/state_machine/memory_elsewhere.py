@@ -1,0 +1,60 @@
+"""What clients hold in other servers on a device: limits of a device and of cgroups count it, wherever it is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from attrs import field, frozen
+
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.server import Server
+from pympsd.vocabulary.limits import cgroup_group
+from pympsd.vocabulary.rules import at_or_above
+
+
+@frozen
+class Elsewhere:
+    """The bytes that clients of other servers hold on a device, in all and by group of the server's own clients."""
+
+    count: int = 0
+    groups: dict[str, int] = field(factory=dict)
+
+
+def memory_elsewhere(daemon: Daemon) -> dict[int, dict[int, Elsewhere]]:
+    """Return for each server, by serial, what clients of the others hold, by device ordinal."""
+    limited = _limited(daemon)
+    own = {server.serial: _held(daemon, server, limited) for server in daemon.servers.values()}
+    found: dict[int, dict[int, Elsewhere]] = {serial: {} for serial in own}
+    for ordinal in range(len(daemon.devices)):
+        in_all = Counter[str]()
+        for held in own.values():
+            in_all.update(held[ordinal])
+        for serial, held in own.items():
+            left = {name: in_all[name] - count for name, count in held[ordinal].items()}
+            found[serial][ordinal] = Elsewhere(left.pop(""), {name: count for name, count in left.items() if count})
+    return found
+
+
+def _limited(daemon: Daemon) -> set[str]:
+    """Return the groups of cgroups that have limits, and those that clients came with: the kernel had some then."""
+    clients = [client for server in daemon.servers.values() for client in server.clients.values()]
+    found = {group.name for client in clients for groups in client.groups.values() for group in groups}
+    return found.union(map(cgroup_group, daemon.process_limits.cgroups))
+
+
+def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str]]:
+    """Return by device what a server's clients hold by group of several servers; in all under an empty name.
+
+    A server's reports are not trusted, for they are its user's: more than there is counts as all.
+    """
+    held = [Counter({"": 0}) for _ in daemon.devices]
+    for client in server.clients.values():
+        names = ("", *limited.intersection(map(cgroup_group, at_or_above(client.process.cgroups))))
+        for ordinal, of_device in enumerate(held):
+            count = client.memory.get(ordinal, 0)
+            for name in names:
+                of_device[name] += count
+    return [
+        Counter({name: min(count, device.memory_bytes) for name, count in of_device.items()})
+        for device, of_device in zip(daemon.devices, held, strict=True)
+    ]

@@ -1,0 +1,281 @@
+"""Making, changing and deleting named servers: what is not possible raises NotPossible and changes nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from pympsd.errors import InputError
+from pympsd.state_machine import queueing, registration, shares
+from pympsd.state_machine.instructions import Instruction, Log, Working, reply
+from pympsd.state_machine.shutdown import shut_down_server
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Namespace, Source
+from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.identities import NO_USER
+from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.results import Result
+from pympsd.vocabulary.texts import CONTAINMENTS
+
+_STATUS = {
+    Phase.RETURNING: NamedStatus.STARTING,
+    Phase.SPAWNING: NamedStatus.STARTING,
+    Phase.INITIALIZING: NamedStatus.STARTING,
+    Phase.ACTIVE: NamedStatus.READY,
+    Phase.FAULT: NamedStatus.FAULT,
+    Phase.LEAVING: NamedStatus.STOPPING,
+}
+
+
+class NotPossible(InputError, ValueError):
+    """What an operator asks for is not possible; the message is the sentence for the operator."""
+
+
+def server(daemon: Daemon, name: str) -> NamedServer:
+    """Return the server with a name; raise NotPossible."""
+    named = daemon.named_servers.get(name)
+    if named is None:
+        raise NotPossible(f"No server named '{name}'.")
+    return named
+
+
+def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
+    """Return the status of a server."""
+    process = daemon.server_named(named.name)
+    if named.deleted:
+        return NamedStatus.STOPPING
+    if named.unreachable:
+        return NamedStatus.FAILED
+    if process is not None:
+        return _STATUS[process.phase]
+    if daemon.queue.waits_for(named.name):
+        return NamedStatus.STARTING
+    return NamedStatus.FAILED if named.failed else NamedStatus.CONFIGURED
+
+
+def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Client]:
+    """Return the clients of a server, or of one of its namespaces."""
+    process = daemon.server_named(name)
+    known = process.clients.values() if process is not None else ()
+    return [client for client in known if namespace in (None, client.process.namespace or DEFAULT)]
+
+
+def create_server(
+    daemon: Daemon,
+    name: str,
+    uid: int,
+    allowed_devices: tuple[int, ...] | None = None,
+    limits: NamespaceLimits | None = None,
+    source: Source = Source.COMMAND,
+    session: int = 0,
+    asker: int = 0,
+) -> Iterator[Instruction]:
+    """Make a server and start it; its ``session`` is answered when it is ready, or cannot start.
+
+    ``asker``: the user who asks for it, who may have no more than a share.
+    """
+    problem = name_problem(name, of_server=True) or socket_problem(
+        daemon.options.pipe_directory, name, DEFAULT, for_libcuda=not daemon.options.has_own_servers
+    )
+    if problem:
+        raise NotPossible(problem)
+    if daemon.quitting is not None:
+        raise NotPossible("The daemon is quitting.")
+    if name in daemon.named_servers:
+        raise NotPossible(f"Server '{name}' exists already.")
+    _check_user(daemon, name, uid)
+    if allowed_devices is not None:
+        _check_devices(daemon, allowed_devices)
+    named = NamedServer(name, uid, allowed_devices=allowed_devices, source=source)
+    if shares.is_own(named):
+        check_share(shares.problem_of_own_server(daemon, uid))
+    else:
+        check_share(shares.problem(daemon, asker, shares.cost_of_server(daemon, named)))
+    yield from _working(session)
+    yield from registration.add(daemon, named, limits, session)
+
+
+def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
+    """Have a server without clients run as another user: its process and its sockets are made anew.
+
+    Its ``session`` is answered as by create_server. If the sockets cannot be made, it stays that of its user.
+    """
+    named = server(daemon, name)
+    present = len(clients(daemon, name))
+    if present:
+        raise NotPossible(f"Server '{name}' has {counted(present)}: its user can change when it has none.")
+    found = status(daemon, named)
+    if found not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
+        raise NotPossible(f"Server '{name}' is {found}: its user can change when it is Ready.")
+    _check_user(daemon, name, uid)
+    yield from _working(session)
+    if session:
+        named.creators.append(session)
+    named.former_uid = named.uid
+    process = daemon.server_named(name)
+    if process is not None:
+        yield from shut_down_server(process, forced=False)
+    yield from registration.change_user(daemon, named, uid)
+
+
+def set_server(
+    daemon: Daemon, name: str, ceiling: NamespaceLimits, contains_partitions: bool | None = None
+) -> Iterator[Instruction]:
+    """Set what no later client of a server is above, and whether its faults stay in its SM partition."""
+    named = server(daemon, name)
+    changed = named.ceiling.changed_by(ceiling)
+    if changed != named.ceiling:
+        named.ceiling = changed
+        daemon.named_servers.changes += 1
+        shown = _shown(changed, named.ordinals(len(daemon.devices)))
+        yield Log("server_ceiling_set", {"name": name, "limits": shown})
+    if contains_partitions not in (None, named.contains_partitions):
+        named.contains_partitions = bool(contains_partitions)
+        daemon.named_servers.changes += 1
+        yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named.contains_partitions]}"})
+
+
+def change_limits(
+    daemon: Daemon, named: NamedServer, namespace: str, limits: NamespaceLimits
+) -> Iterator[Instruction]:
+    """Change what is said of a namespace's limits; its clients keep theirs."""
+    found = named.namespaces[namespace]
+    ordinals = named.ordinals(len(daemon.devices))
+    changed, before = found.limits.changed_by(limits), _shown_of(found, ordinals)
+    if changed != found.limits:
+        found.limits = changed
+        daemon.named_servers.changes += 1
+        name, after = f"{named.name}/{namespace}", _shown_of(found, ordinals)
+        yield Log("namespace_set", {"name": name, "before": before, "limits": after})
+
+
+def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> Iterator[Instruction]:
+    """Delete a server; its ``session`` is answered when its process has ended and the name is free."""
+    named = server(daemon, name)
+    present = len(clients(daemon, name))
+    if present and not forced and not named.deleted:
+        raise NotPossible(f"Server '{name}' has {active(present)}")
+    if session:
+        named.deleters.append(session)
+    yield from _working(session)
+    if not named.deleted:
+        named.deleted = True
+        daemon.named_servers.changes += 1
+        yield from refuse_creators(named, "was deleted before it was ready.")
+        yield from refuse_waiting(
+            daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
+        )
+        yield from registration.close_sockets(named)
+    process = daemon.server_named(name)
+    if process is None:
+        yield from process_gone(daemon, name)
+    else:
+        yield from shut_down_server(process, forced=forced, is_deletion=True)
+
+
+def check_share(problem: str) -> None:
+    """Raise NotPossible with the sentence of a refusal, if there is one."""
+    if problem:
+        raise NotPossible(f"{problem[0].upper()}{problem[1:]}.")
+
+
+def counted(count: int) -> str:
+    """Return a number of clients in words."""
+    return "1 active client" if count == 1 else f"{count} active clients"
+
+
+def active(count: int) -> str:
+    """Return the end of the sentence that refuses to delete what has clients."""
+    return f"{counted(count)}; --force terminates {'it' if count == 1 else 'them'} first."
+
+
+def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
+    """End a process that has started, or is back, for a server that has been deleted meanwhile."""
+    named = daemon.named_servers.get(process.name)
+    if named is not None and named.deleted:
+        yield from shut_down_server(process, forced=True, is_deletion=True)
+
+
+def process_gone(daemon: Daemon, name: str) -> Iterator[Instruction]:
+    """Remove a deleted server that has no process any more, and answer the operators that deleted it."""
+    named = daemon.named_servers.get(name)
+    if named is None or not named.deleted:
+        return
+    daemon.named_servers.remove(name)
+    daemon.failed_starts.pop(name, None)
+    yield Log("server_removed", {"name": name})
+    for session in named.deleters:
+        yield from reply(session, Answer())
+
+
+def refuse_creators(named: NamedServer, why: str) -> Iterator[Instruction]:
+    """Refuse the commands that wait for a server or its namespaces."""
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{named.name}' {why}"))
+    named.creators.clear()
+    for namespace in named.namespaces.values():
+        for session in namespace.creators:
+            yield from reply(session, refusal(f"Namespace '{namespace.name}' {why}"))
+        namespace.creators.clear()
+
+
+def refuse_waiting(daemon: Daemon, name: str, code: int, reason: str) -> Iterator[Instruction]:
+    """Refuse the clients that wait for a server, and drop requests to start it."""
+    daemon.failed_starts.pop(name, None)
+    yield from queueing.refuse(daemon, name, code, reason)
+
+
+def _working(session: int) -> Iterator[Instruction]:
+    if session:
+        yield Working(session)
+
+
+def _check_user(daemon: Daemon, name: str, uid: int) -> None:
+    """Raise NotPossible unless a server can be a user's."""
+    if name.startswith("uid_") and name != server_of_user(uid):
+        own = f"that of user {uid} is '{server_of_user(uid)}'"
+        remedy = "" if name in daemon.named_servers else f"; choose another name{_user_named(name)}"
+        raise NotPossible(f"Names that begin with uid_ are reserved for users' servers: {own}, not '{name}'{remedy}.")
+    if daemon.options.multiuser and uid != 0:
+        raise NotPossible(f"With -m every server is root's: --uid is 0, not {uid}.")
+    if daemon.options.uid not in (0, uid):
+        raise NotPossible(
+            f"This daemon is run by user {daemon.options.uid} and can make servers of that user only, not {uid}."
+        )
+
+
+def _user_named(name: str) -> str:
+    """Return the option with which a new server may have a name that begins with uid_; nothing if there is none."""
+    number = name.removeprefix("uid_")
+    return f", or give --uid={number}" if re.fullmatch("0|[1-9][0-9]{0,9}", number) and int(number) < NO_USER else ""
+
+
+def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
+    if not daemon.options.has_own_servers:
+        raise NotPossible("--allowed-devices is not possible with the driver's own server: it has all devices.")
+    for ordinal in ordinals:
+        if not 0 <= ordinal < len(daemon.devices):
+            raise NotPossible(f"There is no device {ordinal}; there are {len(daemon.devices)}.")
+    if not ordinals or len(set(ordinals)) < len(ordinals):
+        raise NotPossible("--allowed-devices names each device once, and at least one.")
+
+
+def _shown(limits: NamespaceLimits, ordinals: tuple[int, ...]) -> str:
+    percentage = limits.thread_percentage or ThreadPercentage()
+    memory = _by_device(limits.pinned_memory or {}, ordinals) or "unlimited"
+    return f"{percentage.value:.2f} %, memory {memory}"
+
+
+def _shown_of(namespace: Namespace, ordinals: tuple[int, ...]) -> str:
+    total = _by_device(namespace.total_memory, ordinals)
+    together = f" each, {total} together" if total else ""
+    partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
+    return f"{_shown(namespace.limits, ordinals)}{together}, priority {namespace.client_priority}{partition}"
+
+
+def _by_device(memory: Mapping[int, PinnedMemory], ordinals: tuple[int, ...]) -> str:
+    """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
+    return ", ".join(f"{shown}={memory[ordinal]}" for shown, ordinal in enumerate(ordinals) if ordinal in memory)

@@ -1,0 +1,171 @@
+"""Making and deleting static SM partitions; see `servers` for what is not possible.
+
+The chunks of a device are of all servers together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pympsd.state_machine import shares, terminations
+from pympsd.state_machine.instructions import Instruction, Log, reply
+from pympsd.state_machine.named_servers import NotPossible, check_share, clients, server
+from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer
+from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.partitions import (
+    LEAST_CAPABILITY,
+    SmPartition,
+    chunk_count,
+    free_chunks,
+    has_remainder,
+    multiprocessors,
+    partition_name_problem,
+)
+
+NO_PARTITIONS: Final = (
+    "Static SM partitions are not possible with the driver's own server of this release: "
+    "--active-thread-percentage of a namespace limits the SMs of its clients."
+)
+
+
+def create_partition(
+    daemon: Daemon,
+    server_name: str,
+    name: str,
+    device: int,
+    chunks: int,
+    include_remainder: bool = False,
+    asker: int = 0,
+) -> Iterator[Instruction]:
+    """Make a partition of a server on a device (the daemon's ordinal), of free chunks. ``asker``: as in
+    `create_server`.
+    """
+    named = server(daemon, server_name)
+    shown = named.ordinals(len(daemon.devices)).index(device)
+    _check_possible(daemon, named, device, shown)
+    if problem := partition_name_problem(name):
+        raise NotPossible(problem)
+    if _find(named, name, device) is not None:
+        raise NotPossible(f"SM partition '{name}' exists already on device {shown} of server '{server_name}'.")
+    free, remainder = free_of(daemon, device), chunk_count(daemon.devices[device])
+    if include_remainder and not has_remainder(daemon.devices[device]):
+        raise NotPossible(f"The chunks of device {shown} leave no SMs over.")
+    if include_remainder and remainder not in free:
+        count = len(multiprocessors(daemon.devices[device], [remainder]))
+        owner, its = next(one for one in partitions_on(daemon, device) if remainder in one[1].chunks)
+        of = "" if owner is named else f" of server '{owner.name}'"
+        raise NotPossible(f"The remaining {count} SMs of device {shown} are in partition '{its.name}'{of}.")
+    whole = [chunk for chunk in free if chunk != remainder]
+    if chunks > len(whole):
+        others = sorted({owner.name for owner, _ in partitions_on(daemon, device) if owner is not named})
+        beside = f" (beside server{'s' if len(others) > 1 else ''} {', '.join(others)})" if others else ""
+        raise NotPossible(f"Device {shown} has {_chunks(len(whole))} free, not {chunks}{beside}.")
+    _check_clients_known(daemon, server_name)
+    outside = [client for client in clients(daemon, server_name) if device not in client.partitions]
+    if outside:
+        remedy = (
+            "end it, or wait until it has gone" if len(outside) == 1 else "end them, or wait until they have gone"
+        )
+        raise NotPossible(f"Device {shown} has {_clients(len(outside))} outside partitions; {remedy}.")
+    check_share(shares.problem(daemon, asker, shares.cost_of_containment(int(named.contains_partitions))))
+    check_share(shares.problem_of_chunks(daemon, asker, device, chunks + include_remainder))
+    taken = (*whole[:chunks], *([remainder] if include_remainder else []))
+    named.partitions.append(SmPartition(name, device, taken))
+    daemon.named_servers.changes += 1
+    yield Log("partition_added", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
+
+
+def delete_partition(
+    daemon: Daemon, server_name: str, name: str, device: int, forced: bool, session: int, answer: Answer
+) -> Iterator[Instruction]:
+    """Delete a partition; its ``session`` gets the answer when the partition's clients have been terminated."""
+    named = server(daemon, server_name)
+    found = _find(named, name, device)
+    if found is None:
+        shown = named.ordinals(len(daemon.devices)).index(device)
+        raise NotPossible(f"No SM partition named '{name}' on server '{server_name}', device {shown}.")
+    _check_clients_known(daemon, server_name)
+    present = clients_in(daemon, named, found)
+    if present and not forced:
+        them = "it" if len(present) == 1 else "them"
+        raise NotPossible(f"SM partition '{name}' has {_clients(len(present))}; terminate {them} first.")
+    named.partitions.remove(found)
+    for client in present:
+        client.partitions[device] = ""
+        daemon.named_servers.occupied[client.serial] = found
+    daemon.named_servers.changes += 1
+    yield Log("partition_removed", {"name": f"{server_name}/{name}", "device": daemon.devices[device].uuid})
+    process = daemon.server_named(server_name)
+    pids = list(dict.fromkeys(client.pid for client in present))
+    if process is None or not pids:
+        yield from reply(session, answer)
+        return
+    for pid in pids:
+        last = pid == pids[-1]
+        evicted = tuple(client.serial for client in present if client.pid == pid)
+        yield from terminations.begin(
+            daemon, session if last else 0, process, pid, answer if last else None, evicted=evicted
+        )
+
+
+def partitions_on(daemon: Daemon, device: int) -> list[tuple[NamedServer, SmPartition]]:
+    """Return the partitions of a device, with their servers; not of servers that end and have no clients."""
+    return [
+        (named, partition)
+        for named in daemon.named_servers.values()
+        for partition in named.partitions
+        if partition.device == device and not (named.deleted and _has_no_clients(daemon, named.name))
+    ]
+
+
+def _has_no_clients(daemon: Daemon, name: str) -> bool:
+    process = daemon.server_named(name)
+    return process is None or process.is_empty
+
+
+def free_of(daemon: Daemon, device: int) -> tuple[int, ...]:
+    """Return the chunks of a device that no server has and nothing runs on, the one that is left over included."""
+    present = {serial for server in daemon.servers.values() for serial in server.clients}
+    occupied = [
+        one for serial, one in daemon.named_servers.occupied.items() if one.device == device and serial in present
+    ]
+    return free_chunks(daemon.devices[device], [*(one for _, one in partitions_on(daemon, device)), *occupied])
+
+
+def clients_in(daemon: Daemon, named: NamedServer, partition: SmPartition) -> list[Client]:
+    """Return the clients of a partition."""
+    return [one for one in clients(daemon, named.name) if one.partitions.get(partition.device) == partition.name]
+
+
+def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int) -> None:
+    if named.deleted:
+        raise NotPossible(f"Server '{named.name}' is being deleted.")
+    if not daemon.options.has_own_servers:
+        raise NotPossible(NO_PARTITIONS)
+    facts = daemon.devices[device]
+    if facts.compute_capability < LEAST_CAPABILITY:
+        major, minor = facts.compute_capability
+        raise NotPossible(
+            f"Static partitions need compute capability 8.0; device {shown}, {facts.name}, has {major}.{minor}."
+        )
+
+
+def _check_clients_known(daemon: Daemon, name: str) -> None:
+    process = daemon.server_named(name)
+    if process is not None and process.pending:
+        raise NotPossible(f"Server '{name}' has not reported its clients to this daemon yet; try again.")
+
+
+def _find(named: NamedServer, name: str, device: int) -> SmPartition | None:
+    return next((one for one in named.partitions if (one.name, one.device) == (name, device)), None)
+
+
+def _chunks(count: int) -> str:
+    return "1 chunk" if count == 1 else f"{count} chunks"
+
+
+def _clients(count: int) -> str:
+    return "1 active client" if count == 1 else f"{count} active clients"

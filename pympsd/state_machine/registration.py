@@ -1,0 +1,123 @@
+"""Where a client goes in protocol 3: to the namespace whose socket it comes by; from the top one, by its user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from pympsd.state_machine.instructions import (
+    ClientLimits,
+    CloseNamespace,
+    Instruction,
+    Log,
+    OpenNamespace,
+    reply,
+)
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+
+NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
+
+
+def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
+    """Set whether clients that name no server are served."""
+    daemon.named_servers.default_socket = on
+    yield Log("default_socket_set", {"state": "on" if on else "off"})
+
+
+def add(
+    daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
+) -> Iterator[Instruction]:
+    """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
+    own = NamespaceLimits(
+        daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits), daemon.defaults.client_priority
+    )
+    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    named.created = daemon.lifetime.now
+    if session:
+        named.creators.append(session)
+    daemon.named_servers.add(named)
+    yield Log("server_added", {"name": named.name})
+    yield from open_sockets(named)
+
+
+def open_sockets(named: NamedServer) -> Iterator[Instruction]:
+    """Have the sockets of a server and its namespaces opened; that of ``default`` last, after which it may start."""
+    yield OpenNamespace(named.name, "", named.uid)
+    for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
+        yield OpenNamespace(named.name, namespace, named.uid)
+
+
+def change_user(daemon: Daemon, named: NamedServer, uid: int) -> Iterator[Instruction]:
+    """Have the sockets and directories of a server made anew for a user."""
+    named.uid, named.opening, named.failed = uid, True, ""
+    daemon.named_servers.changes += 1
+    yield Log("server_user_set", {"name": named.name, "uid": uid})
+    yield from close_sockets(named)
+    yield from open_sockets(named)
+
+
+def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
+    """Whether operators are refused at a socket."""
+    if not server:
+        return daemon.options.clients_only
+    named = daemon.named_servers.get(server)
+    found = named.namespaces.get(namespace) if named is not None else None
+    return found is not None and found.clients_only
+
+
+def close_sockets(named: NamedServer) -> Iterator[Instruction]:
+    """Have the sockets and directories of a server and its namespaces removed."""
+    for namespace in named.namespaces:
+        yield CloseNamespace(named.name, namespace)
+    yield CloseNamespace(named.name, "")
+
+
+def client_limits(daemon: Daemon, server: str, namespace: str) -> ClientLimits | None:
+    """Return the limits of a client of a namespace; None in protocol 2, in which they are its server's."""
+    named = daemon.named_servers.get(server)
+    if named is None:
+        return None
+    # It may be gone since this client was admitted: the connections of its further contexts are limited too.
+    found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
+    memory = {ordinal: limit.value for ordinal, limit in found.pinned_memory.items()}
+    return ClientLimits(found.thread_percentage.value, memory, named.allowed_devices, server, found.name)
+
+
+def priority(daemon: Daemon, server: str, namespace: str) -> int:
+    """Return the priority of a client that sets none itself."""
+    named = daemon.named_servers.get(server)
+    if named is None:
+        return daemon.defaults.client_priority.level
+    return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level
+
+
+def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
+    """Note that a server is ready, and answer the command that made it."""
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return
+    if named.failed:
+        named.failed = ""
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, Answer())
+    named.creators.clear()
+
+
+def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
+
+    ``cause``: the reason as it continues "... could not be started: ", if that is another one.
+    """
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return
+    if named.failed != reason:
+        named.failed = reason
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
+    named.creators.clear()

@@ -1,0 +1,96 @@
+"""The sockets of servers and namespaces: what follows when one is open, could not be opened, or was removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pympsd.state_machine import registration
+from pympsd.state_machine.admission import request_server, serve_queue
+from pympsd.state_machine.events import NamespaceLost, NamespaceOpened
+from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
+from pympsd.state_machine.named_servers import refuse_creators, refuse_waiting
+from pympsd.state_machine.registration import NO_DEVICES, could_not_start
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.namespaces import DEFAULT
+from pympsd.vocabulary.results import Result
+
+
+def opened(daemon: Daemon, event: NamespaceOpened) -> Iterator[Instruction]:
+    """Go on when a socket is open, or could not be opened."""
+    named, owner = _of(daemon, event)
+    if named is None or owner is None:
+        return
+    if event.problem and event.problem != owner.unopened:
+        yield Log("namespace_not_opened", {"name": _path(event), "reason": event.problem})
+    owner.unopened = event.problem
+    if event.namespace == DEFAULT:
+        yield from _server_not_opened(daemon, named, event.problem) if event.problem else _may_start(daemon, named)
+    elif isinstance(owner, Namespace):
+        yield from _answer_creators(daemon, named, owner)
+
+
+def lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
+    """Have a socket made anew that is not there; it is tried again and again, and logged once."""
+    named, owner = _of(daemon, event)
+    if named is None or owner is None or daemon.quitting is not None:
+        return
+    if not owner.unopened:
+        yield Log("namespace_lost", {"name": _path(event)})
+    yield OpenNamespace(event.server, event.namespace, named.uid)
+
+
+def _of(
+    daemon: Daemon, event: NamespaceOpened | NamespaceLost
+) -> tuple[NamedServer | None, NamedServer | Namespace | None]:
+    """Return the server of a socket, and whose it is; None if that is gone meanwhile."""
+    named = daemon.named_servers.get(event.server)
+    if named is None or named.deleted:
+        return None, None
+    return named, named.namespaces.get(event.namespace) if event.namespace else named
+
+
+def _may_start(daemon: Daemon, named: NamedServer) -> Iterator[Instruction]:
+    named.opening, named.former_uid = False, None
+    daemon.compound_commands.mark_starting(named.creators)
+    if named.allowed_devices == ():
+        yield from could_not_start(daemon, named.name, NO_DEVICES)
+    elif named.source is not Source.AUTO:
+        yield from request_server(daemon, named.uid, named.name)
+    yield from serve_queue(daemon)
+
+
+def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iterator[Instruction]:
+    yield from refuse_waiting(daemon, named.name, Result.ERROR_MPS_CONNECTION_FAILED, problem)
+    if named.former_uid is not None:
+        yield from _go_back(daemon, named, named.former_uid, problem)
+    elif named.opening and named.creators:
+        yield from refuse_creators(named, f"could not be made: {problem}")
+        daemon.named_servers.remove(named.name)
+        yield from registration.close_sockets(named)
+    # One of an earlier daemon's stays listed, so that its users see what has happened.
+
+
+def _go_back(daemon: Daemon, named: NamedServer, uid: int, problem: str) -> Iterator[Instruction]:
+    """Have a server run as its user of before, for whom its directories are."""
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{named.name}' stays that of user {uid}: {problem}"))
+    named.creators.clear()
+    yield from registration.change_user(daemon, named, uid)
+    named.former_uid = None
+
+
+def _answer_creators(daemon: Daemon, named: NamedServer, namespace: Namespace) -> Iterator[Instruction]:
+    for session in namespace.creators:
+        problem = f"Namespace '{namespace.name}' could not be made: {namespace.unopened}"
+        yield from reply(session, refusal(problem) if namespace.unopened else Answer())
+    if namespace.creators and namespace.unopened:
+        del named.namespaces[namespace.name]
+        daemon.named_servers.changes += 1
+        yield CloseNamespace(named.name, namespace.name)
+    namespace.creators.clear()
+
+
+def _path(event: NamespaceOpened | NamespaceLost) -> str:
+    return f"{event.server}/{event.namespace}" if event.namespace else event.server

@@ -1,0 +1,205 @@
+"""Claim a pipe directory: a free one, one of a killed daemon or, with ``--replace``, one of a running daemon.
+
+A running daemon that receives HAND_OVER ends and leaves its servers to the next one. A directory of a server or of a
+namespace belongs to the daemon above, which has a socket there: a daemon that started there would take that socket,
+and the clients would be without the namespace's limits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Final
+
+from pympsd.errors import StartError
+from pympsd.service.files.lock_holders import Holder, listener_of
+from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
+from pympsd.service.processes.status import STATE, has_ended, is_stopped, stat
+from pympsd.takeover.state_file import directories_left
+from pympsd.vocabulary import files
+
+HAND_OVER: Final = signal.SIGUSR2
+"""A daemon that receives it ends immediately and leaves its servers to the next one."""
+HAND_OVER_SECONDS: Final = 10.0
+"""Time for the running daemon to end."""
+LOCK_SECONDS: Final = 5.0
+"""Time that a daemon may hold the lock after its end, or at its start before it has written its PID."""
+DEAD_SECONDS: Final = 1.0
+"""Time that the lock of a killed daemon may be held, by a server that it was just starting."""
+PAUSE_SECONDS: Final = 0.02
+_REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"
+
+
+class CannotReplace(StartError):
+    """The running daemon cannot be replaced; the message says why and what to do."""
+
+
+class NoDaemonPid(CannotReplace):
+    """The pid file does not name a process, as for a moment when a daemon starts or ends."""
+
+
+def claim(given: str) -> PipeDirectory:
+    """Claim a pipe directory that no daemon holds; raise what PipeDirectory.claim raises."""
+    _check_owner(given)
+    give_up = time.monotonic() + DEAD_SECONDS
+    while True:
+        try:
+            return PipeDirectory.claim(given)
+        except AlreadyRunning:
+            if time.monotonic() > give_up or not _was_killed(os.path.abspath(given)):
+                raise
+        time.sleep(PAUSE_SECONDS)
+
+
+def replace(given: str) -> PipeDirectory:
+    """Replace the daemon of a pipe directory, if there is one: it hands over, and the directory is claimed.
+
+    Raise CannotReplace, and what PipeDirectory.claim raises.
+    """
+    _check_owner(given)
+    if (claimed := _claimed_or_freed(given)) is not None:
+        return claimed
+    give_up = time.monotonic() + LOCK_SECONDS
+    # The parent of the previous daemon may still run, and shares its lock.
+    while (claimed := _claimed(given)) is None:
+        if time.monotonic() > give_up:
+            raise CannotReplace("another daemon was quicker to take its place: see pympsd ps")
+        time.sleep(PAUSE_SECONDS)
+    return claimed
+
+
+def _check_owner(given: str) -> None:
+    """Raise AlreadyRunning for the directory of a server or a namespace of another daemon."""
+    if whose := daemon_above(given):
+        raise AlreadyRunning(whose)
+
+
+def _claimed_or_freed(given: str) -> PipeDirectory | None:
+    """Claim the directory; or make its daemon end, which releases the lock later, and return None."""
+    give_up = time.monotonic() + LOCK_SECONDS
+    while (claimed := _claimed(given)) is None:
+        try:
+            _hand_over(os.path.abspath(given))
+            break
+        except NoDaemonPid:
+            if time.monotonic() > give_up:
+                raise
+        time.sleep(PAUSE_SECONDS)
+    return claimed
+
+
+def _claimed(given: str) -> PipeDirectory | None:
+    try:
+        return PipeDirectory.claim(given)
+    except AlreadyRunning:
+        return None
+
+
+def _was_killed(folder: str) -> bool:
+    """Return whether the process named in the pid file has ended without removing the file."""
+    try:
+        fields = stat(_pid_in(folder))
+    except NoDaemonPid:
+        return False
+    return not fields or fields[STATE] in (b"Z", b"X")
+
+
+def _hand_over(folder: str) -> None:
+    pid = _pid_in(folder)
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, OverflowError):
+        raise NoDaemonPid(f"the pid file of {folder} names process {pid}, which is not there") from None
+    try:
+        _send_hand_over(folder, pid, pidfd)
+        if not has_ended(pidfd, HAND_OVER_SECONDS):
+            raise CannotReplace(
+                f"the daemon that runs, process {pid}, did not hand over within {HAND_OVER_SECONDS:.0f} s and "
+                f"will end when it goes on; kill -9 {pid} and start another: its servers and their clients go on"
+            )
+    finally:
+        os.close(pidfd)
+
+
+def _send_hand_over(folder: str, pid: int, pidfd: int) -> None:
+    """Signal the daemon to hand over, unless it has ended meanwhile."""
+    try:
+        _check(folder, pid)
+        signal.pidfd_send_signal(pidfd, HAND_OVER)
+    except (OSError, CannotReplace) as error:
+        if has_ended(pidfd):
+            return
+        if isinstance(error, CannotReplace):
+            raise
+        raise CannotReplace(f"the daemon that runs, process {pid}, cannot be signalled: {error.strerror}") from None
+
+
+def _pid_in(folder: str) -> int:
+    path = os.path.join(folder, files.PID)
+    try:
+        with open(path, "rb") as file:
+            return int(file.read(32))
+    except (OSError, ValueError):
+        raise NoDaemonPid(f"a daemon runs, but {path} does not say which: end it with pympsd quit") from None
+
+
+def _check(folder: str, pid: int) -> None:
+    """Check that the process is the daemon: this user's, not stopped, and holding the directory's lock."""
+    uid = os.stat(f"/proc/{pid}").st_uid
+    if uid != os.geteuid():
+        raise CannotReplace(
+            f"the daemon that runs, process {pid}, is user {uid}'s: only that user's own can take its servers over"
+        )
+    lock = os.stat(os.path.join(folder, files.LOCK))
+    opened = f"/proc/{pid}/fd"
+    if not any(_is_same_file(os.path.join(opened, fd), lock) for fd in os.listdir(opened)):
+        raise CannotReplace(f"process {pid}, which the pid file of {folder} names, is not the daemon that runs")
+    if is_stopped(pid):
+        # It would act on the signal when it is continued, with no daemon to replace it.
+        raise CannotReplace(
+            f"the daemon that runs, process {pid}, is stopped: continue it (kill -CONT {pid}), or kill -9 {pid} and "
+            "start another: its servers and their clients go on"
+        )
+
+
+def _is_same_file(path: str, lock: os.stat_result) -> bool:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (lock.st_dev, lock.st_ino)
+
+
+def daemon_above(folder: str) -> str:
+    """Return, in words, of which daemon's server or namespace a directory is; nothing if it is of none.
+
+    A daemon that was killed counts while its state or its keeper is there: the next one goes on with its namespaces.
+    """
+    folder = os.path.realpath(folder)
+    server, namespace = os.path.split(folder)
+    # The outer one first: it listens in the directory of the server, too.
+    above = [(os.path.dirname(server), (os.path.basename(server), namespace)), (server, (namespace,))]
+    for top, names in above:
+        if names in directories_left(top):
+            return _describe(folder, top, names)
+    # The state of another user's daemon cannot be read, and from a container the daemon's directory is not seen.
+    if _has(folder, files.LOCK, *files.OF_A_RUNNING_DAEMON):
+        return ""  # it is a daemon's own, which is not asked: that would be in its log
+    control = os.path.join(folder, files.CONTROL)
+    listener = listener_of(control)
+    if listener is None:
+        return ""
+    for top, names in above:
+        if listener_of(os.path.join(top, files.CONTROL)) == listener:
+            return _describe(folder, top, names)
+    return f"{Holder(*listener[:2])} listens at {control}: {_REMEDY}"
+
+
+def _describe(folder: str, top: str, names: tuple[str, ...]) -> str:
+    namespace = f"namespace '{names[1]}' of " if names[1:] else ""
+    return f"{folder} is the directory of {namespace}server '{names[0]}' of the daemon at {top}: {_REMEDY}"
+
+
+def _has(folder: str, *names: str) -> bool:
+    return any(os.path.lexists(os.path.join(folder, name)) for name in names)

@@ -1,0 +1,1 @@
+"""The keeper: its program, its packets, and the daemon's side of it."""

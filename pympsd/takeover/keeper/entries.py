@@ -1,0 +1,148 @@
+"""What the keeper of the previous daemon holds, sorted by what it is for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+
+import msgspec
+from attrs import define, evolve, field
+
+from pympsd.channel.descriptors import close_all
+from pympsd.service.files.pipe_directory import BACKLOG
+from pympsd.takeover.keeper.link import KeeperLink
+from pympsd.takeover.keeper.process import Entry
+from pympsd.takeover.state.entries import FIFO, ClientNote, KeptFd, link_name, offer_name, serial_of
+
+
+def file_note(path: str) -> bytes:
+    """Return which file has a path; empty if there is none. The number of a bound socket's file is not used again."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return b""
+    return f"{status.st_dev} {status.st_ino}".encode()
+
+
+@define
+class KeptEntries:
+    """The descriptors the previous daemon left; each that is used is taken out, the rest is closed by ``close``."""
+
+    keeper: KeeperLink | None = None
+    listeners: dict[str, KeptFd[bytes]] = field(factory=dict)
+    """By file; noted is which file that was (``file_note``)."""
+    links: dict[int, int] = field(factory=dict)
+    """By the server's serial."""
+    clients: dict[int, KeptFd[ClientNote]] = field(factory=dict)
+    new_clients: list[KeptFd[int]] = field(factory=list)
+    """Noted is the serial of the server that has been given the other end, 0 if none has."""
+    offers: dict[int, int] = field(factory=dict)
+    connections: list[KeptFd[bytes]] = field(factory=list)
+    fifo: int = -1
+    _unknown: list[tuple[str, int]] = field(factory=list)
+
+    @classmethod
+    def of(cls, keeper: KeeperLink | None, held: Mapping[str, Entry]) -> KeptEntries:
+        """Sort what a keeper held."""
+        left = cls(keeper)
+        for name, entry in held.items():
+            try:
+                left._sort(name, entry)
+            except (ValueError, msgspec.DecodeError):
+                left._unknown.append((name, entry.fd))
+        return left
+
+    def _sort(self, name: str, entry: Entry) -> None:
+        kind, _, rest = name.partition(" ")
+        match kind:
+            case "listener":
+                self.listeners[rest] = KeptFd(name, entry.fd, entry.note)
+            case "fifo":
+                self.fifo = entry.fd
+            case "server":
+                self.links[int(rest)] = entry.fd
+            case "client":
+                note = msgspec.json.decode(entry.note, type=ClientNote)
+                self.clients[int(rest)] = KeptFd(name, entry.fd, note)
+            case "newcomer":
+                self.new_clients.append(KeptFd(name, entry.fd, int(entry.note or b"0")))
+                serial_of(name)
+            case "offer":
+                self.offers[int(rest)] = entry.fd
+            case "connection":
+                serial, _ = rest.split(" ")
+                int(serial)
+                self.connections.append(KeptFd(name, entry.fd, entry.note))
+            case _:
+                raise ValueError(f"no daemon calls anything {name}")
+
+    def next_connection(self) -> int:
+        """Return the first serial of this daemon's connections: no earlier daemon's has its name."""
+        names = [one.name for one in self.connections] + [one.name for one in self.new_clients]
+        return 1 + max((*map(serial_of, names), *self.offers), default=0)
+
+    def take_connections(self, file: str) -> list[KeptFd[bytes]]:
+        """Return the connections to a listening socket."""
+        found = [one for one in self.connections if one.name.split(" ")[2] == file]
+        self.connections = [one for one in self.connections if one not in found]
+        return [evolve(one, offered=self._take_offer(serial_of(one.name))) for one in found]
+
+    def _take_offer(self, connection: int) -> tuple[int, int] | None:
+        client = next((one for one in self.new_clients if serial_of(one.name) == connection), None)
+        if client is None or connection not in self.offers:
+            return None
+        self.new_clients.remove(client)
+        return self.offers.pop(connection), client.fd
+
+    def take_new_clients(self, server: int) -> tuple[tuple[str, int], ...]:
+        """Return the names and ends of the clients that a server may be talking with."""
+        found = [one for one in self.new_clients if one.note == server]
+        # It is not known whether the server has the other end of one that is still on offer.
+        shared = [one for one in found if serial_of(one.name) in self.offers]
+        self.new_clients = [one for one in self.new_clients if one not in found or one in shared]
+        return tuple((one.name, os.dup(one.fd) if one in shared else one.fd) for one in found)
+
+    def take_listener(self, file: str, path: str, kind: socket.SocketKind) -> socket.socket | None:
+        """Return the listening socket of a file, if it is of the kind that is needed and the file is the same one."""
+        entry = self.listeners.pop(file, None)
+        if entry is None:
+            return None
+        listener = socket.socket(fileno=entry.fd)
+        if listener.type is kind and entry.note and entry.note == file_note(path):
+            # Again: peers then see this process, and not the previous daemon, at the other end (SO_PEERCRED).
+            listener.listen(BACKLOG)
+            return listener
+        listener.close()
+        return None
+
+    def take_fifo(self, path: str) -> int:
+        """Return the descriptor of the log FIFO if the file is still the same one, else -1."""
+        fd, self.fifo = self.fifo, -1
+        if fd < 0:
+            return -1
+        try:
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                os.set_blocking(fd, False)
+                return fd
+        except OSError:
+            pass
+        os.close(fd)
+        return -1
+
+    def close(self) -> None:
+        """Close what was not taken, and drop it at the keeper."""
+        left = [(link_name(server), fd) for server, fd in self.links.items()]
+        left += [(one.name, one.fd) for one in self.listeners.values()]
+        left += [(one.name, one.fd) for one in self.clients.values()]
+        left += [(one.name, one.fd) for one in self.new_clients]
+        left += [(offer_name(connection), fd) for connection, fd in self.offers.items()]
+        left += [(one.name, one.fd) for one in self.connections]
+        left += [(FIFO, self.fifo)] if self.fifo >= 0 else []
+        left += self._unknown
+        for name, fd in left:
+            if self.keeper is not None:
+                self.keeper.drop(name)
+            close_all((fd,))
+        self.listeners, self.links, self.clients, self.fifo = {}, {}, {}, -1
+        self.new_clients, self.offers, self.connections, self._unknown = [], {}, [], []

@@ -1,0 +1,349 @@
+"""The daemon's side of its keeper: request what is to be held, and fetch what the previous daemon's keeper holds.
+
+    found = await Keeper.fetch(directory, log)      # None: there is no keeper, or it cannot be used
+    keeper, held = found or (Keeper(directory, log), {})
+    await nursery.start(keeper.run)                 # starts a process if there is none, and another when it ends
+    keeper.hold("control", listener.fileno())       # before anything relies on the descriptor
+    await keeper.accept("listener control", "connection 1", b"", late)  # a connection that it holds already
+    keeper.drop("control")                          # before the descriptor is closed
+    keeper.end()                                    # the daemon quits; ``run`` returns soon afterwards
+
+Only ``fetch`` waits for the keeper, and it has a limit. ``run`` sends what the link did not take: in order, and of
+each name only its latest state. A keeper that takes nothing for STALLED_SECONDS is killed. Another is
+started in place of one that has ended, and is given everything again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import trio
+from attrs import define, field
+
+from pympsd.channel.descriptors import ADVICE, close_all, explain
+from pympsd.service.files.pipe_directory import PipeDirectory, Unusable
+from pympsd.service.processes.fd_quota import SPARE, can_open
+from pympsd.takeover.keeper import packets as packets
+from pympsd.takeover.keeper.process import Entry, KeeperProcess
+from pympsd.vocabulary import files
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+WAITING_SECONDS: Final = 60.0
+"""Time for which a keeper without a daemon, and without servers, waits for the next daemon."""
+FETCH_SECONDS: Final = 5.0
+"""Time for the previous daemon's keeper to send everything."""
+STALLED_SECONDS: Final = 5.0
+"""Time after which a keeper whose link is full counts as stopped; on a busy machine it takes seconds to start."""
+PAUSES: Final = (0.0, 0.1, 0.5, 2.0, 10.0)
+"""Seconds before each new start; the last is repeated."""
+PROVEN_SECONDS: Final = 10.0
+"""A keeper that has lived for this time works: the pauses begin again."""
+ANSWER_SECONDS: Final = 0.25
+"""Time for the keeper to accept a connection; after it the daemon accepts by itself."""
+_NO_DESCRIPTOR: Final = -2
+CROWDED_SECONDS: Final = 0.01
+"""Pause before the next try to send if the kernel did not take a packet into a link that had room."""
+
+
+@define(eq=False)
+class _Request:
+    """A connection that the keeper is to accept; ``fd`` is -1 if there was none, None if the keeper cannot."""
+
+    late: Callable[[int], None]
+    fd: int | None = None
+    is_late: bool = False
+    answered: trio.Event = field(factory=trio.Event)
+
+    def answer(self, fd: int | None) -> None:
+        """Give the answer to the task that waits for it, or, too late for that, to ``late``."""
+        self.fd = fd
+        self.answered.set()
+        if self.is_late and fd is not None and fd >= 0:
+            self.late(fd)
+
+
+@define(eq=False)
+class KeeperLink:
+    """What is to be held, and the process that holds it. The descriptors stay the caller's."""
+
+    directory: PipeDirectory
+    log: FilteringBoundLogger
+    waiting_seconds: float = WAITING_SECONDS
+    stalled_seconds: float = STALLED_SECONDS
+    answer_seconds: float = ANSWER_SECONDS
+    _process: KeeperProcess | None = None
+    _held: dict[str, Entry] = field(factory=dict)
+    _unsent: dict[str, bool] = field(factory=dict, init=False)
+    """The names whose latest state has not been sent, in order; True: with the descriptor."""
+    _has_unsent: trio.Event = field(factory=trio.Event, init=False)
+    _caught_up: trio.Event | None = field(default=None, init=False)
+    """Set when the link has taken everything; None: it has."""
+    _requests: dict[str, _Request] = field(factory=dict, init=False)
+    """By the name of the connection."""
+    _ending: trio.Event = field(factory=trio.Event, init=False)
+    _replaced: bool = field(default=False, init=False)
+
+    @classmethod
+    async def fetch(
+        cls, directory: PipeDirectory, log: FilteringBoundLogger, seconds: float = FETCH_SECONDS
+    ) -> tuple[KeeperLink, dict[str, Entry]] | None:
+        """Return the keeper of the previous daemon, and what it holds in order, or None: start another.
+
+        The caller owns the descriptors; it drops what it has no use for. Only a keeper of this process's user is
+        believed. One that does not send everything within ``seconds`` is killed. Raise Unusable, and leave everything
+        as it is, if this process may not open that many files.
+        """
+        process = KeeperProcess.find(directory)
+        if process is None:
+            return None
+        held: dict[str, Entry] = {}
+        reason = f"it has not sent what it holds within {seconds:g} s"
+        with trio.move_on_after(seconds):
+            reason = await _receive_entries(process, held)
+        is_short = any(entry.fd < 0 for entry in held.values()) or not can_open(SPARE)
+        if not reason and not is_short:
+            return cls(directory, log, process=process, held=dict(held)), held
+        close_all(entry.fd for entry in held.values() if entry.fd >= 0)
+        if reason:
+            log.error("keeper_useless", reason=reason)
+            await process.kill()
+            return None
+        process.close()  # it takes this daemon for killed, and waits for another
+        what = f"{len(held)} sockets of the daemon before are more than this one may open"
+        go_on = "until then servers and programs go on, and clients wait"
+        raise Unusable(directory.given, f"{what}: {ADVICE} and start it again; {go_on}")
+
+    def hold(self, name: str, fd: int, note: bytes = b"") -> None:
+        """Hold a descriptor, in place of one of the same name; raise ValueError for a name or note too long."""
+        packets.encode(packets.HOLD, name, note)
+        self._held.pop(name, None)
+        self._held[name] = Entry(note, fd)
+        self._unsent.pop(name, None)  # its place is now the last
+        self._changed(name, True)
+
+    def note(self, name: str, note: bytes) -> None:
+        """Replace an entry's note; raise KeyError if there is no such entry, ValueError if the note is too long."""
+        packets.encode(packets.NOTE, name, note)
+        self._held[name] = Entry(note, self._held[name].fd)
+        self._changed(name, self._unsent.get(name, False))
+
+    def drop(self, name: str) -> None:
+        """Close and remove an entry."""
+        self._held.pop(name, None)
+        self._changed(name, False)
+
+    async def accept(self, listener: str, name: str, greeting: bytes, late: Callable[[int], None]) -> int | None:
+        """Ask the keeper to accept a connection; return its descriptor, -1 if there was none, None if it cannot.
+
+        The keeper then holds it already under ``name``, whenever the daemon is killed; ``greeting`` has been sent. A
+        keeper that does not answer within ANSWER_SECONDS is not asked again before it has: its answer goes to
+        ``late``. Raise OSError if this process has no descriptor left for the connection, which is then closed.
+        """
+        await self.caught_up()
+        process = self._process
+        if process is None or self._replaced or self.is_silent:
+            return None
+        request = self._requests[name] = _Request(late)
+        try:
+            process.send(packets.encode(packets.ACCEPT, listener, name.encode() + b"\0" + greeting))
+        except OSError:  # full, or gone
+            del self._requests[name]
+            return None
+        try:
+            with trio.move_on_after(self.answer_seconds):
+                await request.answered.wait()
+        finally:
+            request.is_late = not request.answered.is_set()
+        if request.fd == _NO_DESCRIPTOR:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return request.fd
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not answered in time: what it is sent stays in the link until it goes on, or is killed."""
+        return any(one.is_late for one in self._requests.values())
+
+    async def caught_up(self) -> None:
+        """Return when the link has taken everything, or there is no keeper; within about STALLED_SECONDS."""
+        if self._caught_up is not None:
+            await self._caught_up.wait()
+
+    def end(self) -> None:
+        """Remove the socket and end the process: the daemon quits."""
+        self._ending.set()
+        with contextlib.suppress(OSError, Unusable):
+            self.directory.remove(files.KEEPER)
+        if self._process is not None:
+            try:
+                self._process.send(packets.encode(packets.END))
+            except OSError:
+                # Without the packet it would take the daemon for killed.
+                self._process.signal_kill()
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Keep a keeper running; return after ``end``, or when it serves another daemon.
+
+        Started after the first try to start one: what is held until then has been sent.
+        """
+        started, failures = False, 0
+        while not self._ending.is_set():
+            began = trio.current_time()
+            reason = "" if self._process is not None else await self._start()
+            if not started:
+                task_status.started()
+                started = True
+            if self._process is not None:
+                reason = await self._watch(self._process)
+            if self._replaced or self._ending.is_set():
+                return
+            failures = 0 if trio.current_time() - began >= PROVEN_SECONDS else failures
+            pause = PAUSES[min(failures, len(PAUSES) - 1)]
+            failures += 1
+            self.log.error("keeper_ended", reason=reason, seconds=pause)
+            with trio.move_on_after(pause):
+                await self._ending.wait()
+
+    async def _start(self) -> str:
+        """Start a process and have it hold everything; return why that failed, or nothing."""
+        try:
+            self._process = await KeeperProcess.start(self.directory, self.waiting_seconds)
+        except OSError as error:
+            return f"it cannot be started: {explain(error)}"
+        except Unusable as error:
+            return f"it cannot be started: {error}"
+        self._unsent = dict.fromkeys(self._held, True)
+        self._send_now(self._process)
+        if self._ending.is_set():
+            self.end()
+        return ""
+
+    async def _watch(self, process: KeeperProcess) -> str:
+        """Kill a keeper that cannot be used any more, unless it serves another daemon, and return why."""
+        reasons: list[str] = []
+
+        async def until(work: Callable[[KeeperProcess], Awaitable[str]]) -> None:
+            reasons.append(await work(process))
+            nursery.cancel_scope.cancel()
+
+        try:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(until, self._read)
+                    nursery.start_soon(until, self._send_later)
+            finally:
+                # Before it is killed: nothing more is sent to it, and its successor is sent everything.
+                self._process = None
+                self._set_caught_up()
+                for name in list(self._requests):
+                    self._requests.pop(name).answer(None)
+            if not self._replaced:
+                await process.kill()
+        finally:
+            process.close()
+        return reasons[0]
+
+    async def _read(self, process: KeeperProcess) -> str:
+        """Handle what the keeper says; return why it is of no more use."""
+        while True:
+            received = await _received(process)
+            if isinstance(received, str):
+                return received
+            kind, name, entry = received
+            request = self._requests.pop(name, None) if kind in (packets.HOLD, packets.REFUSED) else None
+            if request is not None and kind == packets.HOLD:
+                if entry.fd >= 0:
+                    self._held[name] = entry
+                else:
+                    self.drop(name)
+                request.answer(entry.fd if entry.fd >= 0 else _NO_DESCRIPTOR)
+                continue
+            if entry.fd >= 0:
+                close_all((entry.fd,))
+            if request is not None:
+                request.answer(None if entry.note else -1)
+            elif kind == packets.REPLACED:
+                self._replaced = True
+            elif kind == packets.REFUSED:
+                self.log.error("keeper_lacks", name=name, reason=entry.note.decode(errors="replace"))
+
+    async def _send_later(self, process: KeeperProcess) -> str:
+        """Send what the link did not take immediately; return why the keeper cannot be used any more."""
+        while True:
+            while self._unsent:
+                with trio.move_on_after(self.stalled_seconds) as waiting:
+                    await trio.lowlevel.wait_writable(process.link)
+                if waiting.cancelled_caught:
+                    return f"it has taken nothing for {self.stalled_seconds:g} s"
+                if not self._send_unsent(process):
+                    await trio.sleep(CROWDED_SECONDS)
+            self._set_caught_up()
+            self._has_unsent = trio.Event()
+            await self._has_unsent.wait()
+
+    def _changed(self, name: str, with_descriptor: bool) -> None:
+        if self._process is None:
+            return  # the next one is sent everything
+        self._unsent[name] = with_descriptor
+        self._send_now(self._process)
+
+    def _send_now(self, process: KeeperProcess) -> None:
+        """Send as much as the link takes now; ``_send_later`` sends the rest."""
+        if not self._send_unsent(process):
+            self._has_unsent.set()
+            if self._caught_up is None:
+                self._caught_up = trio.Event()
+
+    def _set_caught_up(self) -> None:
+        if self._caught_up is not None:
+            self._caught_up.set()
+            self._caught_up = None
+
+    def _send_unsent(self, process: KeeperProcess) -> bool:
+        """Send as much as the link takes now; return whether that was all."""
+        while self._unsent:
+            name, with_descriptor = next(iter(self._unsent.items()))
+            try:
+                self._send(process, name, with_descriptor)
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    return False  # full, or gone, which ``_read`` sees
+                self.log.error("keeper_lacks", name=name, reason=explain(error))
+                self._held.pop(name, None)
+            del self._unsent[name]
+        return True
+
+    def _send(self, process: KeeperProcess, name: str, with_descriptor: bool) -> None:
+        entry = self._held.get(name)
+        if entry is None:
+            process.send(packets.encode(packets.DROP, name))
+        elif with_descriptor:
+            process.send(packets.encode(packets.HOLD, name, entry.note), entry.fd)
+        else:
+            process.send(packets.encode(packets.NOTE, name, entry.note))
+
+
+async def _receive_entries(process: KeeperProcess, held: dict[str, Entry]) -> str:
+    """Receive what a keeper holds; return why that failed, or nothing."""
+    while True:
+        received = await _received(process)
+        if isinstance(received, str):
+            return received
+        kind, name, entry = received
+        if kind == packets.COMPLETE:
+            return ""
+        held[name] = entry
+
+
+async def _received(process: KeeperProcess) -> tuple[int, str, Entry] | str:
+    """Return the next packet, or why the keeper cannot be used any more."""
+    try:
+        received = await process.receive()
+    except packets.Malformed as error:
+        return f"it sent what no keeper sends: {error}"
+    return "its process has ended" if received is None else received

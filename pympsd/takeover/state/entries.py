@@ -1,0 +1,86 @@
+"""The entries that a daemon has with its keeper: their names, and the notes of clients.
+
+The names and the notes (JSON) stay as they are: the next daemon may be of another build.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+from attrs import frozen
+
+from pympsd.vocabulary.limits import LimitsInForce
+
+T = TypeVar("T")
+FIFO: Final = "fifo"
+
+
+def listener_name(file: str) -> str:
+    """Return the name of a listening socket."""
+    return f"listener {file}"
+
+
+def link_name(server: int) -> str:
+    """Return the name of the daemon's end of a server's link. The keeper stays while one has a living peer.
+
+    The note asks the server to end if it has no clients: the keeper sends it after a long time without a daemon.
+    """
+    return f"server {server}"
+
+
+def connection_name(serial: int, file: str) -> str:
+    """Return the name of a connection to a listening socket whose peer waits, or has not identified itself yet."""
+    return f"connection {serial} {file}"
+
+
+def client_name(client: int) -> str:
+    """Return the name of the pidfd of an admitted client that its server does not report by itself."""
+    return f"client {client}"
+
+
+def new_client_name(connection: int) -> str:
+    """Return the name of a copy of a client's end of its connection to its server, until it has answered that.
+
+    ``connection``: the serial of its connection to this daemon.
+    """
+    return f"newcomer {connection}"
+
+
+def offer_name(connection: int) -> str:
+    """Return the name of the other end, until the server has it."""
+    return f"offer {connection}"
+
+
+def serial_of(name: str) -> int:
+    """Return the serial in the name of a connection, of a newcomer or of an offer."""
+    return int(name.split(" ")[1])
+
+
+@frozen
+class ClientNote:
+    """An admitted client, as its daemon knew it."""
+
+    server: int
+    pid: int
+    uid: int
+    command: str
+    namespace: int
+    mps_namespace: str = ""
+    since: float = 0.0
+    terminated: tuple[int, ...] = ()
+    """Its contexts that an operator has terminated (vendor.terminations)."""
+    limits: LimitsInForce | None = None
+    """What was set for it; None: its daemon did not note it."""
+
+
+@frozen
+class KeptFd(Generic[T]):
+    """A descriptor with its note and its name at the keeper."""
+
+    name: str
+    fd: int
+    note: T
+    is_new: bool = False
+    """It is this daemon's own, and not an earlier one's."""
+    offered: tuple[int, int] | None = None
+    """The server's and the client's end of a connection to a server that the client was offered."""

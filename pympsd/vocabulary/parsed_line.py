@@ -1,0 +1,40 @@
+"""An operator's command line after it was split into words and its command was looked up.
+
+The line is parsed once, when it arrives (pympsd.commands.grammar.line), and carried by the event `OperatorLine`. What
+the daemon has to find out before the line is carried out stands in it as data, so that the I/O layer needs no
+command:
+
+    ParsedLine(text="get_client_list 847", words=("get_client_list", "847"), command="get_client_list", protocol=2,
+               asks_servers=True, server_pid=847)
+
+asks the server 847 for its clients first, if it does not report them by itself.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+
+@frozen
+class ParsedLine:
+    """A command line; every field but the text and the words follows from the command that the words name."""
+
+    text: str
+    """The line without blanks at its ends, up to a NUL; bytes that are not UTF-8 are surrogates."""
+    words: tuple[str, ...]
+    command: str = ""
+    """The name of the command, in the table of all commands; empty: there is none, in either protocol."""
+    protocol: int = 2
+    """The protocol of the daemon that got the line."""
+    asks_servers: bool = False
+    """The answer depends on what servers know."""
+    server_pid: int | None = None
+    """The PID of the only server that ``asks_servers`` concerns; None: all."""
+    process: int | None = None
+    """The PID of the process that the line asks about, which need not be a client."""
+    asks_cgroups: bool = False
+    """The answer depends on which cgroups exist."""
+    is_json_query: bool = False
+    """The line is a query with --json, which is not logged."""
+    is_whole: bool = True
+    """False: the line was longer than a command may be. It is cut, and not a command."""

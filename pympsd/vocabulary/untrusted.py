@@ -1,0 +1,42 @@
+"""What a tool sends to a program that it does not trust, and how it shows what comes back.
+
+A tool that does not trust the daemon sends it only queries: command lines that change nothing, by their words alone;
+the table of all commands calls `is_query`. Control characters are escaped: what another program wrote must not
+command the terminal that shows it. Imports nothing, because the command line uses it.
+"""
+
+VERBS = frozenset({"list", "get", "describe", "show", "status", "test"})
+"""The verbs of protocol 3 that change nothing; their standard output is data only."""
+_HELP = frozenset({"help", "--help"})
+_NAMES = frozenset({"ps", "device_query", "lspart"})
+"""The queries of protocol 2 whose names do not begin with get_."""
+
+
+def is_query(line: str) -> bool:
+    """Return whether a command line changes nothing at a daemon of either protocol, and names no file."""
+    words = line.split()
+    if not words or words[0] in _HELP:
+        return True
+    second = words[1] if len(words) > 1 else ""
+    return words[0].startswith("get_") or words[0] in _NAMES or second in VERBS | _HELP
+
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
+ESCAPED = {
+    # A lone byte from 0x80 on is undecodable, and decoded as a surrogate.
+    code: f"\\x{byte:02x}"
+    for byte in _CONTROLS
+    if chr(byte) not in "\t\n"
+    for code in (byte, 0xDC00 + byte)
+}
+"""A table for ``str.translate``: tabs, line ends and other undecodable bytes (as surrogates) stay as they are."""
+
+
+def escape_controls(data: bytes) -> bytes:
+    """Return bytes whose control characters are escaped, as in ``\\x1b``, except for tabs and line ends."""
+    return data.decode("utf-8", "surrogateescape").translate(ESCAPED).encode("utf-8", "surrogateescape")
+
+
+def printable(text: str) -> str:
+    """Return one line of text, in which everything that is not printable is a question mark."""
+    return "".join(char if char.isprintable() else "?" for char in text)

@@ -1,0 +1,53 @@
+"""The order in which the items of an executable graph run, by slots and events."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pympsd_server.executor.graphs.stream_slots import assign_slots
+
+
+@st.composite
+def dags(draw: st.DrawFn) -> list[tuple[int, ...]]:
+    """What each item depends on: earlier ones."""
+    size = draw(st.integers(0, 12))
+    return [tuple(sorted(draw(st.sets(st.integers(0, at - 1), max_size=3)))) if at else () for at in range(size)]
+
+
+@given(dags(), st.integers(1, 5))
+def test_every_dependency_is_kept_and_the_end_waits_for_all(after: list[tuple[int, ...]], limit: int) -> None:
+    found = assign_slots(after, limit)
+    before: list[set[int]] = []
+    """What is certainly done when each item begins."""
+    last: dict[int, int] = {}
+    for index, assigned in enumerate(found):
+        done: set[int] = set()
+        for each in (*assigned.waits_for, *([last[assigned.slot]] if assigned.slot in last else [])):
+            assert each < index
+            done |= before[each] | {each}
+        assert all(found[each].is_waited_for for each in assigned.waits_for)
+        assert set(after[index]) <= done
+        if assigned.slot and assigned.slot not in last:
+            assert assigned.begins_slot or done, "a slot that begins before the launch"
+        before.append(done)
+        last[assigned.slot] = index
+    assert all(found[index].is_waited_for for slot, index in last.items() if slot)
+    assert all(assigned.slot < limit for assigned in found)
+
+
+def test_a_chain_needs_one_slot_and_no_event() -> None:
+    found = assign_slots([(), (0,), (1,), (2,)])
+    assert [assigned.slot for assigned in found] == [0, 0, 0, 0]
+    assert not any(assigned.waits_for or assigned.is_waited_for or assigned.begins_slot for assigned in found)
+
+
+def test_branches_run_side_by_side() -> None:
+    found = assign_slots([(), (0,), (0,), (1, 2)])
+    assert found[1].slot != found[2].slot
+    assert found[3].slot in (found[1].slot, found[2].slot)
+
+
+def test_more_branches_than_slots_share_them() -> None:
+    found = assign_slots([()] * 20, 4)
+    assert {assigned.slot for assigned in found} == {0, 1, 2, 3}
