@@ -54,6 +54,11 @@ def invalid_handle(reason: str) -> CudaError:
     return CudaError(Result.ERROR_INVALID_HANDLE, reason)
 
 
+def not_supported(reason: str) -> CudaError:
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names what to do instead."""
+    return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+
+
 def lost(reason: str) -> CudaError:
     """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has gone, or violates the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)

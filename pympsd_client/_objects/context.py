@@ -35,7 +35,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -327,7 +327,7 @@ def current_on_device_with(attribute: str, problem: str) -> Context:
     context = current()
     context.usable()
     if not context.device.properties.attributes.get(attribute):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, problem)
+        raise not_supported(problem)
     return context
 
 

@@ -7,9 +7,8 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.records import Kind
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import invalid_handle, invalid_value, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
@@ -65,7 +64,7 @@ def create(context: Context, flags: int) -> Event:
     is_shared = bool(flags & INTERPROCESS)
     if is_shared and not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         reason = "this device has no events between processes (device attribute IPC_EVENT_SUPPORTED is 0)"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{reason}; leave the flag CU_EVENT_INTERPROCESS out")
+        raise not_supported(f"{reason}; leave the flag CU_EVENT_INTERPROCESS out")
     handle = context.allocate_handle()
     context.post(operations.CREATE_EVENT, handle, flags)
     return events.add(Event(handle, context, flags, recorded=is_shared))

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUstream
-from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
+from pympsd_client._arguments.errors import invalid_value, not_supported, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
@@ -83,10 +82,9 @@ def _place(stream: int) -> tuple[Context, int]:
     context.usable()
     if isinstance(process.connection, Session) and not context.device.properties.is_volta_or_newer:
         major, minor = context.device.properties.compute_capability
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"stream callbacks are not supported on pre-Volta MPS clients: {context.device.properties.name} has "
-            f"compute capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS",
+            f"compute capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS"
         )
     return context, stream_id
 

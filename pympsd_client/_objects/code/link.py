@@ -8,7 +8,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.jit_options import Options, ptxas_message
 from pympsd_client._objects.code.module import load_image
 from pympsd_client._objects.code.ptx_text import (
@@ -91,7 +91,7 @@ class Link:
             raise self._log(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
         what = f"CU_JIT_INPUT_{_KINDS[kind]} is neither PTX nor a fatbin with PTX"
         reason = f"{what}, which is what pympsd links; compile to PTX"
-        raise self._log(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
+        raise self._log(not_supported(reason))
 
     def _load_layout(self, image: bytes) -> ModuleLayout:
         """Return what an image holds: it is loaded to see, and unloaded."""

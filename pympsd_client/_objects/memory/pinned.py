@@ -32,7 +32,7 @@ from attrs import field, frozen
 
 from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._objects.handle_table import next_buffer_id
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
@@ -113,10 +113,7 @@ def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
 
 
 def _refusal(reason: str) -> CudaError:
-    return CudaError(
-        Result.ERROR_NOT_SUPPORTED,
-        f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it",
-    )
+    return not_supported(f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it")
 
 
 SHARED_MEMORY: Final = "/dev/shm"
@@ -254,10 +251,9 @@ class Pinned:
         if flags & ~(PORTABLE | DEVICE_MAP | IO_MEMORY | READ_ONLY):
             raise invalid_value(f"cuMemHostRegister takes a combination of CU_MEMHOSTREGISTER_*, not {flags:#x}")
         if flags & (IO_MEMORY | READ_ONLY):
-            raise CudaError(
-                Result.ERROR_NOT_SUPPORTED,
+            raise not_supported(
                 "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
-                "it is, without registering it",
+                "it is, without registering it"
             )
         if not is_memory(address, size):
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
@@ -298,10 +294,9 @@ class Pinned:
                 if any(
                     other.start < registered.end and registered.start < other.end for other in self._mapped.values()
                 ):
-                    raise CudaError(
-                        Result.ERROR_NOT_SUPPORTED,
+                    raise not_supported(
                         f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
-                        f"both together, or memory that begins at a multiple of {mmap.PAGESIZE}",
+                        f"both together, or memory that begins at a multiple of {mmap.PAGESIZE}"
                     )
                 registered.replace_pages()
                 self._mapped[region.address] = registered

@@ -31,7 +31,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
@@ -372,10 +372,9 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
     """Import physical memory into another device; return its context and the handle there. NOT_SUPPORTED."""
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             "the addresses were reserved while a context of another device than the memory's was current, and these "
-            f"have no peer access; reserve them in a context of device {owner.device.number}",
+            f"have no peer access; reserve them in a context of device {owner.device.number}"
         )
     file = operations.PUBLISH_MEMORY.answer.unpack_from(owner.call(operations.PUBLISH_MEMORY, physical.handle))
     handle = context.allocate_handle()
