@@ -31,7 +31,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from threading import RLock
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
@@ -276,6 +276,10 @@ class Context:
         sequence = opened.transport.sequence()
         record = operation.record(opened.context_id, sequence, *operands)
         return self.judge(opened, opened.transport.call(sequence, record))
+
+    def query(self, operation: Operation, *operands: int) -> tuple[Any, ...]:
+        """Send a record, wait for its answer, and return the answer's operands; raise CudaError."""
+        return operation.answer.unpack_from(self.call(operation, *operands))
 
     def judge(self, opened: Opened, answer: Answer) -> bytes:
         """Return an answer's operands and tail, or raise its error.

@@ -38,9 +38,9 @@ class Event:
             raise invalid_handle("the event and the stream are of different contexts; create both in one")
         handle = self.opened_in.get(context)
         if handle is None:
-            answer = self.context.call(operations.SHARE_EVENT, self.handle)
+            secret = self.context.query(operations.SHARE_EVENT, self.handle)
             handle = context.allocate_handle()
-            context.call(operations.OPEN_EVENT, handle, *operations.SHARE_EVENT.answer.unpack_from(answer))
+            context.call(operations.OPEN_EVENT, handle, *secret)
             self.opened_in[context] = handle
         return handle
 
@@ -138,5 +138,4 @@ def elapsed_milliseconds(start: int, end: int) -> float:
             raise invalid_handle("the event was never recorded; call cuEventRecord first")
     if first.context is not second.context:
         raise invalid_handle("the two events are of different contexts; no time can be measured between them")
-    answer = first.context.call(operations.ELAPSED_TIME, first.handle, second.handle)
-    return float(operations.ELAPSED_TIME.answer.unpack_from(answer)[0])
+    return float(first.context.query(operations.ELAPSED_TIME, first.handle, second.handle)[0])

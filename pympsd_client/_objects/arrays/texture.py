@@ -18,11 +18,11 @@ from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
-from pympsd_client._objects.arrays.array import Array, allocate, arrays, mipmapped_arrays, texturing_context
+from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays, texturing_context
 from pympsd_client._objects.arrays.shapes import CUBEMAP, LAYERED, SURFACE, check_format
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.memory.allocations import owner
+from pympsd_client._objects.memory.allocations import allocate_unlisted, owner
 
 _VIEW_FORMATS: Final = (0x01, 0x08, 0x02, 0x09, 0x03, 0x0A, 0x10, 0x20)
 """CUarray_format in the order of CUresourceViewFormat, which has each with 1, 2 and 4 channels, from 1 on."""
@@ -170,7 +170,7 @@ surfaces: Final = HandleTable[Object]("surface object", "destroyed, or never mad
 
 def _place(context: Context, texture_object: TextureObject) -> int:
     data = pack(texture_object)
-    address = allocate(context, len(data))
+    address = allocate_unlisted(context, len(data))
     buffer = ctypes.create_string_buffer(data, len(data))
     copies.to_device(context, STREAM_LEGACY, address, ctypes.addressof(buffer), len(data), wait=True)
     return address

@@ -105,7 +105,7 @@ class PeerAccess:
             self._mapped.discard(pair)
             context.call(operations.UNMAP_PEER, pair[1])
         elif pair not in self._mapped and peer is not None and self._is_allowed(pair):
-            window = operations.PUBLISH_WINDOW.answer.unpack_from(peer.call(operations.PUBLISH_WINDOW))
+            window = peer.query(operations.PUBLISH_WINDOW)
             context.call(operations.MAP_PEER, pair[1], *window)
             self._mapped.add(pair)
 

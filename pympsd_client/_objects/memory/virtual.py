@@ -376,7 +376,7 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
             "the addresses were reserved while a context of another device than the memory's was current, and these "
             f"have no peer access; reserve them in a context of device {owner.device.number}"
         )
-    file = operations.PUBLISH_MEMORY.answer.unpack_from(owner.call(operations.PUBLISH_MEMORY, physical.handle))
+    file = owner.query(operations.PUBLISH_MEMORY, physical.handle)
     handle = context.allocate_handle()
     context.call(operations.IMPORT_PEERS_MEMORY, handle, *file, physical.size)
     return context, handle
