@@ -56,7 +56,11 @@ events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never cr
 
 
 def create(context: Context, flags: int) -> Event:
-    """Make an event; raise CudaError."""
+    """Make an event and return it.
+
+    ``flags`` combines CUevent_flags; CU_EVENT_INTERPROCESS requires CU_EVENT_DISABLE_TIMING, else INVALID_VALUE.
+    NOT_SUPPORTED if the device has no events between processes.
+    """
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
         raise invalid_value(f"event flags are a combination of CUevent_flags, not {flags}")
     if flags & INTERPROCESS and not flags & DISABLE_TIMING:
@@ -87,7 +91,11 @@ def destroy(handle: int) -> None:
 
 
 def record(handle: int, stream: int) -> None:
-    """Record an event: it stands for the stream's earlier work; INVALID_HANDLE if they are of different contexts."""
+    """Record an event: it stands for the stream's earlier work.
+
+    A later record replaces an earlier one. INVALID_HANDLE if event and stream are of different contexts, unless a
+    green context relates them.
+    """
     event = events.find(handle)
     context, stream_id = resolve(stream)
     context.post(operations.RECORD_EVENT, event.handle_in(context), stream_id)
@@ -128,7 +136,11 @@ def make_stream_wait(stream: int, handle: int) -> None:
 
 
 def elapsed_milliseconds(start: int, end: int) -> float:
-    """Return milliseconds between two recorded events; INVALID_HANDLE, NOT_READY."""
+    """Return the milliseconds between two recorded events.
+
+    NOT_READY if one of them has not been reached. INVALID_HANDLE if one was never recorded or measures no time, or if
+    they are of different contexts.
+    """
     first, second = events.find(start), events.find(end)
     for event in (first, second):
         event.context.usable()

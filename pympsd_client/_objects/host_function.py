@@ -57,7 +57,10 @@ def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
 
 
 def run_after(stream: int, run: Callable[[], None]) -> None:
-    """Run a function of pympsd's own after a stream's earlier work, even if that ended in an error."""
+    """Run a function of pympsd's own after a stream's earlier work, even if that ended in an error.
+
+    It runs in a callback thread and must not raise. Raise CudaError if it cannot be queued.
+    """
     context, stream_id = resolve(stream)
     _post(context, stream_id, lambda status: run(), on_error=True)
 

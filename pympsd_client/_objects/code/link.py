@@ -28,7 +28,10 @@ _NOT_RECOGNIZED: Final = "error   : Binary format for key='0', ident='' is not r
 
 
 class Link:
-    """The inputs of a link, and the image once it is complete."""
+    """The inputs of a link, and the image once it is complete.
+
+    The first error stays: every later call raises it again. Messages go to the error log of the options.
+    """
 
     def __init__(self, context: Context, options: Options) -> None:
         self.handle: Final = new_handle()
@@ -40,7 +43,12 @@ class Link:
         self._image: Any = None
 
     def add(self, kind: int, data: bytes, name: str, registers: int) -> None:
-        """Add an input; INVALID_PTX and others, with the message in the error log."""
+        """Add an input.
+
+        ``kind``: a CUjitInputType; PTX, and fatbins with PTX, are linked. ``registers``: the limit of registers per
+        thread, 0: that of the options. Raise INVALID_PTX and others, with the message in the error log; NOT_SUPPORTED
+        for machine code; JIT_COMPILER_NOT_FOUND for NVVM IR.
+        """
         if not 0 <= kind < len(_KINDS):
             raise invalid_value(f"the type of an input is a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
         if self._error is not None:

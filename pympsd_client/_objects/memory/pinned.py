@@ -179,9 +179,10 @@ class Pinned:
         make: Callable[[int], SharedPages],
         context: Context | None = None,
     ) -> int:
-        """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm.
+        """Return the address of ``size`` new bytes, zero and page-aligned.
 
-        ``make`` makes them: it gets the size, and raises CudaError.
+        ``flags`` combine CU_MEMHOSTALLOC_*. ``bounded``: whether the size of /dev/shm bounds the memory (devices
+        before Volta). ``make`` makes the pages of a size. INVALID_VALUE, OUT_OF_MEMORY, and the errors of ``make``.
         """
         if size == 0:
             raise invalid_value("an allocation has at least 1 byte")
@@ -228,7 +229,8 @@ class Pinned:
     def is_reached_by(self, transport: Transport, address: int, count: int) -> bool:
         """Return whether the executor behind a transport copies from and to these bytes directly.
 
-        Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
+        ``address`` and ``count``: the host's side of a copy, in bytes. INVALID_VALUE if they begin in page-locked
+        memory but do not end in the same allocation. Called for every copy, without a lock.
         """
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
@@ -245,7 +247,11 @@ class Pinned:
         return region.pages.transport is transport
 
     def register(self, address: int, size: int, flags: int, bounded: bool, context: Context | None = None) -> None:
-        """Count the caller's own memory as page-locked; the caller frees it after unregistering it."""
+        """Count the caller's own memory as page-locked; the caller frees it after unregistering it.
+
+        ``flags`` combine CU_MEMHOSTREGISTER_*. INVALID_VALUE if not all of it is memory of this process;
+        HOST_MEMORY_ALREADY_REGISTERED if it overlaps page-locked memory; NOT_SUPPORTED for IOMEMORY and READ_ONLY.
+        """
         if address == 0 or size == 0:
             raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | IO_MEMORY | READ_ONLY):

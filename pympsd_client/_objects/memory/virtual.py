@@ -161,7 +161,11 @@ class VirtualMemory:
     # --- addresses
 
     def reserve(self, ordinal: int, size: int, alignment: int, preferred: int) -> int:
-        """Reserve a range of addresses of a device; return its start. OUT_OF_MEMORY."""
+        """Reserve a range of addresses of a device and return its start.
+
+        ``size`` and ``alignment``: bytes. ``preferred``: the address that the program asks for, used if the range is
+        free there; 0: any. OUT_OF_MEMORY if no range fits.
+        """
         with self._lock:
             reservations = self._reservations.get(ordinal)
             if reservations is None:
@@ -294,10 +298,11 @@ class VirtualMemory:
                 self._close_unused(mapping.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
-        """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
+        """Make a range of whole mappings accessible to a device, or not.
 
-        What any device accesses is accessible to the device of the addresses too, through which
-        the other devices access it.
+        ``flags``: a CUmemAccess_flags, 0 for no access. Memory that any device accesses is accessible to the device
+        of the addresses too, through which the other devices access it. INVALID_VALUE if the range is not made of
+        whole mappings.
         """
         with self._lock:
             mappings = self._exactly(address, size)
