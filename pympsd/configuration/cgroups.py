@@ -8,8 +8,8 @@ from typing import Any, Final
 from pympsd.configuration.positions import Path
 from pympsd.configuration.rules import quoted
 from pympsd.configuration.tables import Tables, dotted
-from pympsd.state_machine.v3.cgroups import MOST_CGROUPS, cgroup_path
-from pympsd.state_machine.v3.servers import NotPossible
+from pympsd.state_machine.cgroups import MOST_CGROUPS, cgroup_path
+from pympsd.state_machine.named_servers import NotPossible
 from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
 from pympsd.vocabulary.texts import memory_text, read_memory_by_device
 

@@ -7,8 +7,8 @@ from typing import Protocol
 from attrs import field, frozen
 
 from pympsd.state_machine import instructions as do
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.answers import Answer
-from pympsd.vocabulary.identities import Peer
 
 
 @frozen
@@ -16,15 +16,11 @@ class Admission:
     """What a server is sent with a new client; ``pidfd`` is a copy for the server, -1: none."""
 
     client: int
-    peer: Peer
-    command: str
-    namespace: int
+    process: ClientProcess
     priority: int
     environment: dict[str, str] = field(factory=dict)
     pidfd: int = -1
     limits: do.ClientLimits | None = None
-    since: float = 0.0
-    """When the client connected, in seconds since 1970."""
 
 
 class ConnectedOperator(Protocol):

@@ -31,7 +31,7 @@ def limited_lines(event: Event, state: Daemon) -> tuple[int, frozenset[str]]:
         case OperatorLine():
             return event.uid, _COMMAND_LINES
         case ClientConnected():
-            return event.peer.uid, CONNECT_LINES
+            return event.process.peer.uid, CONNECT_LINES
         case NamespaceLost(server) | NamespaceOpened(server) if server in state.named_servers:
             return state.named_servers[server].uid, _SOCKET_LINES
         case _:

@@ -149,11 +149,12 @@ def _states(daemon: Daemon, trace: TraceFile) -> Iterator[tuple[tuple[str, int],
         trace.name(own, f"server {server.name}" if daemon.options.together else "turns", track)
         yield ("server", server.serial), _State(own, track, f"{server.name}, PID {server.pid}")
         for serial, client in server.clients.items():
-            trace.name(client.pid, f"client {client.pid}: {client.command}")
+            trace.name(client.pid, f"client {client.pid}: {client.process.command}")
             trace.name(client.pid, "MPS", 0)
             yield ("client", serial), _State(client.pid, 0, f"client of {server.name}")
     for entry in daemon.queue:
-        if entry.peer is not None:
-            trace.name(entry.peer.pid, f"client {entry.peer.pid}: {entry.command}")
-            trace.name(entry.peer.pid, "MPS", 0)
-            yield ("waiting", entry.client), _State(entry.peer.pid, 0, "waits for a server")
+        if entry.process is not None:
+            pid = entry.process.peer.pid
+            trace.name(pid, f"client {pid}: {entry.process.command}")
+            trace.name(pid, "MPS", 0)
+            yield ("waiting", entry.client), _State(pid, 0, "waits for a server")

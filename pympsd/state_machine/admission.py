@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pympsd.state_machine import debuggers, failed_starts, queueing
+from pympsd.state_machine import debuggers, destination, failed_starts, queueing
+from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.events import ClientConnected, ServerReported
 from pympsd.state_machine.instructions import (
     CancelTimer,
@@ -17,95 +18,91 @@ from pympsd.state_machine.instructions import (
     SpawnServer,
 )
 from pympsd.state_machine.limit_resolution import check_cgroups, client_limits, grant, in_force, limits_by_rule
-from pympsd.state_machine.shutdown import SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.shutdown import QUITTING, SILENCE_TIMEOUT, shut_down_server, time_leaving, time_silence
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import log_names, routing
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import server_of_user
+from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 from pympsd.vocabulary.partitions import VARIABLE
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown
 
 START_TIMEOUT: Final = 60.0
 """Seconds a server has to become ready."""
-STARTS_AT_ONCE: Final = 4
-"""Servers of a user that commands of protocol 3 start at the same time; one that a client waits for is started
-immediately. Nobody waits for the servers of other users, which may be stopped while they start.
-"""
 OPEN: Final = (Phase.ACTIVE, Phase.FAULT)
 """The phases in which a server is given clients. During a fault it refuses them itself, as recorded."""
 
 
 def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Admit a new client, queue it or refuse it."""
+    """Admit a new client, queue it or refuse it; one under a debugger waits for the clients that are there."""
     ticket = daemon.queue.reserved.pop(event.connection, 0)
-    yield from _connect(daemon, event, ticket)
+    target = destination.find(daemon, event)
+    try:
+        rule = limits_by_rule(daemon, event.process, target)
+        check_cgroups(daemon, event.process)
+    except Unknown as error:
+        reason = f"this process cannot be let in: {error}"
+        yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
+    else:
+        server = _joined_server(daemon, event.process, target) if event.joins else None
+        if server is not None:
+            yield from _join(daemon, server, event, target, rule)
+        elif (refusal := _refusal(daemon, event, target)) is not None:
+            yield RefuseClient(event.client, *refusal)
+        elif event.traced:
+            yield from debuggers.wait_for_others(daemon, event)
+        else:
+            yield from destination.make_missing(daemon, target)
+            entry = _queue_entry(event, target, ticket or daemon.queue.tickets.take(), rule)
+            yield from _enqueue(daemon, entry, event.process)
     if ticket:
-        yield from serve_queue(daemon)  # others may have waited for its return only
+        yield from serve_queue(daemon)  # others may have waited only until this one returned
 
 
-def forget_places(daemon: Daemon) -> Iterator[Instruction]:
+def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
     """Give up clients that waited when the previous daemon died and have not returned in time."""
     daemon.queue.reserved.clear()
     yield from serve_queue(daemon)
 
 
-def _connect(daemon: Daemon, event: ClientConnected, ticket: int) -> Iterator[Instruction]:
-    """Admit a client, queue it or refuse it; ``ticket``: the one that was reserved for it, or 0."""
-    try:
-        rule = limits_by_rule(daemon, event)
-        check_cgroups(daemon, event)
-    except Unknown as error:
-        yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, f"this process cannot be let in: {error}")
-        return
-    if event.joins and (server := _joined_server(daemon, event)) is not None:
-        where = log_names.name_field(daemon, server.name, event.mps_namespace)
-        uid = daemon.options.serving_uid(event.peer.uid)
-        yield Log("client_server_exists", {"pid": event.peer.pid, "uid": uid, **where})
-        failed_starts.has_served(daemon, server)
-        limits = client_limits(daemon, server, event.mps_namespace, rule)
-        yield grant(daemon, server, event.client, event.mps_namespace, limits)
-        return
-    refusal = _refusal(daemon, event)
-    if refusal is not None:
-        yield refusal
-        return
-    if event.traced:
-        yield from debuggers.wait_for_others(daemon, event)
-        return
-    name = routing.server_for(daemon, event)
-    if daemon.options.protocol == 3:
-        yield from routing.make_missing(daemon, event)
-    named = daemon.named_servers.get(name)
-    uid = daemon.options.serving_uid(event.peer.uid) if named is None else named.uid
-    entry = QueueEntry(
-        ticket or daemon.queue.tickets.take(),
-        uid,
+def _join(
+    daemon: Daemon, server: Server, event: ClientConnected, target: Destination, rule: NamespaceLimits | None
+) -> Iterator[Instruction]:
+    """Admit one more connection of a client to the client's server."""
+    where = daemon.place_of(target.server, target.namespace)
+    yield Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
+    failed_starts.has_served(daemon, server)
+    limits = client_limits(daemon, server, event.process.namespace, rule)
+    yield grant(daemon, server, event.client, event.process.namespace, limits)
+
+
+def _queue_entry(
+    event: ClientConnected, target: Destination, ticket: int, rule: NamespaceLimits | None
+) -> QueueEntry:
+    return QueueEntry(
+        ticket,
+        target.uid,
         event.client,
-        event.peer,
-        event.command,
-        event.namespace,
         event.process,
         event.joins,
-        server=name,
-        mps_namespace=event.mps_namespace,
+        server=target.server,
         rule=rule,
-        cgroups=(event.origin.cgroups if event.origin is not None else None) or (),
         sm_partition=event.environment.get(VARIABLE, ""),
-        since=event.at,
-        container_pid=event.container_pid,
-        kernel_limits=event.kernel_limits,
         connection=event.connection,
     )
-    server = daemon.server_named(name)
-    ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(uid) is None
-    where = log_names.name_field(daemon, name, event.mps_namespace)
-    yield Log("client_server_exists" if ready else "client_pending", {"pid": event.peer.pid, "uid": uid, **where})
-    if ready:
+
+
+def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[Instruction]:
+    """Let a client wait for its server, be that for no time because the server is ready."""
+    server = daemon.server_named(entry.server)
+    is_ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
+    where = daemon.place_of(entry.server, process.namespace)
+    line = "client_server_exists" if is_ready else "client_pending"
+    yield Log(line, {"pid": process.peer.pid, "uid": entry.uid, **where})
+    if is_ready:
         daemon.queue.insert(entry)
     else:
         yield from queueing.join(daemon, entry)
@@ -156,7 +153,7 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
     )
     for entry in _without_server(daemon):
         # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
-        is_next = daemon.options.protocol == 2 or starting[entry.uid] < STARTS_AT_ONCE or entry.server in waited_for
+        is_next = starting[entry.uid] < daemon.options.policy.max_starts or entry.server in waited_for
         if (
             not is_next
             or daemon.is_full
@@ -228,11 +225,10 @@ def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
     """Note which contexts a server's clients have; clients are in its order, those it does not list come last."""
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
-    left = dict(event.contexts)
+    remaining = dict(event.contexts)
     for client in server.clients.values():
         # The server knows those with PID 0 as one process: its contexts are listed under the first.
-        reported = left.pop(client.pid, ())
-        client.contexts = {each.serial: Context(each.serial, each.number, each.device) for each in reported}
+        client.contexts = {context.serial: context for context in remaining.pop(client.pid, ())}
         if client.contexts:
             failed_starts.has_served(daemon, server)
 
@@ -294,76 +290,60 @@ def _kill_overdue(server: Server) -> Iterator[Instruction]:
     yield KillServer(server.serial)
 
 
-def _refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
+def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
+    """Return why a client is refused, as a CUresult number and a reason; None: it is not."""
     if daemon.quitting is not None:
-        return RefuseClient(
-            event.client, Result.ERROR_MPS_CONNECTION_FAILED, "the MPS control daemon is quitting: no new clients"
-        )
-    if daemon.options.protocol == 3:
-        refused = routing.refusal(daemon, event)
-        if refused is not None:
-            return refused
-    elif daemon.options.uid not in (0, event.peer.uid):
-        reason = daemon.options.refusal_of_other_user(event.peer.uid)
-        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    if event.peer.foreign and not daemon.options.serves_unmapped:
+        return Result.ERROR_MPS_CONNECTION_FAILED, QUITTING
+    refusal = destination.refusal(daemon, event, target)
+    if refusal is not None:
+        return refusal
+    if event.process.peer.foreign and not daemon.options.serves_unmapped:
         reason = (
             "your user has no number in the daemon's user namespace; run the daemon in the same one, or with "
             "PYMPSD_UNMAPPED_USERS=nobody, which serves all such users as one"
         )
-        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    given_up = failed_starts.refusal_of(daemon, routing.server_for(daemon, event))
-    if given_up:
-        return RefuseClient(event.client, failed_starts.code(daemon), given_up)
-    return None
+        return Result.ERROR_MPS_CONNECTION_FAILED, reason
+    given_up = failed_starts.refusal_of(daemon, target.server)
+    return (daemon.options.policy.failed_start_code, given_up) if given_up else None
 
 
-def _joined_server(daemon: Daemon, event: ClientConnected) -> Server | None:
-    """Return the server of its user that the process is a client of, unless it is to end at once."""
-    name = routing.server_for(daemon, event)
+def _joined_server(daemon: Daemon, process: ClientProcess, target: Destination) -> Server | None:
+    """Return the server of its user that the process is a client of, unless the server is to end immediately."""
     for server in daemon.servers.values():
         # Of another user's client with this PID the end has not been seen yet.
-        is_there = server.name == name and server.phase in (*OPEN, Phase.LEAVING) and not server.forced
-        if is_there and _is_client(server, event.peer.pid, event.process):
+        is_open = server.phase in (*OPEN, Phase.LEAVING) and not server.forced
+        if server.name == target.server and is_open and _has_client(server, process):
             return server
     return None
 
 
-def _is_client(server: Server, pid: int, process: int) -> bool:
-    return any(client.is_process(pid, process) for client in server.clients.values())
+def _has_client(server: Server, process: ClientProcess) -> bool:
+    return any(client.process.is_same(process) for client in server.clients.values())
 
 
 def _spawn(daemon: Daemon, head: QueueEntry) -> Instruction:
-    percentage, memory = daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits)
-    if daemon.options.protocol == 3:  # clients have those of their namespaces
-        percentage, memory = ThreadPercentage(), {}
+    named = daemon.options.policy.has_named_servers  # their clients have the limits of their namespaces
+    percentage = ThreadPercentage() if named else daemon.defaults.thread_percentage
+    memory = {} if named else dict(daemon.defaults.memory_limits)
     server = Server(daemon.lifetime.server_ids.take(), head.uid, percentage, memory, name=head.server)
     daemon.servers[server.serial] = server
-    name = head.server if daemon.options.protocol == 3 else ""
-    return SpawnServer(server.serial, head.uid, None if daemon.options.multiuser else head.peer, name)
+    peer = None if daemon.options.multiuser or head.process is None else head.process.peer
+    return SpawnServer(server.serial, head.uid, peer, head.server if named else "")
 
 
 def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     for entry in daemon.queue.take_admissible(server.name):
-        if entry.client and entry.peer is not None:
-            known = entry.mps_namespace, entry.rule, entry.cgroups, entry.kernel_limits, entry.sm_partition
-            limits = client_limits(daemon, server, *known)
-            if not (entry.joins and _is_client(server, entry.peer.pid, entry.process)):
-                server.clients[entry.client] = Client(
-                    entry.client,
-                    entry.peer.pid,
-                    entry.uid,
-                    entry.command,
-                    entry.namespace,
-                    process=entry.process,
-                    mps_namespace=entry.mps_namespace,
-                    cgroups=entry.cgroups,
-                    partitions={device: one.name for device, one in limits.partitions.items()} if limits else {},
-                    groups=limits.groups if limits else {},
-                    since=entry.since,
-                    container_pid=entry.container_pid,
-                )
-            granted = grant(daemon, server, entry.client, entry.mps_namespace, limits)
-            if not daemon.options.has_own_servers and entry.client in server.clients:
-                server.clients[entry.client].limits = in_force(daemon, server, granted)
-            yield granted
+        if entry.process is None:
+            continue
+        process = entry.process
+        known = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
+        limits = client_limits(daemon, server, *known)
+        granted = grant(daemon, server, entry.client, process.namespace, limits)
+        if not (entry.joins and _has_client(server, process)):
+            client = server.clients[entry.client] = Client(entry.client, entry.uid, process)
+            if limits is not None:
+                client.partitions = {device: chosen.name for device, chosen in limits.partitions.items()}
+                client.groups = limits.groups
+            if not daemon.options.has_own_servers:
+                client.limits = in_force(daemon, server, granted)
+        yield granted

@@ -19,10 +19,11 @@ REASON: Final = "this process runs under a debugger, and the other MPS clients h
 
 def wait_for_others(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
     """Make a client under a debugger wait for the clients that are admitted or queued now, not for later ones."""
-    others = _present(daemon, event.peer.uid if daemon.options.together else None)
-    daemon.queue.debugged[event.client] = Debugged(event.client, event.peer.pid, event.peer.uid, others)
+    peer = event.process.peer
+    others = _present(daemon, peer.uid if daemon.options.together else None)
+    daemon.queue.debugged[event.client] = Debugged(event.client, peer.pid, peer.uid, others)
     if others:
-        yield Log("debugger_waits", {"pid": event.peer.pid, "uid": event.peer.uid, "count": len(others)})
+        yield Log("debugger_waits", {"pid": peer.pid, "uid": peer.uid, "count": len(others)})
 
 
 def release(daemon: Daemon) -> Iterator[Instruction]:

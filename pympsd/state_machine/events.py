@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.limits import CgroupLimits, LimitsInForce, MemoryGroup
+from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
 
@@ -38,30 +38,17 @@ class OperatorLine:
 
 @frozen
 class ClientConnected:
-    """A client connected; ``namespace`` is the inode of its PID namespace, ``traced``: it is under a debugger."""
+    """A client connected."""
 
     client: int
-    peer: Peer
-    command: str
-    namespace: int
+    process: ClientProcess
     environment: dict[str, str] = field(factory=dict)
     traced: bool = False
+    """It is under a debugger."""
     joins: bool = False
     """Its process connects once for each context, so this may be a connection of a client that was admitted."""
-    process: int = 0
-    """A number of the process that no other has, which distinguishes those with PID 0; 0: unknown."""
     server: str = ""
     """The server whose socket it came by, in protocol 3; empty: the top one."""
-    mps_namespace: str = ""
-    """The namespace whose socket it came by."""
-    origin: Origin | None = None
-    """What rules ask of it, if there are rules."""
-    at: float = 0.0
-    """When it connected, in seconds since 1970."""
-    container_pid: int = 0
-    """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
-    kernel_limits: CgroupLimits = field(factory=dict)
-    """Limits that the kernel has for its cgroup and those above."""
     connection: int = 0
     """The serial of its connection, which stays the same if another daemon continues it; 0: unknown."""
 
@@ -203,49 +190,13 @@ class PredecessorDied:
 
 
 @frozen
-class TakenOverContext:
-    """A context of a returning server's client."""
-
-    serial: int
-    number: int
-    device: int
-
-
-@frozen
-class TakenOverClient:
-    """A client of a returning server."""
-
-    client: int
-    pid: int
-    command: str
-    namespace: int
-    contexts: tuple[TakenOverContext, ...] = ()
-    process: int = 0
-    """As in ClientConnected."""
-    mps_namespace: str = ""
-    """As in ClientConnected."""
-    partitions: dict[int, str] = field(factory=dict)
-    """Its SM partitions by device ordinal."""
-    cgroups: tuple[str, ...] = ()
-    """As in Origin, if they are known."""
-    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device ordinal."""
-    since: float = 0.0
-    """When it connected, in seconds since 1970."""
-    container_pid: int = 0
-    """As in ClientConnected."""
-    limits: LimitsInForce | None = None
-    """The limits in force for it, if its server reports them."""
-
-
-@frozen
 class ServerTakenOver:
     """A server of the previous daemon is back; ``leaving``: it was asked to end before."""
 
     server: int
     status: str
     leaving: bool
-    clients: tuple[TakenOverClient, ...]
+    clients: tuple[Client, ...]
 
 
 @frozen
@@ -269,7 +220,7 @@ class ServerReported:
 
     server: int
     status: str
-    contexts: dict[int, tuple[TakenOverContext, ...]]
+    contexts: dict[int, tuple[Context, ...]]
 
 
 @frozen

@@ -9,12 +9,14 @@ from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
-from pympsd.state_machine.events import ClientConnected
+from pympsd.errors import InputError
+from pympsd.state_machine import registration
+from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.instructions import AdmitClient, ClientLimits, UpdateServerLimits
+from pympsd.state_machine.partition_choice import chosen
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.partition_choice import chosen
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import (
     MOST_MEMORY,
@@ -35,7 +37,7 @@ from pympsd.vocabulary.variables import MEMORY_LIMITS
 _NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
 
 
-class UnknownDevice(ValueError):
+class UnknownDevice(InputError, ValueError):
     """A word names no device of this machine; ``well_formed``: it could name one of another machine."""
 
     def __init__(self, word: str, well_formed: bool, reason: str) -> None:
@@ -69,14 +71,13 @@ def device_named(devices: Sequence[DeviceFacts], word: str) -> int:
     raise UnknownDevice(word, word.isdecimal() or word.startswith("GPU-"), reason)
 
 
-def limits_by_rule(daemon: Daemon, event: ClientConnected) -> NamespaceLimits | None:
+def limits_by_rule(daemon: Daemon, process: ClientProcess, target: Destination) -> NamespaceLimits | None:
     """Return the limits that hold for a client by rule, None if there are no rules; raise Unknown."""
     if daemon.process_limits.rules is None:
         return None
-    if event.origin is None:  # it came before there were rules
+    if process.origin is None:  # it came before there were rules
         raise Unknown("the rules have just changed; connect again")
-    namespace = f"{routing.server_for(daemon, event)}/{event.mps_namespace or DEFAULT}"
-    rule = first_fitting(daemon.process_limits.rules, event.origin, namespace)
+    rule = first_fitting(daemon.process_limits.rules, process.origin, str(target))
     return NamespaceLimits() if rule is None else rule.limits
 
 
@@ -94,7 +95,7 @@ def client_limits(
 
     None: they are its server's. ``cgroups``, ``kernel_limits`` and ``sm_partition``: as in QueueEntry.
     """
-    own = routing.client_limits(daemon, server.name, namespace)
+    own = registration.client_limits(daemon, server.name, namespace)
     if own is not None:
         groups = _memory_groups(daemon, server.name, namespace, cgroups, kernel_limits or {})
         partitions = chosen(daemon, server.name, namespace, sm_partition)
@@ -110,7 +111,7 @@ def client_limits(
 
 def grant(daemon: Daemon, server: Server, client: int, namespace: str, limits: ClientLimits | None) -> AdmitClient:
     """Return the admission of a client with its limits and priority."""
-    priority = routing.priority(daemon, server.name, namespace)
+    priority = registration.priority(daemon, server.name, namespace)
     if limits is not None:
         priority = max(priority, limits.least_priority)
     return AdmitClient(client, server.serial, server.pid, priority, limits)
@@ -167,12 +168,12 @@ def _memory_groups(
     return groups
 
 
-def check_cgroups(daemon: Daemon, event: ClientConnected) -> None:
+def check_cgroups(daemon: Daemon, process: ClientProcess) -> None:
     """Raise Unknown if limits of cgroups hold, and the daemon cannot see which ones a client is in."""
     if (
         daemon.process_limits.cgroups
         and daemon.process_limits.accounts_cgroups
-        and (event.origin is None or event.origin.cgroups is None)
+        and (process.origin is None or process.origin.cgroups is None)
     ):
         raise Unknown("limits of cgroups hold (memacct), and the daemon cannot see its cgroup")
 

@@ -33,8 +33,12 @@ def refuse(
     daemon: Daemon, server: str, code: int, reason: str, namespace: str | None = None
 ) -> Iterator[Instruction]:
     """Refuse the clients that wait for a server, by name, or for one of its namespaces; drop its start requests."""
-    entries = daemon.queue.take(lambda entry: entry.server == server and namespace in (None, entry.mps_namespace))
-    for entry in entries:
+
+    def is_refused(entry: QueueEntry) -> bool:
+        own = entry.process.namespace if entry.process is not None else ""
+        return entry.server == server and namespace in (None, own)
+
+    for entry in daemon.queue.take(is_refused):
         if entry.client:
             yield RefuseClient(entry.client, code, reason)
 
@@ -107,9 +111,9 @@ def log_closing(daemon: Daemon, server: Server) -> Iterator[Instruction]:
 
 
 def _wait_line(entry: QueueEntry, before: str) -> Log:
-    if entry.peer is None:
+    if entry.process is None:
         return Log("turn_requested", {"uid": entry.uid, "before": before})
-    return Log("turn_awaited", {"pid": entry.peer.pid, "uid": entry.uid, "before": before})
+    return Log("turn_awaited", {"pid": entry.process.peer.pid, "uid": entry.uid, "before": before})
 
 
 def _before(daemon: Daemon, entry: QueueEntry) -> str:

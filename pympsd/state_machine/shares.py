@@ -57,7 +57,9 @@ def is_exempt(daemon: Daemon, uid: int) -> bool:
 
 def resources_of(daemon: Daemon) -> tuple[Resource, ...]:
     """Return the resources that a daemon of this protocol has."""
-    return tuple(resource for resource in RESOURCES if daemon.options.protocol == 3 or not resource.is_named)
+    return tuple(
+        resource for resource in RESOURCES if daemon.options.policy.has_named_servers or not resource.is_named
+    )
 
 
 def shares_text(daemon: Daemon) -> str:

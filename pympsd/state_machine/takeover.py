@@ -10,18 +10,16 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine import debuggers, queueing, shutdown
+from pympsd.state_machine import debuggers, queueing, restoration, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
-from pympsd.state_machine.events import PredecessorDied, ServerTakenOver, TakenOverClient
+from pympsd.state_machine.cgroups import note_context
+from pympsd.state_machine.events import PredecessorDied, ServerTakenOver
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
 from pympsd.state_machine.shutdown import time_leaving
-from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import restoration
-from pympsd.state_machine.v3.cgroups import note_context
 from pympsd.takeover.state.other_devices import moved
 from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
@@ -53,7 +51,7 @@ def take_over(daemon: Daemon, event: PredecessorDied) -> Iterator[Instruction]:
         daemon.servers[known.serial] = _pending_server(daemon, known, left)
         yield Log("server_awaited", {"server": known.pid, "uid": known.uid})
         yield SetTimer(Timer(TimerKind.RETURN, known.serial), TAKEOVER_TIMEOUT)
-    if daemon.options.protocol == 3:
+    if daemon.options.policy.has_named_servers:
         yield from restoration.restore(daemon, left)
     if left.quit is not None and left.servers:
         # Without servers there is nothing left that it waits for: it is over, and this daemon a new one.
@@ -75,7 +73,7 @@ def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     if server is None or not server.pending:
         return
     server.pending = False
-    server.clients = {client.client: _client(server, client) for client in event.clients}
+    server.clients = {client.serial: client for client in event.clients}
     for client in server.clients.values():
         for context in client.contexts.values():
             note_context(server, client, context.device)
@@ -110,7 +108,7 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
     if left.rules is not None and daemon.process_limits.rules is None:
         daemon.process_limits.rules = left.rules
     daemon.usage.shares = evolve(daemon.usage.shares, configured=left.shares)
-    daemon.named_servers.default_socket = left.default_socket or daemon.options.protocol == 2
+    daemon.named_servers.default_socket = left.default_socket or not daemon.options.policy.has_named_servers
     daemon.process_limits.accounts_cgroups, daemon.process_limits.audits_memory = (
         left.accounts_cgroups,
         left.audits_memory,
@@ -135,35 +133,13 @@ def _take_defaults(daemon: Daemon, left: PersistentState) -> None:
 
 def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentState) -> Server:
     percentage, memory = known.thread_percentage, known.memory_limits
-    if daemon.options.protocol == 2:
+    if not daemon.options.policy.has_named_servers:
         percentage, memory = limits_of(known, left)
     limits = ThreadPercentage(percentage), in_memory(memory)
     server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
     server.name = known.name or server.name
-    server.pending = server.proven = True
+    server.pending = server.verified = True
     return server
-
-
-def _client(server: Server, client: TakenOverClient) -> Client:
-    contexts = {
-        context.serial: Context(context.serial, context.number, context.device) for context in client.contexts
-    }
-    return Client(
-        client.client,
-        client.pid,
-        server.uid,
-        client.command,
-        client.namespace,
-        contexts,
-        process=client.process,
-        mps_namespace=client.mps_namespace,
-        cgroups=client.cgroups,
-        partitions=dict(client.partitions),
-        groups=client.groups,
-        since=client.since,
-        container_pid=client.container_pid,
-        limits=client.limits,
-    )
 
 
 def _phase(event: ServerTakenOver) -> Phase:

@@ -23,27 +23,29 @@ from attrs import define, evolve, field
 from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
-from pympsd.errors import RemoteError
+from pympsd.errors import ProcessError, RemoteError
 from pympsd.journal.line_format import sanitised
 from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import started_at
 from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
+from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.takeover import first_serial
 from pympsd.takeover.keeper.entries import KeptEntries
 from pympsd.takeover.processes import KnownProcess, kill_session
-from pympsd.takeover.state.entries import link_name, serial_of
+from pympsd.takeover.state.entries import ClientNote, KeptFd, link_name, serial_of
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentServer, PersistentState
 from pympsd.takeover.state_file import SavedState, StateRefused, device_keys, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.identities import Serials
+from pympsd.vocabulary.identities import NO_USER, Peer, Serials
 from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.results import ServerStatus
+from pympsd.vocabulary.rules import Origin
 from pympsd.wire import link_messages as link
 from pympsd.wire.messages import Versions, agree
 
@@ -56,7 +58,7 @@ READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
 
-class Ended(Exception):
+class Ended(ProcessError):
     """A server ended before it had reported."""
 
 
@@ -153,7 +155,7 @@ class PendingServer:
             return False
         clients = tuple(_check_report(dispatcher, session.uid, client) for client in reports)
         contexts = sum(len(client.contexts) for client in clients)
-        if contexts > MOST_CONTEXTS or len({client.client for client in clients}) < len(clients):
+        if contexts > MOST_CONTEXTS or len({client.serial for client in clients}) < len(clients):
             raise RemoteError(f"it reports {contexts} contexts of {len(clients)} clients")
         if hello.status not in set(ServerStatus):
             raise RemoteError(f"{hello.status!r} is no server status")
@@ -262,21 +264,25 @@ def _driver_session(
     for entry in own.values():
         session.clients.terminations.restore(entry.note.pid, frozenset(entry.note.terminated))
     session.taken_over = {
-        serial: events.TakenOverClient(
-            serial,
-            entry.note.pid,
-            entry.note.command,
-            entry.note.namespace,
-            process=0 if entry.note.pid else process_of(entry.fd),
-            mps_namespace=entry.note.mps_namespace,
-            cgroups=_cgroups_of(dispatcher, entry.note.pid),
-            since=entry.note.since,
-            container_pid=container_pid_of(entry.note.pid),
-            limits=entry.note.limits,
-        )
+        serial: Client(serial, server.uid, _kept_process(dispatcher, entry), limits=entry.note.limits)
         for serial, entry in own.items()
     }
     return session
+
+
+def _kept_process(dispatcher: Dispatcher, entry: KeptFd[ClientNote]) -> ClientProcess:
+    """Return what the keeper's note of a client says of its process."""
+    note = entry.note
+    return ClientProcess(
+        Peer(note.pid, note.uid, NO_USER),
+        note.command,
+        note.namespace,
+        note.mps_namespace,
+        number=0 if note.pid else process_of(entry.fd),
+        container_pid=container_pid_of(note.pid),
+        since=note.since,
+        origin=_origin_of(dispatcher, note.pid),
+    )
 
 
 def _select_running(saved: SavedState, pending: Sequence[PendingServer]) -> PersistentState:
@@ -310,7 +316,7 @@ async def _next(channel: MessageChannel) -> object:
     return received[0]
 
 
-def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> events.TakenOverClient:
+def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> Client:
     if not isinstance(report, link.ReturningClient):
         raise RemoteError(f"{type(report).__name__} where its clients were due")
     # This daemon's serials begin above all earlier ones.
@@ -327,23 +333,20 @@ def _check_report(dispatcher: Dispatcher, uid: int, report: object) -> events.Ta
     in_force = report.limits.multiprocessors if report.limits is not None else {}
     if not {*report.groups, *in_force} <= {*devices} or not 0 <= report.since <= time.time() + CLOCK_SECONDS:
         raise RemoteError(f"it cannot have such limits, or a client since {report.since:g}")
-    contexts = tuple(events.TakenOverContext(*context) for context in report.contexts)
-    command = sanitised(report.command.encode())
-    mps_namespace = report.mps_namespace if not name_problem(report.mps_namespace) else ""
-    known = report.client, report.pid, command, report.namespace, contexts
-    return events.TakenOverClient(
-        *known,
-        mps_namespace=mps_namespace,
-        partitions=report.partitions,
-        cgroups=_cgroups_of(dispatcher, report.pid),
-        groups=report.groups,
-        since=report.since,
+    process = ClientProcess(
+        Peer(report.pid, report.uid, NO_USER),
+        sanitised(report.command.encode()),
+        report.namespace,
+        report.mps_namespace if not name_problem(report.mps_namespace) else "",
         container_pid=container_pid_of(report.pid),
-        limits=report.limits,
+        since=report.since,
+        origin=_origin_of(dispatcher, report.pid),
     )
+    contexts = {context[0]: Context(*context) for context in report.contexts}
+    groups, limits = report.groups, report.limits
+    return Client(report.client, uid, process, contexts, partitions=report.partitions, groups=groups, limits=limits)
 
 
-def _cgroups_of(dispatcher: Dispatcher, pid: int) -> tuple[str, ...]:
-    """Return the cgroups of a client that is taken over, as far as protocol 3 asks for them and they can be seen."""
-    origin = dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None
-    return (origin.cgroups if origin is not None else None) or ()
+def _origin_of(dispatcher: Dispatcher, pid: int) -> Origin | None:
+    """Return the origin of a client that is taken over, as far as protocol 3 needs it and it can be seen."""
+    return dispatcher.origin_of_pid(pid) if dispatcher.state.options.protocol == 3 else None

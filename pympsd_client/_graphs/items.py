@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
@@ -51,11 +52,11 @@ _STREAM: Final = STREAM_LEGACY
 _NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork, BatchWork)
 
 
-class NotOneContext(Exception):
+class NotOneContext(CallError):
     """A graph has nodes of several contexts."""
 
 
-class Failed(Exception):
+class Failed(CallError):
     """A node cannot be made an item: ``node`` and the error."""
 
     def __init__(self, node: Node | None, error: CudaError) -> None:

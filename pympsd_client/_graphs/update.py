@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from attrs import frozen
 
+from pympsd.errors import CallError
 from pympsd_client._api.stream_memory import read
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.work import BatchWork, ConditionalWork, CopyWork, FillWork, KernelWork, inner_graphs
@@ -27,7 +28,7 @@ class Verdict(IntEnum):
 
 
 @frozen
-class Refusal(Exception):
+class Refusal(CallError):
     """A change that cannot be made; ``node`` is of the new graph, ``from_node`` the start of a changed edge."""
 
     verdict: Verdict

@@ -10,8 +10,9 @@ Three accounts have to agree before a client gets memory, and all three are char
 A `Shortage` means that the client is within a soft limit: the memory is guaranteed to it, so the server may end
 clients that are above theirs (`service.eviction`), and the allocation is tried again.
 
-Other executors of the same device, of other users or SM partitions, have accounts of their own. The server tells each
-what the rest hold (`account_others`); a real GPU also reports what is used in all, which includes other programs.
+Other executors of the same device, of other users or SM partitions, have accounts of their own. The server sends each
+of them the bytes that the rest hold (`account_others`); a real GPU also reports what is used in all, which includes
+other programs.
 
 `AccountedDevice` is the part of a device that both backends share; `Counters` are what operators and tests read.
 """
@@ -32,7 +33,7 @@ from pympsd_server.backends.interface import Audit, BackendError
 NOTEWORTHY_BYTES: Final = 64 << 20
 """Memory freed by others on the device counts from this amount on."""
 AUDITED_BYTES: Final = 1 << 20
-"""What a client takes or returns is reported if it is more than this."""
+"""Bytes that a client takes or returns at a time are reported if they are more than this."""
 GRANULE_BYTES: Final = 512
 """Allocations are accounted in whole granules, as the address space lays them out."""
 
@@ -112,7 +113,7 @@ class DeviceBudget:
         self.changed()
 
     def account_others(self, count: int, groups: Mapping[str, int]) -> None:
-        """Count the bytes that clients of other executors hold: by group, and in all unless ``in_all`` knows."""
+        """Count the bytes that clients of other executors hold: by group, and in all unless ``in_all`` is set."""
         with self._lock:
             if self.in_all is None:
                 self.used += count - self._others
@@ -124,7 +125,7 @@ class DeviceBudget:
     def groups(self, limits: Sequence[MemoryGroup], client: int) -> tuple[GroupBudget, ...]:
         """Return the accounts of groups, one of a name for all its clients.
 
-        The limits hold that came with the latest client, by its serial: others may make their contexts later.
+        The limits hold that came with the latest client, by its id: others may make their contexts later.
         """
         with self._lock:
             found = [self._groups.setdefault(one.name, GroupBudget(one.name)) for one in limits]
@@ -183,7 +184,7 @@ class ClientBudget:
     limit: int
     groups: tuple[GroupBudget, ...] = ()
     audited: int = 0
-    """Its serial if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
+    """Its id if what it takes and returns is reported to ``on_audited`` of the device; 0: it is not."""
     used: int = field(default=0, init=False)
 
     @property

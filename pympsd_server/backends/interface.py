@@ -1,6 +1,6 @@
 """The port between an executor and the backend that runs the work: Device, Context, Module, Stream, Event.
 
-An executor owns one device and knows no model and no driver: it makes the calls of this module. Two backends
+An executor owns one device and depends on no model and no driver: it makes the calls of this module. Two backends
 implement them, the emulated device (`backends.emulated`) and a real GPU (`backends.cuda`); one contract suite,
 tests/backends/contract, holds both to what is written here. `Capabilities` lists what a backend cannot do, by values
 that callers test; callers never ask which backend it is.
@@ -38,6 +38,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -45,7 +46,7 @@ from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
-class BackendError(Exception):
+class BackendError(DeviceError):
     """A call was refused and had no effect.
 
     Attributes:
@@ -73,7 +74,7 @@ Completion = Callable[[Status], None]
 
 @frozen
 class Capabilities:
-    """What a backend's device can do. Callers test these values, never the backend or the model."""
+    """The abilities of a backend's device. Callers test these values, never the backend or the model."""
 
     isolates_address_spaces: bool
     """Whether a client's memory is isolated from other clients' kernels. (From their calls it always is.)"""

@@ -25,7 +25,7 @@ class File:
 
 
 class PhysicalMemory(Protocol):
-    """Memory that has no address by itself."""
+    """Memory without an address of its own."""
 
     @property
     def size(self) -> int:
@@ -39,14 +39,14 @@ class PhysicalMemory(Protocol):
         """Return a new descriptor by which another process can name it; BackendError INVALID_VALUE."""
 
     def publish(self) -> File:
-        """Return where other executors find it; BackendError INVALID_VALUE if this is not its client's to say."""
+        """Return where other executors find it; BackendError INVALID_VALUE unless its client created it."""
 
     def release(self) -> None:
         """Free it once it is mapped nowhere."""
 
 
 class MapsMemory(Protocol):
-    """What a context does with such memory. It is freed, and unmapped, with the context that created it."""
+    """The part of a context for such memory. It is freed, and unmapped, with the context that created it."""
 
     def create_memory(self, count: int, shareable: bool, charge: Charge | None = None) -> PhysicalMemory:
         """Return new memory without an address; BackendError OUT_OF_MEMORY, INVALID_VALUE; NOT_SUPPORTED.

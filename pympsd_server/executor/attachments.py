@@ -3,7 +3,7 @@
 The owner of an executor is its server. It attaches contexts of clients (with the first one of a client comes the
 client's command stream), detaches and terminates them, and drops whole clients; it also switches timelines on, and
 passes on what other executors' clients hold. All requests are handled by one thread, in order, so this module needs
-no locks of its own; the clients' workers run beside it and share only what is marked as safe for threads.
+no locks of its own; the clients' workers run next to it and share only objects that are marked as safe for threads.
 
 A request that cannot be carried out is refused with a CUresult and a sentence, and leaves nothing behind: a client
 that could not be created has neither a thread nor a socket nor shared memory.
@@ -123,7 +123,7 @@ class Attachments:
             case AskTrace():
                 self._send_trace(message)
             case _:
-                raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is no request")
+                raise BackendError(Result.ERROR_NOT_SUPPORTED, f"{type(message).__name__} is not a request")
 
     def _attach(self, request: Attach) -> None:
         if request.context in self._owners:

@@ -36,7 +36,7 @@ _JOIN_SECONDS: Final = 1.0
 
 
 class Client:
-    """``contexts`` are keyed by the owner's serials, as named in records."""
+    """``contexts`` are keyed by the owner's ids, as named in records."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Client:
         budgets = Backpressure(), staging, pinned, StreamBudget()
         self.resources = ClientResources(answers, *budgets, self.contexts, shared_events, shortages, client_id)
         self._latest = 0
-        """The greatest serial of this client's contexts so far."""
+        """The greatest id of this client's contexts."""
         self._worker = threading.Thread(target=self._work, name="worker", daemon=True)
 
     def start(self) -> None:

@@ -69,7 +69,7 @@ class Link:
     def watch(self, handle: Handle) -> None:
         """Pass messages, with their descriptors, to ``handle`` in another thread, in order; return at the link's end.
 
-        The calling thread only reads the link and answers Pings, so it detects the end at once.
+        The calling thread only reads the link and answers Pings, so it detects the end immediately.
         """
         requests: SimpleQueue[tuple[Any, tuple[int, ...]]] = SimpleQueue()
         threading.Thread(target=_take_all, args=(requests, handle), name="owner", daemon=True).start()

@@ -87,7 +87,7 @@ def _open(setup: ExecutorSetup) -> Device:
     if setup.build != build_id():
         raise BackendError(
             Result.ERROR_NOT_SUPPORTED,
-            f"this executor is of build {build_id()}, its owner of {setup.build}: start the owner anew",
+            f"this executor is of build {build_id()}, its owner of {setup.build}: restart the owner",
         )
     return open_device(setup)
 

@@ -1,4 +1,4 @@
-"""The native worker, which executes records outside the interpreter: its choice, and the state it must know."""
+"""The native worker, which executes records outside the interpreter: its choice, and the state that it needs."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Workers:
             raise BackendError(Result.ERROR_NOT_SUPPORTED, str(error)) from None
         helps = native_access(device) is not None
         if choice == "python" or (choice == "auto" and not helps):
-            return cls(False, f"python, for {WORKER} says so" if helps else "")
+            return cls(False, f"python, because {WORKER} requests it" if helps else "")
         try:
             library()
         except NoLibrary as error:
             if choice == "native":
                 raise BackendError(Result.ERROR_NOT_SUPPORTED, f"no native worker: {error}") from None
-            return cls(False, f"python, for the native one cannot be used: {error}")
+            return cls(False, f"python, because the native one cannot be used: {error}")
         return cls(True, "native" if helps else "")
 
 

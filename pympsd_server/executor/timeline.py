@@ -11,7 +11,7 @@ from pympsd.channel.trace_file import TraceFile
 COMPUTE: Final = 0
 """The device's own track, in the process of its executor."""
 STREAMS: Final = 1 << 16
-"""A context's tracks are numbered from its serial times this on, one for each stream."""
+"""A context's tracks are numbered from its id times this on, one for each stream."""
 
 
 class ExecutorTimeline:
@@ -35,7 +35,7 @@ class ExecutorTimeline:
         self._trace.slice(client, track, name, began, ended, waited_us=(began - submitted) / 1000)
 
     def faulted(self, context: int, reason: str, at: int) -> None:
-        """Write that a context was poisoned by its own work."""
+        """Write that a context was faulted by its own work."""
         self._trace.instant(self._pids.get(context, 0), context * STREAMS, "fault", at, reason=reason)
 
     def close(self) -> None:

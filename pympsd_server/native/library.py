@@ -9,6 +9,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, Final
 
+from pympsd.errors import StartError
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.native.states import SHARED_STATES, ContextState, DriverCalls, KernelRow, StreamState
 
@@ -30,7 +31,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
-class NoLibrary(Exception):
+class NoLibrary(StartError):
     """The native library cannot be used; the message has the reason."""
 
 
@@ -42,7 +43,7 @@ def library() -> Any:
         path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
     ]
     if not found:
-        raise NoLibrary("it was not built: install pympsd again where there is a C compiler")
+        raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:
         loaded = ctypes.CDLL(found[0])
         for name, (result, arguments) in _SIGNATURES.items():

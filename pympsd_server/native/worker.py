@@ -34,7 +34,7 @@ class DeclinedRecord:
 
 
 class NativeWorker:
-    """The functions of src/worker.h, whose comments say from which thread each may be called.
+    """The functions of src/worker.h, whose comments state from which thread each may be called.
 
     ``address``: the ring's start in this process; ``spin_ns``: how long to poll for records before sleeping.
     """

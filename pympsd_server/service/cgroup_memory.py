@@ -1,7 +1,7 @@
 """The memory of this process's cgroup (cgroups(7), v2 and v1), for the report on an executor that was killed.
 
 The kernel kills the process that holds most when memory runs out, and does not report that to its parent: all that
-a server sees is SIGKILL. The counter of such kills, before and after, and the cgroup's limit are what tells it from a
+a server sees is SIGKILL. The counter of such kills, before and after, and the cgroup's limit distinguish it from a
 kill by an operator. Server and executors are in the same cgroup.
 """
 

@@ -105,7 +105,7 @@ class ClientSession:
                 await self._serve()
                 nursery.cancel_scope.cancel()
         except Exception as error:
-            # A defect that one client triggers must not end the server of the others.
+            # A defect that one client triggers must not end the server of all clients.
             self.server.log.error("server_defect", pid=self.client.pid, reason=repr(error))
         finally:
             self.channel.close()
@@ -238,7 +238,7 @@ class ClientSession:
         try:
             attached, fds = await self._attach(executor, context, multiprocessors)
         except BaseException:
-            # Refused, or the client has gone meanwhile: the context was never opened.
+            # Refused, or the client has exited: the context was never opened.
             self.server.client_table.close_context(self.client, context.id)
             self.containment.context_not_opened(context)
             raise
@@ -321,13 +321,13 @@ class ClientSession:
             raise
 
     async def _ask_for_stream(self, executor: Executor, attach: Attach) -> Answer:
-        """Have a context made together with its command stream: two descriptors, for which there must be room."""
+        """Request a context with a command stream, which takes two descriptors; raise ExecutorError without them."""
         try:
             require_room(STREAM_FDS)
             answer, fds = await executor.ask(attach.request, attach)
             if len(fds) == STREAM_FDS:
                 return answer, fds
-            # They were lost for lack of room meanwhile. The executor closes the stream's other end.
+            # They were lost because too few descriptors were free. The executor closes the stream's other end.
             number = self.containment.executors.next_request()
             await executor.ask(number, DropClient(number, self.client.id))
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -347,7 +347,7 @@ class ClientSession:
     async def _detach(self, context: Context) -> Executor | None:
         if (executor := self.containment.executors.executor_of(context)) is not None:
             number = self.containment.executors.next_request()
-            # An executor that ends meanwhile has freed it as well.
+            # An executor that ends during the request has freed it as well.
             with suppress(ExecutorError):
                 await executor.free(Detach(number, context.id))
         return executor

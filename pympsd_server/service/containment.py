@@ -16,7 +16,7 @@ Example: clients A (devices 0 and 1), B (device 1) and C (device 2); a kernel of
 both devices, B because it shares device 1 with A; C continues. When A and B have exited, the executors of devices 0
 and 1 are replaced.
 
-**Waiting clients.** A client that connects during step 2 is refused, as the documents say. One that connects while
+**Waiting clients.** A client that connects during step 2 is refused, as documented. One that connects while
 all reached processes have exited, and only the executors are still being replaced, waits (`hold`), at most
 HOLD_SECONDS. A second fault wakes the waiting clients, which look again.
 
@@ -52,7 +52,7 @@ from pympsd_server.state_machine.executor_slots import ExecutorSlot, FaultDomain
 TEARDOWN_SECONDS: Final = 5.0
 """The limit for stopping the work of the contexts that a fault reaches."""
 HOLD_SECONDS: Final = 30.0
-"""The limit for holding a newcomer while executors are replaced: on a GPU that takes some seconds, an executor that
+"""The limit for holding a new client while executors are replaced: on a GPU that takes some seconds, an executor that
 does not become ready twice as long as this; the program's user should not wait for that without a message."""
 
 REACHED: Final = "a fatal GPU fault of another context has reached this one"
@@ -69,20 +69,20 @@ class Containment:
     slots: set[ExecutorSlot] = field(factory=set, init=False)
     """Slots whose executors are to be replaced."""
     clients: set[int] = field(factory=set, init=False)
-    """Serials of the present clients that a fault has reached."""
+    """Ids of the present clients that a fault has reached."""
     clients_in_partitions: set[int] = field(factory=set, init=False)
-    """Serials of the present clients that a fault has reached in their SM partition: nothing is replaced for them."""
+    """Ids of the present clients that a fault has reached in their SM partition: nothing is replaced for them."""
     evicted: set[int] = field(factory=set, init=False)
-    """Serials of the present clients whose namespace or SM partition was deleted."""
+    """Ids of the present clients whose namespace or SM partition was deleted."""
     contexts: dict[int, int] = field(factory=dict, init=False)
-    """The sticky error of each context that was torn down, by its serial."""
+    """The sticky error of each context that was torn down, by its id."""
     pidfds: dict[int, int] = field(factory=dict, init=False)
-    """The pidfd of each client that has a session, by its serial; -1: its process is not visible here."""
+    """The pidfd of each client that has a session, by its id; -1: its process is not visible here."""
     making_room: trio.Lock = field(factory=trio.Lock, init=False)
     """Held while clients are ended for the memory of others."""
     _recovering: bool = field(default=False, init=False)
     _held: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
-    """The tasks of the newcomers that wait for the executors."""
+    """The tasks of the new clients that wait for the executors."""
 
     @property
     def active(self) -> bool:
@@ -94,7 +94,7 @@ class Containment:
         return any(self.server.slot_of(client, slot.device) == slot for slot in self.slots)
 
     async def hold(self, client: Client) -> None:
-        """Wait while executors of a newcomer's user are replaced, HOLD_SECONDS at most.
+        """Wait while executors of a new client's user are replaced, HOLD_SECONDS at most.
 
         There is nothing to wait for while a process that the fault has reached is still there: it may stay for ever.
         """
@@ -114,7 +114,7 @@ class Containment:
     # --- events
 
     def context_faulted(self, context_id: int, code: int, reason: str) -> None:
-        """Handle a context that its executor reports poisoned, by its own kernel or by a termination."""
+        """Handle a context that its executor reports as faulted, by its own kernel or by a termination."""
         found = self._find(context_id)
         if code == Result.ERROR_MPS_CLIENT_TERMINATED or context_id in self.contexts or found is None:
             return
@@ -145,7 +145,7 @@ class Containment:
         await self.executors.end(executor)
 
     def context_closed(self, context: Context) -> None:
-        """Handle the end of a context, which the roster no longer has."""
+        """Handle the end of a context, which the client table no longer has."""
         self.contexts.pop(context.id, None)
         if context.slot in self.slots and not self._has_contexts(context.slot):
             self.server.device_dropped(context.device)
@@ -173,7 +173,7 @@ class Containment:
             reason = "the namespace or SM partition that this process came to was deleted with its clients: end it"
             return Result.ERROR_MPS_CLIENT_TERMINATED, reason
         if self.server.slot_of(client, device) in self.slots:
-            reason = f"device {device} is being made anew after a fatal GPU fault: try again"
+            reason = f"device {device} is being reset after a fatal GPU fault: try again"
             return Result.ERROR_MPS_SERVER_NOT_READY, reason
         return None
 
@@ -261,7 +261,7 @@ class Containment:
             except ExecutorError as error:
                 if error.code == Result.ERROR_LAUNCH_TIMEOUT:
                     return  # its device cannot stop the work
-                # Else the context or its executor has ended meanwhile, and with it the work.
+                # Else the context or its executor has ended, and with it the work.
         del unstopped[context.id]
 
     async def _recover(self) -> None:

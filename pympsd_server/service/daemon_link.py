@@ -1,7 +1,8 @@
-"""The server's side of its link to the daemon: it pushes status and roster, and drops log records when it is full.
+"""The server's side of its link to the daemon: it pushes status and client table, and drops log records when it is
+full.
 
-The link outlives a daemon that is killed: the next one goes on with it, and asks for a report of all that was pushed.
-"""
+The link outlives a daemon that is killed: the next one continues with it, and asks for a report of all that was
+pushed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from pympsd.wire.messages import Versions
 MAX_LOG_BYTES: Final = 1 << 20
 """The limit of unsent bytes, beyond which log records are dropped and counted."""
 MAX_CLIENT_TABLE_BYTES: Final = 4 << 20
-"""The same, beyond which changes of the roster wait: without a daemon the link is not read, and must not break."""
+"""The limit beyond which changes of the client table wait: without a daemon nobody reads the link."""
 
 
 @frozen
@@ -30,7 +31,7 @@ class Admitted:
 
     message: link.AdmitClient
     contexts: dict[int, tuple[int, int, int]] = field(factory=dict)
-    """(serial, number, device) by serial."""
+    """(id, number, device) by id."""
     limits: LimitsInForce | None = None
     """The limits in force for it, once it was accepted."""
 
@@ -49,7 +50,7 @@ class DaemonLink:
     """The client that has left last: log lines about it may follow."""
     _dropped: int = field(default=0, init=False)
     _late: dict[tuple[int, int], object] = field(factory=dict, init=False)
-    """Changes that wait, by client and context; a context that came and went meanwhile leaves none."""
+    """Changes that wait, by client and context; a context that was opened and closed in between leaves none."""
     _memory: dict[int, link.MemoryReported] = field(factory=dict, init=False)
     """The last report of each device."""
     _is_late: trio.Event = field(factory=trio.Event, init=False)
@@ -121,7 +122,7 @@ class DaemonLink:
     # --- from one daemon to the next
 
     def report(self, token: int, leaving: bool) -> None:
-        """Report status and roster to a daemon that took the link over; later changes follow."""
+        """Report status and client table to a daemon that took the link over; later changes follow."""
         self._late.clear()
         self._push(link.ServerReturn(Versions(), os.getpid(), self._status, leaving, len(self._clients), token))
         for client_id, admitted in self._clients.items():

@@ -17,7 +17,7 @@ from pympsd_server.state_machine.client_table import Client
 from pympsd_server.state_machine.eviction import MAX_VICTIMS, Victim, choose
 
 MAX_TRIES: Final = 3
-"""Others may take the memory that was freed for a client: room is made for it this often."""
+"""Attempts to free memory for a client: other clients may take what was freed."""
 FREED_SECONDS: Final = 1.0
 """The limit for the memory of ended clients to become free: a GPU's is when no work can use it any more."""
 EVICTED: Final = (
@@ -27,7 +27,7 @@ EVICTED: Final = (
 
 
 async def answer_shortage(containment: Containment, executor: Executor, message: MemoryShort) -> None:
-    """Make room for a client whose work lacks memory, and notify its executor."""
+    """Free memory for a client whose work lacks it, and notify its executor."""
     client = containment.server.client_table.clients.get(message.client)
     made = client is not None and await make_room(containment, executor.device, client, message.short)
     executor.channel.send(RoomMade(message.request, made))
@@ -36,7 +36,10 @@ async def answer_shortage(containment: Containment, executor: Executor, message:
 async def with_room(
     containment: Containment, device: int, client: Client, attach: Callable[[], Awaitable[Answer]]
 ) -> Answer:
-    """Call ``attach``, which makes a context; while the device has too little memory, make room and call it again."""
+    """Call ``attach``, which creates a context, and return its answer.
+
+    While the device has too little memory, end clients above their soft limits and call it again, MAX_TRIES times.
+    """
     for _ in range(MAX_TRIES):
         try:
             return await attach()
@@ -47,7 +50,7 @@ async def with_room(
 
 
 async def make_room(containment: Containment, device: int, caller: Client, short: int) -> bool:
-    """End clients that hold at least as many bytes on a device, unless others have freed them meanwhile.
+    """End clients that hold at least as many bytes on a device, unless the memory was freed for another one before.
 
     Return whether the caller should try again.
     """

@@ -78,7 +78,7 @@ class Executors:
     nursery: trio.Nursery
     log: Any
     on_fault: Callable[[int, int, str], None] = lambda context_id, code, reason: None
-    """Called with (context serial, code, reason)."""
+    """Called with (context id, code, reason)."""
     on_loss: Callable[[ExecutorSlot, str], None] = lambda slot, reason: None
     """Called with (slot, reason) when an executor has ended unexpectedly."""
     on_memory: Any = None
@@ -89,11 +89,11 @@ class Executors:
     """Called with (device, message) when an audited client has taken or returned memory."""
     accounts: MemoryAccounts = field(factory=MemoryAccounts, init=False)
     is_used: Callable[[ExecutorSlot], bool] = lambda slot: True
-    """Returns whether a slot has contexts. The executor of an unused one makes room for another user's."""
+    """Returns whether a slot has contexts. The executor of an unused one may be ended for another user's."""
     on_start: Callable[[Executor], None] = lambda executor: None
     """Called when an executor is ready."""
     memory: CgroupMemory = field(factory=CgroupMemory)
-    """What is reported of memory when an executor was killed."""
+    """The memory that is reported when an executor was killed."""
     launches: Counter[int] = field(factory=Counter, init=False)
     """Kernels started by device, in all generations."""
     _running: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
@@ -304,7 +304,7 @@ async def _await_ready(channel: MessageChannel) -> executor_messages.ExecutorRea
             return message
         if isinstance(message, executor_messages.ExecutorFailed):
             raise ExecutorError(message.code, message.reason)
-        raise ExecutorError(Result.ERROR_UNKNOWN, "the executor ended before it was ready; server.log may say why")
+        raise ExecutorError(Result.ERROR_UNKNOWN, "the executor ended before it was ready; see server.log")
     raise ExecutorError(Result.ERROR_UNKNOWN, f"the executor was not ready within {START_SECONDS:.0f} s")
 
 
@@ -317,7 +317,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 async def _reap(executor: Executor) -> int:
-    # Its link is closed: it exits by itself, unless it is stuck.
+    # Its link is closed: it exits unless it is stuck.
     with trio.move_on_after(LEAVE_SECONDS):
         return await executor.process.wait()
     executor.kill()

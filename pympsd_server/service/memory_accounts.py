@@ -1,4 +1,5 @@
-"""What clients hold on each device, by executor and in other servers; an executor has to know what others hold."""
+"""What clients hold on each device, by executor and in other servers; each executor is sent the bytes of the other
+ones."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class MemoryAccounts:
     """Bytes of device memory, as last reported."""
 
     groups_of: Callable[[int, int], Iterable[str]] = lambda client, device: ()
-    """Returns the groups of a client, by serial, whose limits hold on a device."""
+    """Returns the groups of a client, by id, whose limits hold on a device."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     """The tasks that wait for the next report."""
     _held: dict[ExecutorSlot, dict[int, int]] = field(factory=dict, init=False)
@@ -29,7 +30,7 @@ class MemoryAccounts:
     _executors: dict[ExecutorSlot, Executor] = field(factory=dict, init=False)
 
     def held(self, device: int) -> dict[int, int]:
-        """Return what clients hold on a device, by serial."""
+        """Return what clients hold on a device, by id."""
         of_device = (each for other, each in self._held.items() if other.device == device)
         return {client: count for each in of_device for client, count in each.items()}
 

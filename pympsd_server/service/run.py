@@ -1,6 +1,6 @@
 """The server from start to end: it registers with the daemon, initializes, serves, and exits.
 
-`run` is the whole life of the process. The server says hello on its link, receives its setup, checks and registers
+`run` is the life of the process. The server sends ServerHello on its link, receives its setup, checks and registers
 its devices (`exclusive_devices`), builds its parts and obeys the daemon until the link ends:
 
     Server        state, log, reports                 Executors    the processes that own the devices
@@ -180,7 +180,7 @@ async def _obey(containment: Containment, nursery: trio.Nursery) -> None:
             match received:
                 case link.AdmitClient() as message, ():
                     # Its socket is lost with the descriptors, which the client notices.
-                    server.client_refused(message.pid, f"there was no room for its session: {ADVICE}")
+                    server.client_refused(message.pid, f"no descriptors were free for its session: {ADVICE}")
                     server.link.client_left(message.client)
                 case link.AdmitClient() as message, fds:
                     server.link.client_admitted(message)

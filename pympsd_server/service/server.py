@@ -47,7 +47,7 @@ _LIMITS_OF_MEMORY: Final = (*MEMORY_LIMITS, OF_CONTAINER)
 
 
 class Observer(Protocol):
-    """Notified when clients and contexts have left the roster."""
+    """Notified when clients and contexts have left the client table."""
 
     def context_closed(self, context: Context) -> None:
         """Handle the end of a context."""
@@ -76,12 +76,12 @@ class Server:
     ends_if_alone: bool = False
     """Whether the keeper has asked it to end with its last client, because no daemon has come for a long time."""
     opening: set[int] = field(factory=set, init=False)
-    """Serials of contexts that their executors have not made yet."""
+    """Ids of contexts that their executors have not made yet."""
     observers: list[Observer] = field(factory=list, init=False)
     channels: dict[int, MessageChannel] = field(factory=dict, init=False)
-    """Those of the clients' sessions, by serial."""
+    """The channels of the clients' sessions, by client id."""
     buffers: BufferBudget = field(init=False)
-    """What is kept in memory for clients' sessions; each user has the share that the daemon has by default."""
+    """The budget for buffers of clients' sessions; each user has the share that the daemon has by default."""
     _dropped_devices: list[int] = field(factory=list, init=False)
     """Devices whose contexts were dropped after a fault, until the next client connects."""
 
@@ -118,7 +118,7 @@ class Server:
         return slot_of(client.uid, device, self.devices[device], client.partitions.get(device, ""))
 
     def groups_of(self, client: int, device: int) -> Iterable[str]:
-        """Return the groups whose limits of memory on a device hold for a client, by serial."""
+        """Return the groups whose limits of memory on a device hold for a client, by id."""
         found = self.client_table.clients.get(client)
         return [group.name for group in found.groups.get(device, ())] if found is not None else ()
 
@@ -135,7 +135,7 @@ class Server:
         self.memory_limits = memory_limits
 
     def client_admitted(self, admitted: AdmitClient) -> Client:
-        """Add a client that the daemon hands over to the roster."""
+        """Add a client that the daemon hands over to the client table."""
         priority = self._priority_of(admitted)
         client = self.client_table.add_client(
             admitted.client, admitted.pid, priority, admitted.environment, admitted.uid
@@ -184,7 +184,7 @@ class Server:
         """Log that a client's CUDA_VISIBLE_DEVICES leaves it no device."""
         entry = client.environment.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
         if entry.startswith("GPU-"):
-            # As recorded: no more is said about a UUID.
+            # As recorded: nothing more is logged about a UUID.
             self.log.info("client_devices_none", pid=client.pid)
             return
         self.log.info("client_devices_invalid", pid=client.pid)
@@ -220,7 +220,7 @@ class Server:
         self.log.info("context_refused_reason", pid=client.pid, reason=reason)
 
     def context_closed(self, client: Client, context: Context) -> None:
-        """Report the end of a context, which the roster no longer has."""
+        """Report the end of a context, which the client table no longer has."""
         # As recorded: contexts on the same device.
         others = self.client_table.clients.values()
         left = sum(each.device == context.device for other in others for each in other.contexts.values())
@@ -258,7 +258,7 @@ class Server:
             self._leave_if_alone()
 
     def context_faulted(self, client: Client, context: Context, code: int, reason: str) -> None:
-        """Log a context that its own work has poisoned."""
+        """Log a context that its own work has faulted."""
         self.log.error("context_faulted", pid=client.pid, context=context.number)
         self.log.error("context_faulted_reason", pid=client.pid, reason=f"{reason} ({code})")
 
@@ -287,7 +287,7 @@ class Server:
             self.link.status(ServerStatus.ACTIVE)
 
     def end_by_fault(self, codes: dict[int, int], reason: str) -> None:
-        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by serial."""
+        """End the server because of a fatal fault (before Volta), with the sticky error of each client, by id."""
         self.log.error("fault_ends_server")
         for client_id, channel in self.channels.items():
             channel.send(RequestRefused(0, codes[client_id], reason))
@@ -295,7 +295,7 @@ class Server:
         self._end()
 
     def leave(self, forced: bool, is_deletion: bool = False) -> None:
-        """End with the last client, or at once; ``is_deletion``: send its clients the reason."""
+        """End with the last client, or immediately; ``is_deletion``: send its clients the reason."""
         self.log.info("server_shutdown_notified")
         if self.phase in (Phase.SERVING, Phase.FAULT):
             self.phase = move(MOVES, self.phase, Phase.LEAVING)
@@ -317,12 +317,12 @@ class Server:
             self.leave(forced=False)
 
     def end_without_daemon(self) -> None:
-        """End at once, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""
+        """End immediately, as after a forced shutdown: neither a daemon nor a keeper has the link any more."""
         self.log.info("server_orphaned", count=len(self.client_table.clients))
         self._end()
 
     def leave_without_daemon(self, reason: str) -> None:
-        """End with the last client: a new daemon does not adopt this server, and says why."""
+        """End with the last client: a new daemon does not take this server over; ``reason`` is its reason."""
         self.log.info("server_dismissed", reason=reason or "it gave no reason")
         self.link.disconnect()
         if self.phase in (Phase.SERVING, Phase.FAULT):

@@ -26,14 +26,14 @@ async def terminate_client(containment: Containment, asked: link.TerminateClient
     """Terminate a client and answer the daemon with a CUresult: 201 if the process has no active context here.
 
     If some of its work does not stop within TERMINATION_SECONDS: 702, a kernel may still run, and another request
-    tries again; or, if the request says so, its devices are reset, which stops the work.
+    tries again; or, if the request allows it, its devices are reset, which stops the work.
     """
     server = containment.server
     containment.evicted.update(asked.expelled)
     targets = [
         (client, context)
         for client in server.client_table.clients.values()
-        # PID 0 is no process: it stands for all that the daemon does not see (pid_namespaces(7)).
+        # PID 0 is not a process: it stands for all that the daemon does not see (pid_namespaces(7)).
         if client.pid == asked.pid != 0
         for context in client.active_contexts()
     ]
@@ -78,7 +78,7 @@ async def _still_runs(executors: Executors, executor: Executor, context: Context
     try:
         await executor.ask(request, Terminate(request, context.id, reason=reason))
     except ExecutorError as error:
-        # Else the context or its executor has ended meanwhile, and with it the work.
+        # Else the context or its executor has ended, and with it the work.
         return error.code == Result.ERROR_LAUNCH_TIMEOUT
     return False
 

@@ -1,1 +1,1 @@
-"""What a server decides: its clients and contexts, its phases, what a context may use. Pure."""
+"""The decisions of a server: its clients and contexts, its phases, what a context may use. Sans-I/O."""

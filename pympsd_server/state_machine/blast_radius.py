@@ -4,7 +4,7 @@ Contexts and devices form a graph: a client process connects all devices on whic
 one *fault domain* (the contexts of an executor slot, or of one SM partition in it) and spreads along these edges
 until nothing new is found:
 
-    for each domain found so far, in order:
+    for each domain in the list, in order:
         all contexts of the domain                          -> steps OnDevice
         all contexts of each of their processes             -> steps WholeProcess
         the domains of those contexts, unless found already -> appended to the loop
@@ -52,7 +52,7 @@ class WholeProcess:
 
 @frozen
 class Blast:
-    """What a fault reaches; ``steps``: the order of discovery, as driver 580 logs it."""
+    """The reach of a fault; ``steps``: the order of discovery, as driver 580 logs it."""
 
     steps: tuple[OnDevice | WholeProcess, ...] = ()
     slots: tuple[ExecutorSlot, ...] = ()
@@ -60,7 +60,7 @@ class Blast:
     clients: tuple[Client, ...] = ()
     """Clients that get a sticky error, in the order of discovery."""
     contexts: frozenset[int] = frozenset()
-    """Serials of all contexts to tear down."""
+    """Ids of all contexts to tear down."""
 
     @property
     def devices(self) -> tuple[int, ...]:

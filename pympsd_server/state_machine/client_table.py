@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
+from pympsd.errors import InternalError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import MemoryGroup
@@ -11,7 +12,7 @@ from pympsd_server.state_machine.connections import Pool
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, FaultDomain
 
 
-class NoSuchContext(KeyError):
+class NoSuchContext(InternalError, KeyError):
     """The client has no such context."""
 
 
@@ -45,7 +46,7 @@ class Context:
 
 @define
 class Client:
-    """A client process with its contexts by serial."""
+    """A client process with its contexts by id."""
 
     id: int
     pid: int
@@ -54,9 +55,9 @@ class Client:
     uid: int = 0
     contexts: dict[int, Context] = field(factory=dict)
     contexts_made: int = 0
-    """The number of contexts made so far."""
+    """The number of contexts that it has opened."""
     terminated: set[int] = field(factory=set)
-    """Serials of contexts that an operator terminated; they stay until the process closes them."""
+    """Ids of contexts that an operator terminated; they stay until the process closes them."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it shares with other clients, by device ordinal."""
     audited: bool = False
@@ -72,7 +73,7 @@ class Client:
 
 @define
 class ClientTable:
-    """All clients of a server, by serial, and the connections of its devices, by ordinal."""
+    """All clients of a server, by id, and the connections of its devices, by ordinal."""
 
     clients: dict[int, Client] = field(factory=dict)
     pools: dict[int, Pool] = field(factory=dict)
@@ -80,7 +81,7 @@ class ClientTable:
 
     @classmethod
     def of(cls, devices: tuple[DeviceFacts, ...]) -> ClientTable:
-        """Return an empty roster for devices."""
+        """Return an empty client table for devices."""
         return cls(pools={ordinal: Pool.of(device) for ordinal, device in enumerate(devices)})
 
     def add_client(

@@ -10,6 +10,7 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 VOLTA_SLOTS: Final = 48
@@ -19,8 +20,8 @@ DEFAULT_CONNECTIONS: Final = 2
 MAX_CONNECTIONS: Final = 32
 
 
-class PoolExhausted(Exception):
-    """A device has no room for another context; ``size``: the number of its slots."""
+class PoolExhausted(DeviceError):
+    """A device has too few free connections for another context; ``size``: the number of its slots."""
 
     def __init__(self, size: int, slots: int, free: int) -> None:
         super().__init__(
@@ -49,7 +50,7 @@ class Pool:
 
     size: int = VOLTA_SLOTS
     _held: dict[int, int] = field(factory=dict, init=False)
-    """Slots by context serial."""
+    """Slots by context id."""
 
     @classmethod
     def of(cls, device: DeviceFacts) -> Pool:
@@ -62,7 +63,7 @@ class Pool:
         return self.size - sum(self._held.values())
 
     def check(self, slots: int) -> None:
-        """Raise PoolExhausted if there is no room for a context that takes ``slots``."""
+        """Raise PoolExhausted if fewer than ``slots`` are free."""
         if slots > self.free:
             raise PoolExhausted(self.size, slots, self.free)
 

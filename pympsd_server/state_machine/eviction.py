@@ -35,7 +35,7 @@ def choose(
     """Return the clients to end, whose memory on a device is as many bytes as are short: none if no client is above
     a soft limit, None if no MOST_VICTIMS of these have that.
 
-    ``used``: bytes by client, by serial, as are the ``endable`` ones; what others hold counts for their groups only.
+    ``used``: bytes by client, by id, as are the ``endable`` ones; what others hold counts for their groups only.
     Those go first whose group is furthest above its soft limit; of these the ones of the lower priority, then one
     that has what is short, else the most, then the youngest. A client that has come within its soft limit stays.
     """

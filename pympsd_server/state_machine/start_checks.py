@@ -64,7 +64,7 @@ class DeviceHolder:
 
     @property
     def description(self) -> str:
-        """What it is, in parentheses; empty if that cannot be read."""
+        """Its description, in parentheses; empty if that cannot be read."""
         if not self.name:
             return ""
         directory = f", CUDA_MPS_PIPE_DIRECTORY={self.pipe_directory}" if self.pipe_directory else ""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
 from pympsd_client._objects.memory.virtual import Reservations
-from pympsd_server.backends.emulated.memory.mapped_memory import MEMORY_LIMIT
+from pympsd_server.backends.emulated.memory.mapped_memory import MAX_MEMORIES
 from tests.client.conftest import ok
 from tests.client.test_client_managed import located
 from tests.client.test_client_mapped import kernel, launch
@@ -148,11 +148,11 @@ def test_it_is_accounted_and_freed(context: Any) -> None:
 
 
 def test_the_pieces_of_a_client_are_limited_whatever_its_contexts(context: Any) -> None:
-    handles = [created() for _ in range(MEMORY_LIMIT - 1)]
+    handles = [created() for _ in range(MAX_MEMORIES - 1)]
     other = ok(cuda.cuCtxCreate(None, 0, 0))
     created()
     assert cuda.cuMemCreate(GRANULE, properties(), 0) == (R.CUDA_ERROR_OUT_OF_MEMORY, None)
-    assert str(MEMORY_LIMIT) in last_error()
+    assert str(MAX_MEMORIES) in last_error()
     assert cuda.cuCtxDestroy(other) == DONE
     for handle in (*handles, created()):
         assert cuda.cuMemRelease(handle) == DONE

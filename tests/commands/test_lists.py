@@ -12,7 +12,7 @@ from pympsd.commands.grammar.privileges import Caller
 from pympsd.commands.grammar.registry import COMMANDS, Decision
 from pympsd.commands.operator_line import decide_line
 from pympsd.devices.machine import from_toml
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import QueueEntry
@@ -33,9 +33,14 @@ def daemon() -> Daemon:
     daemon = Daemon(DaemonOptions(0), from_toml("\n".join(f'[[device]]\nuuid = "{uuid}"' for uuid in UUIDS)))
     server = Server(1, 0, ThreadPercentage(), pid=847, phase=Phase.ACTIVE)
     server.clients = {
-        1: Client(1, 907, 0, "python a.py", 4026531836, {1: Context(1, 1, 0), 3: Context(3, 2, 0)}),
-        2: Client(2, 920, 0, "python b.py", 4026531836, {2: Context(2, 1, 1)}),
-        3: Client(3, 930, 0, "python c.py", 4026531836),
+        1: Client(
+            1,
+            0,
+            ClientProcess(Peer(907, 0, 0), "python a.py", 4026531836),
+            {1: Context(1, 1, 0), 3: Context(3, 2, 0)},
+        ),
+        2: Client(2, 0, ClientProcess(Peer(920, 0, 0), "python b.py", 4026531836), {2: Context(2, 1, 1)}),
+        3: Client(3, 0, ClientProcess(Peer(930, 0, 0), "python c.py", 4026531836)),
     }
     daemon.servers = {1: server}
     return daemon
@@ -199,7 +204,10 @@ def test_json_of_ps_says_what_the_table_cuts(daemon: Daemon) -> None:
 
 
 def test_who_waits_is_listed(daemon: Daemon) -> None:
-    daemon.queue.entries = [QueueEntry(1, 1001, 5, Peer(77, 1001, 1001), "python d.py"), QueueEntry(2, 1002)]
+    daemon.queue.entries = [
+        QueueEntry(1, 1001, 5, ClientProcess(Peer(77, 1001, 1001), "python d.py")),
+        QueueEntry(2, 1002),
+    ]
     assert _printed(daemon, b"get_waiting_list") == "77 1001\n0 1002\n"
     waiting = json.loads(_printed(daemon, b"get_waiting_list --json"))
     assert waiting[0] == {"pid": 77, "uid": 1001, "server": "uid_1001", "command": "python d.py"}

@@ -10,10 +10,11 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import OperatorLine
-from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
 
 INT_MAX = (1 << 31) - 1
@@ -27,7 +28,7 @@ def daemon() -> Daemon:
     daemon = Daemon(DaemonOptions(0, max_servers=9), describe("2xH200"))
     for serial, pid in ((1, 847), (2, INT_MAX)):
         server = daemon.servers[serial] = Server(serial, 7, ThreadPercentage(), pid=pid, phase=Phase.ACTIVE)
-        server.clients = {serial: Client(serial, 907, 7, "python", 0)}
+        server.clients = {serial: Client(serial, 7, ClientProcess(Peer(907, 7, 7), "python", 0))}
     return daemon
 
 

@@ -171,7 +171,7 @@ def test_a_function_of_ones_own_may_be_called_as_the_device_runtimes() -> None:
     ("image", "words"),
     [
         (b"\x7fELF\x02\x01", "cubin"),
-        (b"\xff\xfe\x00", "no PTX"),
+        (b"\xff\xfe\x00", "not PTX"),
         (b".version 8.0\0\0.target sm_80", "NUL"),
     ],
 )

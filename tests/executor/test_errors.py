@@ -106,7 +106,7 @@ def test_a_call_of_no_functions_address_poisons_the_context(client: RawClient) -
         answer = client.call("SYNCHRONIZE_CONTEXT")
         assert answer.result == Result.ERROR_INVALID_PC
         assert answer.flags == records.FLAG_POISONED
-        assert "where no function of this shape is" in answer.reason
+        assert "which is not a function of this shape" in answer.reason
 
 
 def test_a_call_that_waits_returns_the_fault(client: RawClient) -> None:

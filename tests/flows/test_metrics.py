@@ -21,12 +21,14 @@ from processes import SECONDS, ClientProcess, DaemonProcess, clients_of, killed_
 from pympsd.devices.machine import from_toml
 from pympsd.service.metrics import CONNECTIONS, REQUEST_BYTES, REQUEST_SECONDS
 from pympsd.service.metrics_text import metrics_text
+from pympsd.state_machine.state import client as state_client
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.queue import ClientQueue, QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.shares import Shares
 
@@ -84,7 +86,9 @@ def state() -> Daemon:
     contexts = {1: Context(1, 1, 0), 2: Context(2, 2, 1)}
     server.launches = {1: 42}
     daemon.lifetime.counts[Count.FAULTS] = 3
-    server.clients = {5: Client(5, 907, 7, "python", 0, contexts, {0: 3 * MIB, 1: 0})}
+    server.clients = {
+        5: Client(5, 7, state_client.ClientProcess(Peer(907, 7, 7), "python", 0), contexts, {0: 3 * MIB, 1: 0})
+    }
     daemon.servers = {1: server}
     daemon.usage.shares = Shares({"connections": 50})
     daemon.usage.taken["connections"][1002] = 2
@@ -124,7 +128,7 @@ def test_the_text_names_the_configuration(state: Daemon, protocol: int) -> None:
     assert labels["source"] == "/etc/mps.toml"
     of_file = sha256(b"rules = []").hexdigest()
     assert (labels["hash"] == of_file) == (protocol == 3), "protocol 2 has that of its defaults"
-    state.thread_percentage = ThreadPercentage(50.0)
+    state.defaults.thread_percentage = ThreadPercentage(50.0)
     ((changed, _),) = samples(metrics_text(state, "emulated"))["pympsd_configuration"]
     assert (changed == labels) == (protocol == 3)
 

@@ -80,13 +80,13 @@ def test_an_emulated_devices_clients_get_native_workers_on_request(choose: Choos
 
 @pytest.mark.usefixtures("available")
 def test_python_workers_are_reported_where_they_are_slower(choose: Choose) -> None:
-    assert choose("python", REAL) == Workers(False, "python, for PYMPSD_WORKER says so")
+    assert choose("python", REAL) == Workers(False, "python, because PYMPSD_WORKER requests it")
     assert choose("python", EMULATED) == Workers(False, "")
 
 
 @pytest.mark.usefixtures("missing")
 def test_without_the_library_python_workers_are_reported_with_the_reason(choose: Choose) -> None:
-    assert choose("auto", REAL) == Workers(False, f"python, for the native one cannot be used: {REASON}")
+    assert choose("auto", REAL) == Workers(False, f"python, because the native one cannot be used: {REASON}")
     assert choose("auto", EMULATED) == Workers(False, "")
     assert not choose("python", REAL).native
 
@@ -117,7 +117,7 @@ def _load_from(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Any:
 
 
 def test_a_library_that_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(NoLibrary, match="it was not built: install pympsd again where there is a C compiler"):
+    with pytest.raises(NoLibrary, match="it was not built: install a C compiler, then pympsd again"):
         _load_from(monkeypatch, tmp_path)
 
 

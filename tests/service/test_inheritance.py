@@ -174,7 +174,9 @@ async def test_a_client_that_waits_is_served_by_the_next_daemon(
                 await trio.lowlevel.checkpoint()
             ((serial, session),) = daemon.dispatcher.clients.items()
             assert (session.peer.pid, session.peer.uid) == (process.pid, os.geteuid())
-            assert daemon.dispatcher.state.queue.entries[0].command.startswith(sys.executable), "of that process"
+            assert daemon.dispatcher.state.queue.entries[0].process.command.startswith(sys.executable), (
+                "of that process"
+            )
             assert "Accepting connection..." not in daemon.sentences(), "the earlier daemon has"
             daemon.dispatcher._refuse(serial, 805, "a reason")
             answer = await trio.to_thread.run_sync(said, process)

@@ -13,6 +13,7 @@ from pympsd.journal.dialects import Dialect
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import CancelTimer, Instruction, Log, SetTimer
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.timers import Timer, TimerKind
@@ -37,7 +38,7 @@ class Story:
     """The timers that were cancelled, kept apart too."""
 
     def feed(self, event: events.Event) -> list[Instruction]:
-        """Let an event happen; return the instructions except log lines, watches and PROBATION timers."""
+        """Let an event happen; return the instructions except log lines, watches and TRIAL timers."""
         left = []
         for instruction in handle(self.daemon, event, answer_line):
             match instruction:
@@ -47,7 +48,7 @@ class Story:
                     self.logged.append(template.format(**fields))
                 case SetTimer(timer, seconds) if timer.kind in WATCHES:
                     self.watches.append((timer, seconds))
-                case SetTimer(Timer(TimerKind.PROBATION)):
+                case SetTimer(Timer(TimerKind.TRIAL)):
                     pass  # set for every server that becomes ready
                 case CancelTimer(timer):
                     self.cancelled.append(timer)
@@ -63,7 +64,7 @@ class Story:
     def connects(self, client: int, uid: int, *, traced: bool = False) -> list[Instruction]:
         """Let a client of a user connect; its PID is its serial plus 100."""
         peer = Peer(client + 100, uid, uid, (uid,))
-        return self.feed(events.ClientConnected(client, peer, f"client {client}", 7, traced=traced))
+        return self.feed(events.ClientConnected(client, ClientProcess(peer, f"client {client}", 7), traced=traced))
 
     def is_ready(self, server: int, pid: int) -> list[Instruction]:
         """Let a server be spawned and become active."""

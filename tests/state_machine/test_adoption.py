@@ -19,6 +19,7 @@ from pympsd.state_machine.instructions import (
     WatchClient,
     Working,
 )
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.takeover import TAKEOVER_TIMEOUT, first_serial
@@ -39,7 +40,7 @@ from tests.state_machine.conftest import DEVICES, Story
 
 A, B, C, D = 500, 600, 700, 800
 SERVER, PID = 1, 847
-CLIENT = events.TakenOverClient(7, 4107, "train", 99, (events.TakenOverContext(3, 1, 1),))
+CLIENT = Client(7, 0, ClientProcess(Peer(4107, 0, 0), "train", 99), {3: Context(3, 1, 1)})
 TIMER = Timer(TimerKind.RETURN, SERVER)
 PLACES = Timer(TimerKind.PLACES)
 
@@ -263,7 +264,7 @@ def queued(story: Story) -> PersistentState:
 def waits(story: Story, client: int, uid: int, connection: int) -> list[Instruction]:
     """Let a client connect; its connection has a serial."""
     peer = Peer(client + 100, uid, uid, (uid,))
-    return story.feed(events.ClientConnected(client, peer, "waits", 7, connection=connection))
+    return story.feed(events.ClientConnected(client, ClientProcess(peer, "waits", 7), connection=connection))
 
 
 def begins_for(instructions: list[Instruction]) -> list[int]:
@@ -317,7 +318,7 @@ def test_a_client_that_waited_and_is_refused_now_holds_nobody_up(story: Story) -
     heir = Story(Daemon(DaemonOptions(0), DEVICES))
     heir.feed(events.PredecessorDied(kept, connections=frozenset({12})))
     foreign = Peer(105, A, A, (A,), foreign=True)
-    assert begins_for(heir.feed(events.ClientConnected(5, foreign, "waits", 7, connection=12))) == [B]
+    assert begins_for(heir.feed(events.ClientConnected(5, ClientProcess(foreign, "waits", 7), connection=12))) == [B]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
-from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.memory_elsewhere import Elsewhere, memory_elsewhere
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.rules import Origin
 
 CGROUPS = ("/", "/a", "/a/b", "/c", "/d")
 LIMITED = ("/a", "/a/b", "/c")
@@ -24,7 +26,12 @@ def _daemon(clients: list[tuple[int, str, int, int]]) -> Daemon:
     daemon.process_limits.cgroups = dict.fromkeys(LIMITED, limit)
     daemon.servers = {serial: Server(serial, 0, ThreadPercentage()) for serial in (1, 2, 3)}
     for number, (server, cgroup, device, count) in enumerate(clients, 1):
-        client = Client(number, number, 0, "train", 0, memory={device: count}, cgroups=(cgroup,))
+        client = Client(
+            number,
+            0,
+            ClientProcess(Peer(number, 0, 0), "train", 0, origin=Origin(0, cgroups=(cgroup,))),
+            memory={device: count},
+        )
         daemon.servers[server].clients[number] = client
     return daemon
 

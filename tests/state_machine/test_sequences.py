@@ -20,6 +20,7 @@ from pympsd.state_machine.instructions import (
     SpawnServer,
     Working,
 )
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.server import MOVES, STATUS, Phase
 from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.identities import Peer
@@ -300,14 +301,18 @@ def test_a_users_own_daemon_refuses_others(own_story: Story) -> None:
     assert "run by user 1000 and serves that user only, not 1001" in refusal.reason
     assert own_story.daemon.servers == {}
     # Of a process of another user a daemon that is not root's cannot tell whether its uid is a placeholder.
-    (refusal,) = own_story.feed(events.ClientConnected(3, Peer(103, OVERFLOW_UID, 0, foreign=True), "c", 7))
+    (refusal,) = own_story.feed(
+        events.ClientConnected(3, ClientProcess(Peer(103, OVERFLOW_UID, 0, foreign=True), "c", 7))
+    )
     assert isinstance(refusal, RefuseClient)
     assert f"serves that user only, not {OVERFLOW_UID}" in refusal.reason
     assert [type(one) for one in own_story.connects(2, 1000)] == [SpawnServer]
 
 
 def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
-    (refusal,) = story.feed(events.ClientConnected(1, Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
+    (refusal,) = story.feed(
+        events.ClientConnected(1, ClientProcess(Peer(101, OVERFLOW_UID, 0, foreign=True), "c", 7))
+    )
     assert isinstance(refusal, RefuseClient)
     assert "no number in the daemon's user namespace" in refusal.reason
     assert story.daemon.queue.entries == []
@@ -318,7 +323,7 @@ def test_a_user_of_another_namespace_is_refused(story: Story) -> None:
 def test_users_of_another_namespace_may_be_served_as_one(story: Story) -> None:
     story.daemon.options = evolve(story.daemon.options, serves_unmapped=True)
     peer = Peer(101, OVERFLOW_UID, OVERFLOW_UID, foreign=True)
-    (spawn,) = story.feed(events.ClientConnected(1, peer, "c", 7))
+    (spawn,) = story.feed(events.ClientConnected(1, ClientProcess(peer, "c", 7)))
     assert isinstance(spawn, SpawnServer)
     assert spawn.uid == OVERFLOW_UID
     assert peer.operator not in (0, OVERFLOW_UID), "the number may be the daemon's own"

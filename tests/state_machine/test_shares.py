@@ -14,6 +14,7 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import events, shares
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon, Usage
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.takeover.state.records import InitialDefaults, PersistentState, check, snapshot
@@ -78,7 +79,9 @@ def said(daemon: Daemon, event: events.Event) -> str:
 def connect(daemon: Daemon, uid: int, server: str = "") -> str:
     """Connect a client of a user; return why it was refused."""
     client = daemon.queue.tickets.take() + 10_000
-    return said(daemon, events.ClientConnected(client, Peer(client, uid, uid), "train", 7, server=server))
+    return said(
+        daemon, events.ClientConnected(client, ClientProcess(Peer(client, uid, uid), "train", 7), server=server)
+    )
 
 
 def fill(say: Say, users: range) -> str:

@@ -17,6 +17,7 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     SpawnServer,
 )
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.turns import Turns
@@ -213,7 +214,7 @@ def adopted(before: Story, most_servers: int) -> Story:
     story = Story(Daemon(DaemonOptions(0, max_servers=most_servers), DEVICES))
     story.feed(events.PredecessorDied(left))
     for number in (1, 2):
-        client = events.TakenOverClient(number, 100 + number, "c", 7, ())
+        client = Client(number, 0, ClientProcess(Peer(100 + number, 0, 0), "c", 7))
         story.feed(events.ServerTakenOver(number, "ACTIVE", leaving=False, clients=(client,)))
     story.take_log()
     return story

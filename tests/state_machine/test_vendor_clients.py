@@ -17,6 +17,7 @@ from pympsd.state_machine.instructions import (
     ShutDownServer,
     SpawnServer,
 )
+from pympsd.state_machine.state.client import ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase
@@ -34,7 +35,7 @@ FIRST, SECOND = 101, 102
 def joins(story: Story, client: int, pid: int, uid: int = A, process: int = 0) -> list[Instruction]:
     """Let a process connect as libcuda does, perhaps not for the first time."""
     peer = Peer(pid, uid, uid, (uid,))
-    return story.feed(events.ClientConnected(client, peer, "python3", 7, joins=True, process=process))
+    return story.feed(events.ClientConnected(client, ClientProcess(peer, "python3", 7, number=process), joins=True))
 
 
 def admitted(instructions: list[Instruction]) -> list[tuple[int, int]]:
@@ -46,7 +47,7 @@ def reports(
     story: Story, contexts: dict[int, list[tuple[int, int, int]]], status: str = "ACTIVE"
 ) -> list[Instruction]:
     """Let the server 1 be asked; contexts are serial, number and device, by PID."""
-    found = {pid: tuple(events.TakenOverContext(*one) for one in some) for pid, some in contexts.items()}
+    found = {pid: tuple(Context(*one) for one in some) for pid, some in contexts.items()}
     return story.feed(events.ServerReported(1, status, found))
 
 
@@ -165,14 +166,14 @@ def test_a_connection_that_is_no_further_one_waits_in_turn(busy: Story) -> None:
     joins(busy, 2, SECOND, B)
     turn_ends(busy)
     assert busy.connects(1001, A) == []
-    assert busy.feed(events.ClientConnected(5, Peer(FIRST, A, A, (A,)), "c", 7)) == []
+    assert busy.feed(events.ClientConnected(5, ClientProcess(Peer(FIRST, A, A, (A,)), "c", 7))) == []
 
 
 def test_a_further_connection_counts_as_served(busy: Story) -> None:
     """A program that makes contexts proves that the server works."""
-    assert not busy.daemon.servers[1].proven
+    assert not busy.daemon.servers[1].verified
     joins(busy, 2, FIRST)
-    assert busy.daemon.servers[1].proven
+    assert busy.daemon.servers[1].verified
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -239,9 +240,9 @@ def test_contexts_of_processes_that_are_not_visible_are_listed_under_the_first(b
 
 def test_a_report_of_contexts_counts_as_served_and_one_without_does_not(busy: Story) -> None:
     reports(busy, {FIRST: []})
-    assert not busy.daemon.servers[1].proven
+    assert not busy.daemon.servers[1].verified
     reports(busy, {FIRST: [(1, 1, 0)]})
-    assert busy.daemon.servers[1].proven
+    assert busy.daemon.servers[1].verified
 
 
 @pytest.mark.parametrize(("reported", "shown"), [("ACTIVE", "ACTIVE"), ("FAULT", "FAULT")])
@@ -352,7 +353,7 @@ def test_the_end_of_the_daemon_comes_before_that(choosing: Story, end: str) -> N
 
 def test_a_backend_that_has_served_somebody_stays(choosing: Story) -> None:
     choosing.feed(events.StatusPushed(1, "ACTIVE"))
-    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (events.TakenOverContext(1, 1, 0),)}))
+    choosing.feed(events.ServerReported(1, "ACTIVE", {101: (Context(1, 1, 0),)}))
     assert choosing.feed(UNKNOWN) == []
     assert choosing.daemon.quitting is None
 

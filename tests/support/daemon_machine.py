@@ -41,6 +41,7 @@ from pympsd.journal.line_format import LogEntry, render
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import MOVES, Phase
@@ -118,7 +119,7 @@ class DaemonMachine(RuleBasedStateMachine):
         """By user: the last of them, if it ended with its clients."""
         self.refusing: set[int] = set()
         """The users whose clients are refused for a while."""
-        self.proven: set[int] = set()
+        self.verified: set[int] = set()
         self.sent_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[Timer] = []
         self.replies: Counter[int] = Counter()
@@ -362,7 +363,9 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.in_queue.add(client)
         self._joins(("client", client))
-        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        self.feed(
+            events.ClientConnected(client, ClientProcess(Peer(5000 + client, uid, uid, foreign=foreign), "c", 1))
+        )
         if foreign or self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
             assert client not in self.in_queue
         return client if client in self.in_queue else multiple()
@@ -374,7 +377,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.uid_of[client] = uid
         self.debugged[client] = self._clients(uid)
         servers = (dict(self.spawning), dict(self.running), set(self.shutting_down), list(self.daemon.queue))
-        self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=True))
+        self.feed(events.ClientConnected(client, ClientProcess(Peer(5000 + client, uid, uid), "c", 1), traced=True))
         # It takes no turn.
         assert servers == (self.spawning, self.running, self.shutting_down, list(self.daemon.queue))
         if self.daemon_uid not in (0, uid) or self.quit_begun or self.serving(uid) in self.refusing:
@@ -553,7 +556,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 del self.unserved[user]
             elif user not in self.refusing:
                 self._drop_failures(user)
-        elif kind is TimerKind.PROBATION and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
+        elif kind is TimerKind.TRIAL and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
             self._has_served(key)
 
     def _drop_failures(self, user: int) -> None:
@@ -562,7 +565,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.refusing.discard(user)
 
     def _has_served(self, server: int) -> None:
-        self.proven.add(server)
+        self.verified.add(server)
         self._drop_failures(self.uid_of_server[server])
 
     @precondition(lambda self: self.spawning)
@@ -599,7 +602,7 @@ class DaemonMachine(RuleBasedStateMachine):
         left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
         self.daemon = self._new_daemon()
         self.pending = set(self.running)
-        self.proven |= self.pending
+        self.verified |= self.pending
         self.phases = dict.fromkeys(self.pending, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
             self._joins(("request", uid))
@@ -629,7 +632,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.shut_down |= self.shutting_down & set(self.running)
         self.shutting_down, self.ever_forced = set(), set()
         # If no server is left, serials begin anew.
-        for marked in (self.proven, self.killed, self.shut_down):
+        for marked in (self.verified, self.killed, self.shut_down):
             marked &= set(self.running)
         # Without servers there is nothing left that it waits for.
         self.quit_begun = self.quit_asked = self.quit_asked and bool(self.running)
@@ -642,7 +645,11 @@ class DaemonMachine(RuleBasedStateMachine):
                 self.in_queue.add(client)
                 self._joins(("client", client))
             uid = self.uid_of[client]
-            self.feed(events.ClientConnected(client, Peer(5000 + client, uid, uid), "c", 1, traced=client in traced))
+            self.feed(
+                events.ClientConnected(
+                    client, ClientProcess(Peer(5000 + client, uid, uid), "c", 1), traced=client in traced
+                )
+            )
 
     @precondition(lambda self: self.pending)
     @rule(status=st.sampled_from(["ACTIVE", "FAULT"]), leaving=st.booleans(), number=NUMBER)
@@ -656,7 +663,7 @@ class DaemonMachine(RuleBasedStateMachine):
         if leaving:
             self.shutting_down.add(server)
         returned = tuple(
-            events.TakenOverClient(client, 5000 + client, "c", 1, (events.TakenOverContext(1, 1, 0),))
+            Client(client, 0, ClientProcess(Peer(5000 + client, 0, 0), "c", 1), {1: Context(1, 1, 0)})
             for client in sorted(clients)
         )
         self.feed(events.ServerTakenOver(server, status, leaving, returned))
@@ -700,7 +707,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.joining[self.serial] = server
         self._has_served(server)
         peer = Peer(5000 + client, self.uid_of[client], self.uid_of[client])
-        self.feed(events.ClientConnected(self.serial, peer, "c", 1, joins=True))
+        self.feed(events.ClientConnected(self.serial, ClientProcess(peer, "c", 1), joins=True))
         assert not self.joining, "it waits, though its process was admitted"
 
     def _that_may_join(self) -> list[int]:
@@ -718,10 +725,7 @@ class DaemonMachine(RuleBasedStateMachine):
         server = _one_of(self._in(Phase.ACTIVE, Phase.FAULT, Phase.LEAVING) - self.pending, number)
         pids = [5000 + client for client, on in self.on_server.items() if on == server]
         reported = data.draw(st.lists(st.sampled_from([*pids, 0, 7]), unique=True), label="the PIDs that it reports")
-        contexts = {
-            pid: tuple(events.TakenOverContext(place, place, 0) for place in range(1, 1 + pid % 3))
-            for pid in reported
-        }
+        contexts = {pid: tuple(Context(place, place, 0) for place in range(1, 1 + pid % 3)) for pid in reported}
         held = {pid for pid in pids if contexts.get(pid)}
         if held:
             self._has_served(server)
@@ -780,7 +784,7 @@ class DaemonMachine(RuleBasedStateMachine):
             self._dies_at_start(server, status, stated=False)
             return
         ready = self.phases[server] in (Phase.ACTIVE, Phase.FAULT)
-        if ready and server not in self.proven and server in self.on_server.values():
+        if ready and server not in self.verified and server in self.on_server.values():
             self._dies_unserving(server, status)
         else:
             self._drop_failures(self.uid_of_server[server])

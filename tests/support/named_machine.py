@@ -18,11 +18,12 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import events
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
+from pympsd.state_machine.partitions import partitions_on
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import MAX_NAMED_SERVERS, DaemonOptions
 from pympsd.state_machine.state.server import Phase
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3.partitions import partitions_on
 from pympsd.takeover.state.records import InitialDefaults, check, snapshot
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.namespaces import DEFAULT
@@ -263,9 +264,9 @@ class NamedMachine(RuleBasedStateMachine):
         came = (server or own, namespace if server else DEFAULT)
         self.waiting[self.serial] = came
         peer = Peer(5000 + self.serial, uid, uid, (uid,))
-        at = {"server": server, "mps_namespace": namespace if server else ""}
-        at |= {"environment": {"CUDA_MPS_SM_PARTITION": partition}}
-        self.feed(events.ClientConnected(self.serial, peer, "train", 7, **at))  # type: ignore[arg-type]
+        process = ClientProcess(peer, "train", 7, namespace if server else "")
+        environment = {"CUDA_MPS_SM_PARTITION": partition}
+        self.feed(events.ClientConnected(self.serial, process, environment, server=server))
 
     @precondition(lambda self: self.waiting)
     @rule(number=NUMBER)
@@ -374,8 +375,8 @@ class NamedMachine(RuleBasedStateMachine):
             self.waiting[client] = (server, namespace)
             uid = before[server].uid
             peer = Peer(5000 + client, uid, uid, (uid,))
-            at = {"server": server, "mps_namespace": namespace}
-            self.feed(events.ClientConnected(client, peer, "train", 7, **at))  # type: ignore[arg-type]
+            process = ClientProcess(peer, "train", 7, namespace)
+            self.feed(events.ClientConnected(client, process, server=server))
 
     @precondition(lambda self: self.pending)
     @rule(number=NUMBER)
@@ -384,7 +385,9 @@ class NamedMachine(RuleBasedStateMachine):
         self.pending.remove(serial)
         mine = [client for client, server in self.on_server.items() if server == serial]
         reports = tuple(
-            events.TakenOverClient(client, 5000 + client, "train", 7, partitions=self.partitions[client])
+            Client(
+                client, 0, ClientProcess(Peer(5000 + client, 0, 0), "train", 7), partitions=self.partitions[client]
+            )
             for client in mine
         )
         status = "INITIALIZING" if serial not in self.leaving and not mine else "ACTIVE"

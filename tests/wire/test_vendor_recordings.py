@@ -27,6 +27,7 @@ from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.state_machine import events
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.instructions import AdmitClient, Reply, SpawnServer
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.vocabulary.device_facts import DeviceFacts, uuid_text
@@ -343,7 +344,7 @@ class Replay:
         """Let the recorded clients connect, each once for each connection."""
         for client, pid in enumerate(self.recording.admitted[self.pid], 1):
             peer = Peer(pid, 0, 0, (0,))
-            done = self._feed(events.ClientConnected(client, peer, "python3", NAMESPACE, joins=True))
+            done = self._feed(events.ClientConnected(client, ClientProcess(peer, "python3", NAMESPACE), joins=True))
             assert any(isinstance(one, AdmitClient) for one in done)
 
     def say(self, line: str) -> list[str]:

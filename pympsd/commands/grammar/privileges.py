@@ -134,7 +134,7 @@ def limits_seen_by(daemon: Daemon, caller: Caller) -> Daemon:
 
 def namespace_of(client: Client) -> str:
     """Return the name of a client's namespace."""
-    return client.mps_namespace or DEFAULT
+    return client.process.namespace or DEFAULT
 
 
 def _default(daemon: Daemon, server: str) -> Namespace | None:

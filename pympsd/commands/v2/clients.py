@@ -85,8 +85,8 @@ def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
         "id": first.serial,
         "server": server.pid,
         "device": uuid,
-        "pid_namespace": client.namespace,
-        "command": client.command,
+        "pid_namespace": client.process.pid_namespace,
+        "command": client.process.command,
     }
 
 

@@ -55,10 +55,10 @@ def client_record(client: Client) -> dict[str, Any]:
     return {
         "pid": client.pid,
         "uid": client.uid,
-        "command": client.command,
+        "command": client.process.command,
         "active_thread_percentage": client.limits and client.limits.thread_percentage,
-        "pid_namespace": client.namespace,
-        "namespace": client.mps_namespace or None,
+        "pid_namespace": client.process.pid_namespace,
+        "namespace": client.process.namespace or None,
         "memory_bytes": {str(device): count for device, count in client.memory.items()},
         "contexts": [context_record(context) for context in client.contexts.values()],
     }

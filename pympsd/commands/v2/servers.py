@@ -40,10 +40,10 @@ def get_waiting_list(daemon: Daemon, caller: Caller) -> Decision:
     waiting = [] if caller.server else daemon.queue.entries
     data = [
         {
-            "pid": entry.peer.pid if entry.peer else 0,
+            "pid": entry.process.peer.pid if entry.process else 0,
             "uid": entry.uid,
             "server": entry.server,
-            "command": entry.command,
+            "command": entry.process.command if entry.process else "",
         }
         for entry in waiting
     ]

@@ -12,19 +12,15 @@ from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, listing, moment
 from pympsd.state_machine import terminations
+from pympsd.state_machine.cgroups import limit_of, total_of
+from pympsd.state_machine.named_servers import clients as clients_of
+from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.state_machine.v3.cgroups import limit_of, total_of
-from pympsd.state_machine.v3.servers import clients as clients_of
-from pympsd.state_machine.v3.servers import server as server_named
 
-COLUMNS: Final = (
-    Column("PID", "PID", "pid"),
-    Column("SERVER", "SERVER", "server"),
-    Column("DEVICE", "DEVICE", "device"),
-    Column("MAWS NS", "MAWS NS", "maws-ns"),
-    Column("CMD", "CMD", "cmd"),
+COLUMNS: Final = tuple(
+    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 _OF_DEVICES: Final = (
     "sm_partition",
@@ -96,7 +92,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
     clients = [(client, owner) for owner in view.servers(daemon) for client in clients_of(daemon, owner.name)]
     with_pid = [entry for entry in clients if str(entry[0].pid) == pid]
     with_pid = with_pid or [
-        entry for entry in clients if entry[0].container_pid and str(entry[0].container_pid) == pid
+        entry for entry in clients if entry[0].process.container_pid and str(entry[0].process.container_pid) == pid
     ]
     matches = [entry for entry in with_pid if only in (None, entry[1])]
     if not matches:
@@ -122,18 +118,18 @@ def _rows(daemon: Daemon, client: Client, server: NamedServer) -> Iterator[Row]:
         "uid": client.uid,
         "namespace": namespace_of(client),
         "linux-ns": view.linux_namespace(daemon, client),
-        "container_pid": client.container_pid or None,
-        "cgroup": client.cgroups[-1] if client.cgroups else None,
+        "container_pid": client.process.container_pid or None,
+        "cgroup": client.process.cgroups[-1] if client.process.cgroups else None,
         "priority": None if limits is None else limits.priority,
         "contexts": sorted(context.serial for context in client.contexts.values()),
-        "since": moment(client.since),
+        "since": moment(client.process.since),
     }
     where = view.maws_namespace(daemon, client, server)
     for ordinal in _devices(daemon, client) or (None,):
         device = None if ordinal is None else daemon.devices[ordinal]
         uuid, pci = (device.uuid, device.pci) if device else (None, None)
         on_device = {"pci-id": pci, **_on_device(daemon, client, server, ordinal)}
-        yield Row((client.pid, server.name, uuid, where, client.command), {**extra, **on_device})
+        yield Row((client.pid, server.name, uuid, where, client.process.command), {**extra, **on_device})
 
 
 def _on_device(daemon: Daemon, client: Client, server: NamedServer, ordinal: int | None) -> dict[str, Any]:

@@ -43,19 +43,18 @@ from pympsd.configuration.changes import (
 from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
-from pympsd.state_machine.admission import STARTS_AT_ONCE
+from pympsd.state_machine.cgroups import replace_limits, set_accounting, set_audit
 from pympsd.state_machine.decide import combine_answers
 from pympsd.state_machine.instructions import Instruction, Log, Reply
+from pympsd.state_machine.named_servers import NotPossible, create_server, delete_server, set_server
+from pympsd.state_machine.named_servers import status as status_of
+from pympsd.state_machine.namespaces import create_namespace, delete_namespace, set_namespace
+from pympsd.state_machine.partitions import create_partition, delete_partition
+from pympsd.state_machine.registration import set_default_socket
 from pympsd.state_machine.shares import set_shares
 from pympsd.state_machine.state.compound_commands import CompoundCommand, Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
-from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
-from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
-from pympsd.state_machine.v3.partitions import create_partition, delete_partition
-from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.state_machine.v3.servers import NotPossible, create_server, delete_server, set_server
-from pympsd.state_machine.v3.servers import status as status_of
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.texts import BadText
@@ -198,7 +197,7 @@ def _carry_out(
     daemon.configuration = evolve(applied, command=compound)
     yield Log("configuration_applied", {"file": applied.source, "generation": applied.generation})
     created = sum(isinstance(change, CreateServer) for change in planned)
-    if created > STARTS_AT_ONCE:
+    if created > daemon.options.policy.max_starts:
         compound.waits_for_starts = False
         compound.notes.append(f"{created} servers are being started; 'config status' reports when all are ready.")
     yield from _begin_all(daemon, compound, planned, force)

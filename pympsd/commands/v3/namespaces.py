@@ -11,12 +11,12 @@ from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
 from pympsd.state_machine.instructions import Reply
+from pympsd.state_machine.named_servers import NotPossible, clients, status
+from pympsd.state_machine.named_servers import server as server_named
+from pympsd.state_machine.namespaces import create_namespace, delete_namespace
+from pympsd.state_machine.namespaces import set_namespace as set_limits
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace
-from pympsd.state_machine.v3.namespaces import set_namespace as set_limits
-from pympsd.state_machine.v3.servers import NotPossible, clients, status
-from pympsd.state_machine.v3.servers import server as server_named
 from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 from pympsd.vocabulary.partitions import NO_PARTITION

@@ -8,21 +8,18 @@ from pympsd.commands.grammar.privileges import Caller, insufficient, namespace_o
 from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Cell, Column, Format, Row, Shown, listing
+from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.limits import PinnedMemory
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
 from pympsd.vocabulary.texts import memory_limits_text, percentage_text
 
-COLUMNS: Final = tuple(
-    Column(name, name.upper().replace("-", " "))
-    for name in (
-        *("rule", "name", "conditions"),
-        *("pinned-memory-limit", "active-thread-percentage", "client-priority"),
-    )
+COLUMNS: Final = columns(
+    *("rule", "name", "conditions", "pinned-memory-limit", "active-thread-percentage", "client-priority"),
+    heading=in_words,
 )
-TESTED: Final = tuple(Column(name, name.upper()) for name in ("rule", "name", "fits", "reason"))
+TESTED: Final = columns("rule", "name", "fits", "reason")
 
 
 @command(Syntax("rules list", options={"format": FORMAT}), protocols=BOTH)

@@ -11,10 +11,7 @@ from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, UID
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing, moment
 from pympsd.state_machine import shares
-from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.state_machine.v3.namespaces import set_namespace
-from pympsd.state_machine.v3.servers import (
+from pympsd.state_machine.named_servers import (
     check_share,
     clients,
     create_server,
@@ -23,7 +20,10 @@ from pympsd.state_machine.v3.servers import (
     set_user,
     status,
 )
-from pympsd.state_machine.v3.servers import set_server as set_for_all
+from pympsd.state_machine.named_servers import set_server as set_for_all
+from pympsd.state_machine.namespaces import set_namespace
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user

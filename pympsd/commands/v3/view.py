@@ -38,7 +38,8 @@ def namespace_named(server: NamedServer, name: str) -> Namespace:
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
     """Return 0 for a client in the daemon's PID namespace, otherwise the inode of its own."""
-    return 0 if client.namespace == daemon.options.pid_namespace else client.namespace
+    namespace = client.process.pid_namespace
+    return 0 if namespace == daemon.options.pid_namespace else namespace
 
 
 def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:

@@ -21,10 +21,9 @@ from pympsd.service.sessions.server import ServerSession
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.results import Result
-from pympsd.vocabulary.rules import Origin
 from pympsd.wire.messages import NEWEST, OLDEST, ClientHello, GoWithoutMps, Refused, SessionGranted, Versions, agree
 
 MAX_VARIABLES: Final = 256
@@ -42,11 +41,10 @@ class ClientSession(Waiting):
     to_namespace: str = ""
     connection: int = 0
     """The serial of its connection."""
-    _command: str = field(default="", init=False)
+    _process: ClientProcess | None = field(default=None, init=False)
 
     async def run(self, dispatcher: Dispatcher) -> None:
         """Wait until the client is admitted or refused, or is gone."""
-        self._command = command_of(self.peer.pid, self.hello.command)
         if agree(Versions(), self.hello.versions) is None:
             theirs = self.hello.versions
             reason = (
@@ -60,41 +58,34 @@ class ClientSession(Waiting):
             dispatcher.log_refused(self.peer, reason)
             self.refuse(Result.ERROR_MPS_CONNECTION_FAILED, reason)
             return
-        namespace = namespace_of(self.known, self.hello.pid_namespace)
+        self._process = self._inspect(dispatcher.state)
         environment, traced = self.hello.environment, self.hello.traced
-        origin, of_kernel = self._origin(dispatcher.state)
         connected = ClientConnected(
-            self.client,
-            self.peer,
-            self._command,
-            namespace,
-            environment,
-            traced,
-            server=self.to_server,
-            mps_namespace=self.to_namespace,
-            origin=origin,
-            at=self.since,
-            container_pid=container_pid_of(self.peer.pid),
-            kernel_limits=of_kernel,
-            connection=self.connection,
+            self.client, self._process, environment, traced, server=self.to_server, connection=self.connection
         )
         await self.queue(dispatcher, self, connected, self._hung_up)
 
-    def _origin(self, state: Daemon) -> tuple[Origin | None, CgroupLimits]:
-        """Return what has to be known of the process, and the limits that the kernel has for its cgroup."""
-        if not state.needs_origins:
-            return None, {}
-        origin = origin_of(self.known)
-        asks_kernel = state.options.protocol == 3 and has_dmem()
-        return origin, kernel_limits(state.devices, origin.cgroups[-1]) if asks_kernel and origin.cgroups else {}
+    def _inspect(self, state: Daemon) -> ClientProcess:
+        """Return what the daemon needs to know of the process."""
+        origin = origin_of(self.known) if state.needs_origins else None
+        cgroups = (origin.cgroups if origin is not None else None) or ()
+        has_kernel_limits = cgroups and state.options.policy.has_named_servers and has_dmem()
+        return ClientProcess(
+            self.peer,
+            command_of(self.peer.pid, self.hello.command),
+            namespace_of(self.known, self.hello.pid_namespace),
+            self.to_namespace,
+            container_pid=container_pid_of(self.peer.pid),
+            since=self.since,
+            origin=origin,
+            kernel_limits=kernel_limits(state.devices, cgroups[-1]) if has_kernel_limits else {},
+        )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:
         """Give the client one end of a new session and the server the other; raise OSError."""
         pidfd = -1 if self.known.pidfd < 0 else os.dup(self.known.pidfd)
-        namespace = namespace_of(self.known, self.hello.pid_namespace)
-        environment = self.hello.environment
-        known = self.client, self.peer, self._command, namespace, priority
-        admission = Admission(*known, environment, pidfd, limits, self.since)
+        assert self._process is not None
+        admission = Admission(self.client, self._process, priority, self.hello.environment, pidfd, limits)
         ours = self._connect(server, admission)
         self.channel.send(SessionGranted(NEWEST, self.client, server.pid), (ours,))
 

@@ -68,18 +68,18 @@ class ServerSession:
 
     def admit(self, admission: Admission, connection: int) -> None:
         """Send it a client, with its end of their session; take over both descriptors."""
-        peer = admission.peer
-        limits = admission.limits
+        process, limits = admission.process, admission.limits
+        peer = process.peer
         message = link.AdmitClient(
             admission.client,
             peer.pid,
             peer.uid,
             peer.gid,
-            admission.command,
+            process.command,
             admission.priority,
             admission.environment,
-            admission.namespace,
-            since=admission.since,
+            process.pid_namespace,
+            since=process.since,
         )
         if limits is not None:
             message = evolve(

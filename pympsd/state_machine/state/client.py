@@ -1,10 +1,51 @@
-"""The clients of servers, as the daemon knows them, and their contexts."""
+"""Client processes, and the clients of servers with their contexts.
+
+The session of a connection finds out once what is to be known of its process. It stays together as one frozen
+`ClientProcess` on its way: the client connects (`ClientConnected`), waits (`QueueEntry`), is admitted (`Admission`),
+is a client of a server (`Client`), and is taken over by the next daemon (`ServerTakenOver`). A process is never
+identified by its PID alone: processes of other PID namespaces have PID 0 here, and the kernel uses PIDs again.
+"""
 
 from __future__ import annotations
 
 from attrs import define, field, frozen
 
-from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
+from pympsd.vocabulary.identities import Peer
+from pympsd.vocabulary.limits import CgroupLimits, LimitsInForce, MemoryGroup
+from pympsd.vocabulary.rules import Origin
+
+
+@frozen
+class ClientProcess:
+    """A client process as the daemon saw it when it connected."""
+
+    peer: Peer
+    """Its PID, user and groups, as the kernel reports them of the connection."""
+    command: str
+    pid_namespace: int = 0
+    """The inode of its PID namespace; 0: unknown."""
+    namespace: str = ""
+    """The MPS namespace whose socket it came by, in protocol 3; empty: ``default``."""
+    number: int = 0
+    """A number that no other process has, which distinguishes those with PID 0; 0: unknown."""
+    container_pid: int = 0
+    """Its PID in its own PID namespace, if that is another one; 0: it is not, or cannot be seen."""
+    since: float = 0.0
+    """When it connected, in seconds since 1970; 0: only an earlier daemon knew."""
+    origin: Origin | None = None
+    """What rules and limits of cgroups depend on; None: nothing of this daemon needed it."""
+    kernel_limits: CgroupLimits = field(factory=dict)
+    """Limits that the kernel has for its cgroup and those above."""
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """Its cgroups, as in Origin; empty: unknown."""
+        return (self.origin.cgroups if self.origin is not None else None) or ()
+
+    def is_same(self, other: ClientProcess) -> bool:
+        """Whether two records are of one process; not if nothing distinguishes it from others."""
+        identity = self.peer.pid, self.number
+        return any(identity) and identity == (other.peer.pid, other.number)
 
 
 @frozen
@@ -21,32 +62,22 @@ class Client:
     """A client process on a server."""
 
     serial: int
-    pid: int
     uid: int
-    command: str
-    namespace: int
+    """The user of its server: root with ``-m``, whoever runs the process."""
+    process: ClientProcess
     contexts: dict[int, Context] = field(factory=dict)
     memory: dict[int, int] = field(factory=dict)
     """Bytes that it holds, by device ordinal, as its server reported; of the driver's own server as NVML did."""
     ended: bool = False
     """Its process has ended, and the server has yet to report that."""
-    process: int = 0
-    """As in ClientConnected."""
-    mps_namespace: str = ""
-    """The namespace of its server that it came to, in protocol 3."""
-    cgroups: tuple[str, ...] = ()
-    """As in Origin, if they are known."""
     partitions: dict[int, str] = field(factory=dict)
     """Its SM partition on each device that is in static use for it, by ordinal; empty: it has none there."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
     """Limits of memory that it came with and shares with other clients, by device ordinal."""
-    since: float = 0.0
-    """When it connected, in seconds since 1970; 0: an earlier daemon knew."""
-    container_pid: int = 0
-    """As in ClientConnected."""
     limits: LimitsInForce | None = None
     """The limits in force for it, as its server reported; of the driver's own server what the daemon has set."""
 
-    def is_process(self, pid: int, process: int) -> bool:
-        """Whether this is the client of a process."""
-        return self.pid == pid and self.process == process and bool(pid or process)
+    @property
+    def pid(self) -> int:
+        """The PID of its process; 0: not visible here."""
+        return self.process.peer.pid

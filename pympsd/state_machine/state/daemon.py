@@ -41,6 +41,7 @@ from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import Shares
 
@@ -181,7 +182,7 @@ class Daemon:
     @property
     def needs_origins(self) -> bool:
         """Whether rules depend on a client's process, or lists and limits of protocol 3 on its cgroup."""
-        return self.process_limits.rules is not None or self.options.protocol == 3
+        return self.process_limits.rules is not None or self.options.policy.has_named_servers
 
     def server_by_pid(self, pid: int) -> Server | None:
         """Return the server with a PID, or None."""
@@ -199,6 +200,15 @@ class Daemon:
         """Return the ordinals of the devices that a server's clients may see, in their order."""
         named = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+
+    def place_of(self, server: str, namespace: str | None = None) -> dict[str, str]:
+        """Return the field of a log line that names a server, or a namespace (empty: ``default``).
+
+        Protocol 2 has no such field: ``{}``. In protocol 3 it is ``{"place": "a"}`` or ``{"place": "a/default"}``.
+        """
+        if not self.options.policy.has_named_servers:
+            return {}
+        return {"place": server if namespace is None else f"{server}/{namespace or DEFAULT}"}
 
     @property
     def is_full(self) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from attrs import frozen
 
+from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.shares import SERVERS
 
 MAX_SERVERS: Final = 16
@@ -13,6 +15,28 @@ MAX_SERVERS: Final = 16
 that it uses."""
 MAX_NAMED_SERVERS: Final = SERVERS.total
 """The same in protocol 3, in which servers do not end to make room."""
+
+
+@frozen
+class ServerPolicy:
+    """How a protocol has servers: all that the state machine does differently for protocols 2 and 3."""
+
+    has_named_servers: bool
+    """Whether servers are named, have namespaces with limits, and are kept and logged by their names."""
+    max_starts: float
+    """Servers of a user that commands start at the same time; one that a client waits for is started immediately.
+    Nobody waits for the servers of other users, which may be stopped while they start."""
+    failed_start_code: int
+    """The CUresult number for clients of a server that cannot start."""
+    keeps_queue: bool
+    """Whether the next daemon continues the queue: the order of users that take turns, and their start requests."""
+
+
+SERVER_POLICIES: Final = {
+    2: ServerPolicy(False, inf, Result.ERROR_MPS_CONNECTION_FAILED, keeps_queue=True),
+    3: ServerPolicy(True, 4, Result.ERROR_MPS_SERVER_NOT_READY, keeps_queue=False),
+}
+"""By protocol. Protocol 2 is a server a user, named ``uid_N``, without limits of its own namespaces."""
 
 
 @frozen
@@ -46,6 +70,11 @@ class DaemonOptions:
     pipe_directory: str = ""
     pid_namespace: int = 0
     """The inode of the daemon's own PID namespace."""
+
+    @property
+    def policy(self) -> ServerPolicy:
+        """How the daemon's protocol has servers."""
+        return SERVER_POLICIES[self.protocol]
 
     def serving_uid(self, uid: int) -> int:
         """Return the uid whose server serves a user: root's in multi-user mode."""

@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator
 
 from attrs import Factory, define, field
 
-from pympsd.vocabulary.identities import Peer, Serials
-from pympsd.vocabulary.limits import CgroupLimits
+from pympsd.state_machine.state.client import ClientProcess
+from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
 
 
@@ -41,10 +41,7 @@ class QueueEntry:
     ticket: int
     uid: int
     client: int = 0
-    peer: Peer | None = None
-    command: str = ""
-    namespace: int = 0
-    process: int = 0
+    process: ClientProcess | None = None
     joins: bool = False
     last_to_overtake: int | None = None
     """The last ticket that may still overtake this one; None: all may, until its timer ends."""
@@ -52,19 +49,10 @@ class QueueEntry:
     """The server that it waits for was started for it."""
     server: str = field(default=Factory(lambda self: server_of_user(self.uid), takes_self=True))
     """The name of the server that it waits for."""
-    mps_namespace: str = ""
-    """As in Client."""
     rule: NamespaceLimits | None = None
     """The limits that hold for it by rule; None: there are no rules."""
-    cgroups: tuple[str, ...] = ()
-    """As in Client."""
     sm_partition: str = ""
     """What its CUDA_MPS_SM_PARTITION says."""
-    since: float = 0.0
-    """As in Client."""
-    container_pid: int = 0
-    kernel_limits: CgroupLimits = field(factory=dict)
-    """As in ClientConnected."""
     connection: int = 0
     """As in ClientConnected."""
 

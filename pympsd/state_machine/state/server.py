@@ -85,7 +85,7 @@ class Server:
     """Why it cannot start, if known: trying again would be useless."""
     violation: str = ""
     """What it said that is not known."""
-    proven: bool = False
+    verified: bool = False
     """A client of it has made a context or left in order, or it has lived for a while."""
     leave_timed: bool = False
     """Its LEAVE timer runs."""

@@ -180,7 +180,9 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
         thread_percentage=None if percentage == initial.thread_percentage else percentage.value,
         client_priority=None if priority == initial.client_priority else priority.level,
         memory_limits=None if limits == initial.memory_limits else _in_bytes(limits),
-        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client) if daemon.options.protocol == 2 else (),
+        wishes=tuple(entry.uid for entry in daemon.queue if not entry.client)
+        if daemon.options.policy.keeps_queue
+        else (),
         queue_order=_queue_order(daemon),
         servers=tuple(_persistent(server) for server in daemon.running_servers()),
         quit=_persistent_quit(daemon.quitting),
@@ -200,7 +202,7 @@ def snapshot(daemon: Daemon, initial: InitialDefaults) -> PersistentState:
 
 def _queue_order(daemon: Daemon) -> tuple[int, ...]:
     """Return the order of the queue, with the clients whose return is still awaited; empty if it does not matter."""
-    if daemon.options.protocol == 3:
+    if not daemon.options.policy.keeps_queue:
         return ()
     entries = [(entry.ticket, entry.connection) for entry in daemon.queue if entry.connection or not entry.client]
     places = [(ticket, connection) for connection, ticket in daemon.queue.reserved.items()]

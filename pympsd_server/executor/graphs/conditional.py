@@ -1,4 +1,4 @@
-"""A conditional node: holds its lane while bodies are executed in a stream of their own, by a condition's value."""
+"""A conditional node: holds its slot while bodies are executed in a stream of their own, by a condition's value."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Hold:
             pending.finish()
 
     def end(self) -> None:
-        """Have the stream go on."""
+        """Resume the stream."""
         with self._lock:
             self._is_over = True
             pending = self._pending
@@ -56,7 +56,7 @@ class Choice:
     stream: Stream
 
     def queue(self, slot: Stream) -> None:
-        """Have the lane wait until the bodies have been executed; BackendError."""
+        """Have the slot wait until the bodies have been executed; BackendError."""
         hold = _Hold()
 
         def begin(status: Status) -> None:

@@ -1,8 +1,8 @@
 """An executable graph in its context: its records, prepared, and their order in streams of the backend.
 
-**The problem.** A client launches the same graph many times. Its nodes may run at the same time where no dependency
-orders them, they must follow the stream that the graph is launched in, and later work of that stream must follow
-them. A backend has streams and events, and no graphs.
+**The problem.** A client launches the same graph many times. Nodes that no dependency orders may run at the same
+time; they must follow the stream that the graph is launched in, and later work of that stream must follow them. A
+backend has streams and events, and no graphs.
 
 **The idea.** When a graph is instantiated, every node's record is read once and becomes an *act*: a function that
 queues its work in a stream. Nodes get *slots* (`stream_slots`): slot 0 is the stream of the launch, every other slot
@@ -83,18 +83,18 @@ class ExecutableGraph:
     _defaults: list[tuple[Condition, int]] = field(factory=list, init=False)
     """What conditions are set to when a launch begins, those of bodies too."""
     _slot_streams: list[Stream] = field(factory=list, init=False)
-    """Streams of the lanes after the first."""
+    """Streams of the slots after the first."""
     _events: dict[int, Event] = field(factory=dict, init=False)
-    """The events of the items that other lanes, or the end of the launch, wait for."""
+    """The events of the items that other slots, or the end of the launch, wait for."""
     _begun: Event | None = field(default=None, init=False)
     _done: Event | None = field(default=None, init=False)
     _last_stream: Stream | None = field(default=None, init=False)
     host_functions: dict[int, HostRequest] = field(factory=dict, init=False)
-    """Those of the coming launch, by number."""
+    """The host functions of the next launch, by number."""
 
     @classmethod
     def make(cls, context: Context, steps: Sequence[Step], budget: StreamBudget) -> ExecutableGraph:
-        """Return the executable graph of steps; BackendError if the device has no room for its streams."""
+        """Return the executable graph of steps; BackendError if the device has no memory for its streams."""
         own = OwnStreams(context, budget)
         try:
             return cls._build(context, steps, own, None)
@@ -194,7 +194,7 @@ class ExecutableGraph:
                 if assigned.slot:
                     ends[assigned.slot] = index
                 yield
-        except Exception:  # not where it is only dropped, its context having ended
+        except Exception:  # not if it is only dropped because its context has ended
             self._join(stream, self._done, ends)
             raise
         self._join(stream, self._done, ends)

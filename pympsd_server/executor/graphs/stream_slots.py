@@ -1,6 +1,6 @@
-"""The lanes of an executable graph's items; the first is the stream that it is launched in.
+"""The slots of an executable graph's items; the first is the stream that it is launched in.
 
-An item goes on in the lane of the last item it depends on; dependencies between lanes are events.
+An item continues in the slot of the last item it depends on; dependencies between slots are events.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Final
 from attrs import frozen
 
 MAX_SLOTS: Final = 16
-"""More branches than this share lanes, which orders them."""
+"""More branches than this share slots, which orders them."""
 
 
 @frozen
 class SlotAssignment:
-    """An item's lane, the items of other lanes it waits for, and whether others wait for it."""
+    """An item's slot, the items of other slots it waits for, and whether others wait for it."""
 
     slot: int
     waits_for: tuple[int, ...]
     begins_slot: bool
-    """Whether it must wait for the launch itself: it is the first of its lane, and after nothing."""
+    """Whether it must wait for the launch itself: it is the first of its slot, and after nothing."""
     is_waited_for: bool
 
 
 def assign_slots(dependencies: Sequence[Sequence[int]], limit: int = MAX_SLOTS) -> list[SlotAssignment]:
-    """Return the lanes of items, given what each depends on (indices of earlier ones)."""
+    """Return the slots of items, given what each depends on (indices of earlier ones)."""
     slots: list[int] = []
     tails: list[int] = []
-    """The last item of each lane so far."""
+    """The last item of each slot."""
     waits: list[tuple[int, ...]] = []
     begins = []
     for index, after in enumerate(dependencies):

@@ -50,7 +50,7 @@ class StreamBudget:
 
 @define(eq=False)
 class OwnStreams:
-    """The streams of a graph, made when first used. Bodies of conditional nodes in one lane follow each other, so
+    """The streams of a graph, made when first used. Bodies of conditional nodes in one slot follow each other, so
     they share theirs.
     """
 
@@ -60,7 +60,7 @@ class OwnStreams:
     _inside: dict[int, OwnStreams] = field(factory=dict, init=False)
 
     def at(self, index: int) -> Stream:
-        """Return a stream; BackendError if there is no room for it."""
+        """Return a stream; BackendError if the limit of streams is reached or there is no memory."""
         while len(self._streams) <= index:
             self._budget.take()
             try:
@@ -71,7 +71,7 @@ class OwnStreams:
         return self._streams[index]
 
     def inside(self, slot: int) -> OwnStreams:
-        """Return those of the bodies of conditional nodes in a lane."""
+        """Return those of the bodies of conditional nodes in a slot."""
         return self._inside.setdefault(slot, OwnStreams(self._context, self._budget))
 
     def destroy(self) -> None:

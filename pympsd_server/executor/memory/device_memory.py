@@ -80,7 +80,7 @@ class Shortages:
     _waiting: dict[int, _Waiting] = field(factory=dict, init=False)
 
     def with_room(self, client: int, take: Callable[[], _Taken]) -> _Taken:
-        """Call ``take`` for a client; while it raises Shortage, have room made and call it again."""
+        """Call ``take`` for a client; while it raises Shortage, request memory from the owner and call it again."""
         for _ in range(MAX_TRIES):
             try:
                 return take()
@@ -100,14 +100,14 @@ class Shortages:
         return waiting.freed
 
     def answered(self, answer: RoomMade) -> None:
-        """Let a worker go on."""
+        """Resume a worker."""
         waiting = self._waiting.get(answer.request)
         if waiting is not None:
             waiting.freed = answer.freed
             waiting.answered.set()
 
     def client_left(self, client: int) -> None:
-        """Let a client's worker go on, with its error."""
+        """Resume a client's worker, with its error."""
         for waiting in tuple(self._waiting.values()):
             if waiting.client == client:
                 waiting.answered.set()

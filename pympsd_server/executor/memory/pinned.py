@@ -1,7 +1,7 @@
 """Page-locked memory of one client: shared with it at the same address, and reached by its device's copies.
 
 The executor creates and seals it, so that no client can shrink it. Freed memory stays mapped in the executor until no
-work on the device can access it; the backend knows when.
+work on the device can access it; the backend determines when.
 """
 
 from __future__ import annotations

@@ -128,12 +128,12 @@ def allocate_pinned(request: Request, count: int) -> Answer:
 
 
 def free_pinned(request: Request, address: int) -> None:
-    """Free a piece, even if its context has gone: for the client at once, in fact after its work so far."""
+    """Free a piece, even if its context has ended: the client loses it now, the device after all queued work."""
     _after_all_work(request.resources, request.resources.pinned.take(address))
 
 
 def _after_all_work(client: ClientResources, act: Callable[[], None]) -> None:
-    """Call ``act`` once the work of all contexts of a client so far is done, or they have gone."""
+    """Call ``act`` once the work that all contexts of a client have queued is done, or they have gone."""
     contexts = tuple(client.contexts.values())
     lock, left = Lock(), len(contexts) + 1
 

@@ -2,9 +2,9 @@
 
 A function takes its request and the operands, a handle resolved to its object (a stream to the backend's). It
 
-- returns an Answer, or None for an empty one, if the operation completes at once;
+- returns an Answer, or None for an empty one, if the operation completes immediately;
 - queues work in its stream, if it is asynchronous: the work is then counted for backpressure;
-- takes a Completion as the last argument, if it is awaited: calling it sends the answer.
+- takes a Completion as the last argument, if its caller waits for queued work: calling it sends the answer.
 
 BackendError is answered, or kept for the context's next waiting call.
 """

@@ -1,4 +1,4 @@
-"""Answers to one client: written at once if its socket has room, else kept until it has."""
+"""Answers to one client: written immediately if its socket accepts them, else kept until it does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_KEPT_BYTES: Final = 4 << 20
 
 @define(eq=False)
 class _Kept:
-    """Bytes that wait for room; ``fds`` are duplicates, sent with the first byte."""
+    """Bytes that the socket does not accept yet; ``fds`` are duplicates, sent with the first byte."""
 
     data: bytearray
     fds: tuple[int, ...] = field(default=())

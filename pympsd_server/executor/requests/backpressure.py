@@ -60,7 +60,7 @@ class Backpressure:
         try:
             stream.backend.notify(lambda status: self._add(-count))
         except BackendError:
-            self._add(-count)  # the context is poisoned: its queued work is dropped
+            self._add(-count)  # the context is faulted: its queued work is dropped
 
     def enter_answered(self) -> None:
         """Count a request that waits for its completion."""
@@ -83,7 +83,7 @@ class Backpressure:
             notify()
 
     def when_half_is_free(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` once less than half of the limit is unfinished, at once if it is already."""
+        """Call ``notify`` once less than half of the limit is unfinished, immediately if it is already."""
         self._count_all()
         with self._changed:
             if self._unfinished >= HALF_OF_MAX:

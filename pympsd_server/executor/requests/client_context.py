@@ -103,7 +103,7 @@ class Images:
         self._bytes += part.nbytes
 
     def take(self, module: int) -> bytes:
-        """Return the whole image; BackendError INVALID_IMAGE if no part of it was received."""
+        """Return the complete image; BackendError INVALID_IMAGE if no part of it was received."""
         parts = self._parts.pop(module, None)
         if parts is None:
             raise BackendError(Result.ERROR_INVALID_IMAGE, f"no image came for module {module:#x}")

@@ -1,4 +1,4 @@
-"""Handles that a client mints: ``generation << 40 | count``, one table for each kind of object."""
+"""Handles, which a client allocates: ``generation << 40 | count``, one table for each kind of object."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class HandleTable(Generic[_T]):
     mirror: Mirror | None = field(default=None, init=False)
 
     def check_new(self, handle: int) -> None:
-        """Raise BackendError unless a handle may be minted: INVALID_HANDLE, INVALID_VALUE if it is in use."""
+        """Raise BackendError unless a handle may be allocated: INVALID_HANDLE, INVALID_VALUE if it is in use."""
         if handle >> GENERATION_SHIFT != self._generation or handle & _COUNT_MASK < FIRST_HANDLE:
             raise self._unknown(handle)
         if handle in self._objects:

@@ -83,12 +83,12 @@ class ClientResources:
     pinned: PinnedMemory
     graph_streams: StreamBudget
     contexts: Mapping[int, ClientContext]
-    """By the owner's serials, as named in records."""
+    """By the owner's ids, as named in records."""
     shared_events: SharedEvents
-    """Those of all clients."""
+    """The shared events of all clients."""
     shortages: Shortages
     client: int
-    """The owner's serial of this client."""
+    """The owner's id of this client."""
 
 
 class Request:
@@ -131,7 +131,7 @@ class Request:
         context = self._context
         is_faulted = context is not None and context.backend.status.code is not Result.SUCCESS
         if context is not None and is_faulted:
-            status = context.backend.status  # what a call met that was under way may say less
+            status = context.backend.status  # the error of a call that was under way may be less precise
         if context is not None and not (self.waited or is_faulted or status.code is Result.ERROR_NOT_READY):
             context.defer(status)
         self._send_output()
@@ -173,7 +173,7 @@ class Request:
             raise
 
     def with_room(self, take: Callable[[], _Taken]) -> _Taken:
-        """Have memory of the device taken; room is made for a client within its soft limit."""
+        """Call ``take``, which takes device memory; if it is short, clients above their soft limits may be ended."""
         return self.resources.shortages.with_room(self.resources.client, take)
 
     def staging(self, offset: int, count: int) -> memoryview:

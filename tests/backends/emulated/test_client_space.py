@@ -66,7 +66,7 @@ def test_a_client_whose_host_memory_cannot_be_mapped_is_not_counted(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ignore(status: Status) -> None:
-        """Nothing is poisoned here."""
+        """Nothing faults here."""
 
     attach, attached = AddressSpace.attach, list[int]()
 

@@ -38,7 +38,7 @@ def context(device: EmulatedDevice, client: int = 1, multiprocessors: int = 0, m
     """Make a context."""
 
     def ignore(status: Status) -> None:
-        """Nothing is poisoned here."""
+        """Nothing faults here."""
 
     return device.create_context(client, Quota(multiprocessors, memory_bytes, 0), ignore)
 

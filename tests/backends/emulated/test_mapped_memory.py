@@ -22,7 +22,7 @@ from pympsd_server.backends.virtual_memory import File, PhysicalMemory
 
 
 def ignore(status: Status) -> None:
-    """Nothing is poisoned here."""
+    """Nothing faults here."""
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ def test_files_that_are_no_window_are_refused(named: bool, sealed: bool, spaces:
         os.ftruncate(file, PAGE + TABLE_BYTES)
         if sealed:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        why = "another file" if not named else "no window" if sealed else "can change"
+        why = "another file" if not named else "not a published window" if sealed else "can change"
         with pytest.raises(ValueError, match=why):
             spaces[0].map_peer(os.getpid(), File(file, secret), WINDOW)
     finally:
@@ -198,7 +198,7 @@ def test_what_a_forged_window_says_of_other_places_does_not_count(spaces: list[A
         assert reaches(one, address)
         Table(file, PAGE).write(1 << 62, ([0], [1 << 61]), [])
         assert not reaches(one, (1 << 40) + 2 * PAGE)
-        with pytest.raises(ValueError, match="no window"):
+        with pytest.raises(ValueError, match="not a published window"):
             one.map_peer(os.getpid(), File(file, 7), 1 << 41)
     finally:
         os.close(file)

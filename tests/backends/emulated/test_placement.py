@@ -87,7 +87,7 @@ def test_a_block_without_shared_memory_fits_where_none_is_left() -> None:
 class FakeKernel:
     """A kernel that looks for room for a number of blocks."""
 
-    at_once: int = 1
+    blocks_together: int = 1
 
 
 WARP, HALF = BlockSize(32, 0), BlockSize(1024, 0)

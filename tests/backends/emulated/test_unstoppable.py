@@ -24,7 +24,7 @@ ENDED = Status(Result.ERROR_MPS_CLIENT_TERMINATED, "an operator's command")
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDevice]:
     """A device whose contexts do not wait at their end, so that tests see what still runs."""
-    monkeypatch.setattr(contexts, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(contexts, "STOP_TIMEOUT_SECONDS", 0.0)
     opened = EmulatedDevice(evolve(describe("H200")[0], stops_kernels=False), 0)
     yield opened
     opened.close()
@@ -79,7 +79,7 @@ def test_a_kernel_that_begins_as_its_context_ends_runs_to_its_end(
 
     def end_first(run: KernelRun) -> None:
         if run.owner is ends.context:
-            ends.context.scheduler.poison(ends.context, ENDED)
+            ends.context.scheduler.fault(ends.context, ENDED)
         opens(run)
 
     monkeypatch.setattr(KernelRun, "_open", end_first)

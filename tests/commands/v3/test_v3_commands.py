@@ -15,7 +15,6 @@ from pympsd.commands.grammar.line import parse
 from pympsd.commands.operator_line import answer_line
 from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
-from pympsd.state_machine.admission import STARTS_AT_ONCE
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import (
     ClientConnected,
@@ -27,7 +26,7 @@ from pympsd.state_machine.events import (
     ServerSpawned,
     StatusPushed,
 )
-from pympsd.state_machine.state.client import Client, Context
+from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.state.compound_commands import Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace, Source
@@ -55,7 +54,9 @@ def daemon() -> Daemon:
     daemon.named_servers.add(NamedServer("b", 8))
     process = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
     contexts = {1: Context(3, 1, 0), 2: Context(4, 1, 1)}
-    process.clients = {1: Client(1, 3165259, 7, 'python "a, b".py', 11, contexts, mps_namespace="hi")}
+    process.clients = {
+        1: Client(1, 7, ClientProcess(Peer(3165259, 7, 7), 'python "a, b".py', 11, namespace="hi"), contexts)
+    }
     daemon.servers[1] = process
     return daemon
 
@@ -164,7 +165,7 @@ def test_fields(daemon: Daemon) -> None:
 
 def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> None:
     present = daemon.servers[1].clients
-    present[2] = Client(2, 500, 7, "two", 12, container_pid=9)
+    present[2] = Client(2, 7, ClientProcess(Peer(500, 7, 7), "two", 12, container_pid=9))
     assert _printed(daemon, "client get 9 pid") == "500\n"
     (ended,) = [
         e
@@ -172,13 +173,13 @@ def test_a_client_may_be_named_by_its_pid_in_its_container(daemon: Daemon) -> No
         if isinstance(e, do.TerminateClient)
     ]
     assert ended.pid == 500
-    present[3] = Client(3, 600, 7, "three", 13, container_pid=9)
+    present[3] = Client(3, 7, ClientProcess(Peer(600, 7, 7), "three", 13, container_pid=9))
     said = "Several clients have PID 9 in their containers; use one of 500, 600."
     assert _ask(daemon, "client terminate 9").printed == f"{said}\n"
-    present[4] = Client(4, 9, 7, "four", 11)
+    present[4] = Client(4, 7, ClientProcess(Peer(9, 7, 7), "four", 11))
     assert _printed(daemon, "client get 9 cmd") == "four\n", "the PID here wins"
     other = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
-    other.clients = {5: Client(5, 700, 8, "five", 14, container_pid=9)}
+    other.clients = {5: Client(5, 8, ClientProcess(Peer(700, 8, 8), "five", 14, container_pid=9))}
     said = "No client with PID 9 on server 'b'."
     assert _ask(daemon, "client terminate 9 --server=b").printed == f"{said}\n", "on another server too"
     assert _ask(daemon, "client get 0 pid").diagnostic == "No client with PID 0."
@@ -542,7 +543,8 @@ def test_a_file_is_applied_as_a_whole_and_answered_once(daemon: Daemon) -> None:
 
 def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_few_at_a_time(daemon: Daemon) -> None:
     daemon.options = evolve(daemon.options, max_servers=99)
-    count = 2 * STARTS_AT_ONCE
+    most = int(daemon.options.policy.max_starts)
+    count = 2 * most
     text = 'schema_version = "1.0"\n' + "".join(f"[servers.m{number}]\n" for number in range(count))
     assert _answers(_handle(daemon, OperatorLine(1, 0, parse(b"config apply F", 3), file=text.encode()))) == []
     opened = [each for number in range(count) for each in _handle(daemon, NamespaceOpened(f"m{number}", "default"))]
@@ -550,9 +552,11 @@ def test_a_file_of_many_servers_is_answered_before_they_are_ready_and_starts_a_f
     assert len(answer.printed.splitlines()) == count
     assert answer.diagnostic == f"{count} servers are being started; 'config status' reports when all are ready."
     starting = [each for each in opened if isinstance(each, do.SpawnServer)]
-    assert len(starting) == STARTS_AT_ONCE
+    assert len(starting) == most
     # A client's is not held back.
-    came = ClientConnected(1, Peer(50, 0, 0, (0,)), "train", 7, server=f"m{count - 1}", mps_namespace="default")
+    came = ClientConnected(
+        1, ClientProcess(Peer(50, 0, 0, (0,)), "train", 7, namespace="default"), server=f"m{count - 1}"
+    )
     (others,) = [each for each in _handle(daemon, came) if isinstance(each, do.SpawnServer)]
     assert others.name == f"m{count - 1}"
     for turn in range(count):
@@ -734,7 +738,7 @@ def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon)
     for path in ("/seen", "/used", "/awaited"):
         _ask(daemon, f"memacct limit {path} --hard-limit=2G")
     (client,) = daemon.servers[1].clients.values()
-    client.cgroups = ("/used/below",)
+    client.process = evolve(client.process, origin=Origin(7, cgroups=("/used/below",)))
     assert _cgroups(daemon, "/seen") == ["/awaited", "/seen", "/used"]
     assert _cgroups(daemon) == ["/awaited", "/used"]
     daemon.servers[1].clients.clear()
@@ -748,7 +752,9 @@ def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon)
 def test_a_cgroup_whose_client_came_and_went_between_two_commands_is_not_awaited(daemon: Daemon) -> None:
     _ask(daemon, "memacct limit /pod --hard-limit=2G")
     origin = Origin(7, cgroups=("/pod/box",))
-    came = ClientConnected(9, Peer(50, 7, 7, (7,)), "train", 7, server="a", mps_namespace="hi", origin=origin)
+    came = ClientConnected(
+        9, ClientProcess(Peer(50, 7, 7, (7,)), "train", 7, namespace="hi", origin=origin), server="a"
+    )
     _handle(daemon, came)
     _handle(daemon, ClientGonePushed(1, 9))
     assert _cgroups(daemon) == []
@@ -760,7 +766,9 @@ def test_limits_of_a_cgroup_that_hold_for_a_client_came_with_its_latest_one(daem
         return [(row["pid"], row["memory_hard_limit"]) for row in rows if row["device"] == DEVICES[0].uuid]
 
     def joins(serial: int) -> None:
-        came = ClientConnected(serial, Peer(50 + serial, 7, 7, (7,)), "c", 7, server="a", origin=origin)
+        came = ClientConnected(
+            serial, ClientProcess(Peer(50 + serial, 7, 7, (7,)), "c", 7, origin=origin), server="a"
+        )
         _handle(daemon, came)
         _handle(daemon, ContextPushed(1, serial, serial, 1, 0))
 
@@ -798,7 +806,7 @@ def test_lspart_has_the_words_that_programs_split(daemon: Daemon) -> None:
     _ask(daemon, f"sm-partition create p --server=b --device={zero} --chunks=10")
     _ask(daemon, f"sm-partition create q --server=b --device={zero} --chunks=2")
     process = daemon.servers[2] = Server(2, 8, ThreadPercentage(), pid=848, phase=Phase.ACTIVE, name="b")
-    process.clients = {9: Client(9, 77, 8, "python", 11, partitions={0: "q"})}
+    process.clients = {9: Client(9, 8, ClientProcess(Peer(77, 8, 8), "python", 11), partitions={0: "q"})}
     rows = [line.split() for line in _printed(daemon, "lspart", 1000).splitlines()]
     ids = [row["visible-uuid"] for row in json.loads(_printed(daemon, "sm-partition list --format=json"))]
     assert rows == [

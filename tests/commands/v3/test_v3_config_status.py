@@ -12,13 +12,14 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine import instructions as do
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import NamespaceOpened, OperatorLine
-from pympsd.state_machine.state.client import Client
+from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.takeover.state.records import InitialDefaults, snapshot
 from pympsd.vocabulary.answers import Answer
+from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import ThreadPercentage
 
 FILE = """schema_version = "1.0"
@@ -81,7 +82,7 @@ def test_what_was_changed_after_the_file_is_not_in_force(daemon: Daemon, command
 
 def test_a_server_that_is_being_deleted_is_not_in_force(daemon: Daemon) -> None:
     daemon.servers[1] = Server(1, 7, ThreadPercentage(), pid=847, phase=Phase.ACTIVE, name="a")
-    daemon.servers[1].clients = {1: Client(1, 3165259, 7, "python", 0, mps_namespace="lo")}
+    daemon.servers[1].clients = {1: Client(1, 7, ClientProcess(Peer(3165259, 7, 7), "python", 0, namespace="lo"))}
     _ask(daemon, "server delete a --force")
     status = _ask(daemon, "config status")
     assert status.printed == f"{IN_FORCE}1\n"

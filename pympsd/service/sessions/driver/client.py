@@ -29,6 +29,7 @@ from pympsd.service.sessions.origins import origin_of
 from pympsd.service.sessions.waiting import Waiting
 from pympsd.state_machine.events import ClientConnected, ClientGonePushed
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.state_machine.state.client import ClientProcess
 from pympsd.vocabulary.variables import Reader, problems
 from pympsd.wire.driver.handshake import DESCRIPTOR, PACKET_BYTES
 
@@ -85,19 +86,18 @@ class VendorClientSession(Waiting):
                 self.dispatcher.log.warning("client_setting_wrong", pid=pid, uid=uid, problem=problem)
 
     def _connected(self) -> ClientConnected:
-        return ClientConnected(
-            self.client,
+        return ClientConnected(self.client, self._process(), joins=True, server=self.to_server, connection=self.key)
+
+    def _process(self) -> ClientProcess:
+        return ClientProcess(
             self.peer,
             command_of(self.peer.pid, "") if self.peer.pid else command_of_hidden(self.known),
             namespace_of(self.known, 0),
-            joins=True,
-            process=process_of(self.known.pidfd) if not self.peer.pid else 0,
-            server=self.to_server,
-            mps_namespace=self.to_namespace,
-            origin=origin_of(self.known) if self.dispatcher.state.needs_origins else None,
-            at=self.since,
+            self.to_namespace,
+            number=process_of(self.known.pidfd) if not self.peer.pid else 0,
             container_pid=container_pid_of(self.peer.pid),
-            connection=self.key,
+            since=self.since,
+            origin=origin_of(self.known) if self.dispatcher.state.needs_origins else None,
         )
 
     def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None:

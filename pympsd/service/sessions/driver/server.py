@@ -24,6 +24,7 @@ from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
 from pympsd.state_machine.instructions import ClientLimits
+from pympsd.state_machine.state.client import Client, Context
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import MOST_MEMORY
 from pympsd.vocabulary.results import Result, ServerStatus
@@ -48,7 +49,7 @@ class VendorServerSession:
     uid: int
     pid: int
     kill: Callable[[], None]
-    taken_over: dict[int, events.TakenOverClient] | None = None
+    taken_over: dict[int, Client] | None = None
     """The clients of a server that an earlier daemon started, by serial."""
     pidfds: dict[int, int] = field(factory=dict)
     """Their pidfds, until they are watched."""
@@ -242,7 +243,7 @@ class VendorServerSession:
         self, status: int, found: list[commands.ClientProcess], devices: list[commands.DeviceClients]
     ) -> None:
         ordinals = {facts.uuid: ordinal for ordinal, facts in enumerate(self.dispatcher.state.devices)}
-        contexts: dict[int, list[events.TakenOverContext]] = {process.pid: [] for process in found}
+        contexts: dict[int, list[Context]] = {process.pid: [] for process in found}
         first = {(process.pid, process.context, process.uuid): process.identity for process in found}
         others = 0
         for device in devices:
@@ -250,7 +251,7 @@ class VendorServerSession:
                 # Only the first context of a process has an ID; the others need a key of their own.
                 others -= 1
                 serial = first.get((context.pid, context.number, device.uuid), others)
-                reported = events.TakenOverContext(serial, context.number, ordinals.get(device.uuid, -1))
+                reported = Context(serial, context.number, ordinals.get(device.uuid, -1))
                 contexts.setdefault(context.pid, []).append(reported)
         ordered = {pid: tuple(sorted(held, key=lambda one: -one.serial)) for pid, held in contexts.items()}
         self.dispatcher.feed(events.ServerReported(self.serial, STATUS[status], ordered))
@@ -311,7 +312,7 @@ class VendorServerSession:
     def is_unknown(self, reason: str) -> None:
         """Handle an unknown message: if it has served no client yet, its driver may be of another kind."""
         server = self.dispatcher.state.servers.get(self.serial)
-        if server is not None and not server.proven:
+        if server is not None and not server.verified:
             version = driver_version()
             self.dispatcher.log.error("driver_unknown", server=self.pid, version=version, reason=reason)
             text = f"the MPS server of driver {version} is not known to pympsd: {reason}"

@@ -44,7 +44,8 @@ class WatchedClients:
         if known is None or nursery is None or not has_room:
             os.close(pidfd)
             return
-        shown = known.command, known.namespace, known.mps_namespace, known.since
+        process = known.process
+        shown = process.command, process.pid_namespace, process.namespace, process.since
         terminated = tuple(sorted(self.terminations.of(known.pid)))
         self._noted[client] = pidfd, ClientNote(self._server, known.pid, known.uid, *shown, terminated, known.limits)
         nursery.start_soon(self._watch, client)

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver: values are returned, errors raised as BackendError; some poison the device."""
+"""Calls of the CUDA driver: values are returned, errors raised as BackendError; some fault the device for good."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ cu: Final[Any] = _driver
 
 NOT_READY: Final = int(Result.ERROR_NOT_READY)
 _STICKY_ERRORS: Final = frozenset({214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 810, 911})
-"""CUresult numbers after which no call in the process succeeds any more: those that the CUDA driver API says leave
+"""CUresult numbers after which no call in the process succeeds any more: those that, by the CUDA driver API, leave
 the process in an inconsistent state, or require it to be relaunched."""
 
 
@@ -89,7 +89,7 @@ class Driver:
         return True
 
     def failed(self, code: int, what: str) -> BackendError:
-        """Return the error for a call that failed with a CUresult; report it if the device is poisoned by it."""
+        """Return the error for a call that failed with a CUresult; report it if the device is faulted by it."""
         error = failure(code, what)
         if code in _STICKY_ERRORS:
             self._on_poison(Status(error.code, error.reason))
@@ -104,7 +104,7 @@ def report_internal_error(where: str, error: Exception) -> None:
 
 
 def call_isolated(where: str, act: Callable[[], None]) -> None:
-    """Call what is one client's, so that its errors do not affect the others; all but a BackendError are reported."""
+    """Call what is one client's, so that its errors affect no other client; report all but a BackendError."""
     try:
         act()
     except BackendError:

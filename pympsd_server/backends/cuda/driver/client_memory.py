@@ -14,12 +14,14 @@ import select
 import sys
 from typing import Any, Final
 
+from pympsd.errors import CallError
+
 IDLE_SECONDS: Final = 10.0
 _INSUFFICIENT_SIZE: Final = 7
 _NOT_AVAILABLE: Final = (1 << 64) - 1
 _UUID_BYTES: Final = 96
 _ATTEMPTS: Final = 4
-"""How often the processes are asked for, while more of them come than there was room for."""
+"""The number of requests for the processes, while more processes start than the request had space for."""
 
 
 class _Process(ctypes.Structure):
@@ -33,7 +35,7 @@ class _Process(ctypes.Structure):
     )
 
 
-class NvmlError(Exception):
+class NvmlError(CallError):
     """A call of NVML failed; the message names the call and the error."""
 
 

@@ -1,4 +1,4 @@
-"""Print the GPUs of this machine as JSON: a child process of the daemon, for a driver may hang or crash.
+"""Print the GPUs of this machine as JSON: a child process of the daemon, because a driver may hang or crash.
 
 ``{"devices": [...]}``, ``{"absent": "why"}`` if there is no driver or no device, or ``{"unusable": "why"}``.
 """
@@ -62,7 +62,7 @@ def _properties(driver: Any, number: int) -> dict[str, Any]:
     attributes = {}
     for name, attribute in driver.CUdevice_attribute.__members__.items():
         code, value = driver.cuDeviceGetAttribute(attribute, device)
-        if not int(code):  # an older driver does not know all of them
+        if not int(code):  # an older driver has not all of them
             attributes[name.removeprefix("CU_DEVICE_ATTRIBUTE_")] = int(value)
     return {
         "name": _text(driver.cuDeviceGetName(128, device)[1]),

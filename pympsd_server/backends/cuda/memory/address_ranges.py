@@ -1,4 +1,4 @@
-"""Ranges of addresses, pure: the free ones, the pages under the others, and those that a client may access."""
+"""Ranges of addresses: the free ones, the pages under the used ones, and those that a client may access. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from pympsd.errors import DeviceError
+
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
 """The least that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
@@ -15,7 +17,7 @@ REGISTERED_BYTES: Final = 16 << 20
 """Host memory is registered in parts that end at multiples of this: registering one blocks all launches (7 ms)."""
 
 
-class NoRange(Exception):
+class NoRange(DeviceError):
     """No free range is long enough."""
 
 
@@ -78,9 +80,9 @@ class Pages:
 class AddressWindow:
     """The allocations of a window of addresses, and the pages under them.
 
-    Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped at once, and the
-    rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation that
-    touches it.
+    Allocations below a page share pages. Larger ones begin at a page; their whole pages are mapped in one piece, and
+    the rest at the end lies in a page that small ones may share. A shared page is unmapped with the last allocation
+    that touches it.
     """
 
     def __init__(self, base: int, size: int) -> None:
@@ -124,7 +126,7 @@ class AddressWindow:
 
 @define(eq=False)
 class OwnedRanges:
-    """The ranges that one client's calls may access: its own allocations and variables, each by itself."""
+    """The ranges that one client's calls may access: its own allocations and variables, each separately."""
 
     _starts: list[int] = field(factory=list, init=False)
     _sizes: dict[int, int] = field(factory=dict, init=False)

@@ -1,4 +1,5 @@
-"""The regions of copies and fills, pure: checked, in as few dimensions as they have, and as the driver takes them."""
+"""The regions of copies and fills: checked, in as few dimensions as they have, and as the driver takes them.
+Sans-I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def simplify(extent: Extent, *regions: Region) -> tuple[Extent, tuple[Region, ..
 def simplify_copy(copy: Copy, most: int) -> Copy:
     """Return a copy in as few dimensions as possible; BackendError INVALID_VALUE for impossible pitches.
 
-    Rows that are slices of one row each are left as slices where they lie too far apart for a pitch.
+    Rows that are slices of one row each are left as slices if they lie too far apart for a pitch.
     """
     for region in (copy.destination, copy.source):
         region.check_pitches(copy.extent, most)

@@ -19,7 +19,7 @@ SCRATCH_BYTES: Final = 16 << 20
 
 
 class Account(Protocol):
-    """What a client's memory is charged to."""
+    """The account that a client's memory is charged to."""
 
     def take(self, count: int, what: str) -> None:
         """Charge bytes; BackendError OUT_OF_MEMORY."""

@@ -1,8 +1,8 @@
 """Host memory that the device reads and writes: slots for small copies, clients' shared memory for large ones.
 
 Registering waits for no kernel but delays other clients' launches while it lasts (7 ms for 16 MiB); unregistering
-waits for every running kernel, so that is left to the janitor. Source: docs/decisions/004-what-the-gpu-decided.md.
-"""
+waits for every running kernel, so that is left to the cleanup thread. Source:
+docs/decisions/004-what-the-gpu-decided.md."""
 
 from __future__ import annotations
 

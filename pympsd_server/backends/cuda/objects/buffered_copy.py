@@ -27,16 +27,16 @@ class CopyStream(Protocol):
         """Streams are keys."""
 
     def put(self, work: Callable[[], None], *, what: str) -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a faulted context.
 
         ``what`` it is in a timeline.
         """
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far is done."""
+        """Call back when all work queued before the call is done."""
 
     def marker(self) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker, whatever the state of the context."""
@@ -90,7 +90,7 @@ class BufferedCopy:
             self._work()
             self._stream.watch(self._stream.marker(), lambda: self._passed(complete))
         except BaseException:
-            # Some of it may be running, and no marker tells when it is done.
+            # Some of it may be running, and no marker shows when it is done.
             self._stream.services.cleanup.add(self._stream.is_completed, self._release)
             raise
 
@@ -106,7 +106,7 @@ class BufferedCopy:
                 complete(Status())
 
     def _drop(self) -> None:
-        # By the janitor: a context may end in the midst of a call that holds the locks which releasing takes.
+        # By the cleanup thread: a context may end in the midst of a call that holds the locks which releasing takes.
         if self._is_first():
             self._stream.services.cleanup.add(lambda: True, self._release)
 

@@ -36,7 +36,7 @@ from pympsd_server.backends.cuda.submission.issue_queue import DESTROYED, IssueQ
 from pympsd_server.backends.interface import BackendError, Completion, Event, Limit, Status
 
 CONTEXT_BYTES: Final = 10 << 20
-"""What a context is charged for itself: its first streams, by the 0.55 MiB of device memory that one takes."""
+"""The bytes that a context is charged for itself: those of its first streams, 0.55 MiB each."""
 STREAM_BYTES: Final = 576 << 10
 _STREAMS_INCLUDED: Final = 16
 END_SECONDS: Final = 2.0
@@ -77,7 +77,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         self.partition = partition
         self.id = context_id
         self.charged = 0
-        """What it was charged for itself."""
+        """The bytes that it was charged for itself."""
         self.queue = IssueQueue(on_fault, context_id)
         self.queue.set_timed(services.times.timeline is not None)
         self._owner = owner
@@ -97,7 +97,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self._resources.allocate(count)
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
+        """Free memory once the work queued before the call is done, or when a faulted context is destroyed."""
         self._resources.free(address, done)
 
     def memory_info(self) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "clients of this device share no events")
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in all streams is done."""
+        """Call back when all work queued in all streams before the call is done."""
         self.queue.notify(done)
 
     def set_limit(self, limit: Limit, count: int) -> None:
@@ -160,7 +160,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return b"", b""
 
     def after_work(self, act: Callable[[], None]) -> None:
-        """Call ``act`` when the device is done with all work so far, whatever the state of the context."""
+        """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
         def done(status: Status) -> None:
             if status.code is Result.SUCCESS:
@@ -174,7 +174,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
 
     @property
     def status(self) -> Status:
-        """SUCCESS, or the sticky error that poisoned it."""
+        """SUCCESS, or the sticky error that faulted it."""
         return self.queue.status
 
     def suspect_kernels(self) -> list[str]:
@@ -198,7 +198,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
             self._resources.release_all()
 
     def abandon(self) -> None:
-        """Accept no more work and wait for none; the patience of ``destroy``, which must follow, begins here."""
+        """Accept no more work and wait for none; the time of ``destroy``, which must follow, begins here."""
         if self._deadline is None:
             self._deadline = time.monotonic() + END_SECONDS
         self.queue.is_destroyed = True
@@ -222,8 +222,8 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return self.queue.is_destroyed
 
     def is_quiet(self) -> bool:
-        """Whether none of its work is running; also when the device is poisoned, for then no work runs any more."""
-        # A worker may be in the midst of a call, which is not counted yet; and no stream is released meanwhile.
+        """Whether none of its work is running. True on a faulted device, where no work runs any more."""
+        # A worker may be in the midst of a call, which is not counted yet; the lock keeps streams from release.
         if self.queue.native_state.active or not self.queue.lock.acquire(blocking=False):
             return False
         try:
@@ -250,7 +250,7 @@ class CudaContext(NoVirtualMemory, NoConditions):
         return True
 
     def release(self) -> None:
-        """Free all its resources; none of its work runs. A poisoned device releases everything with its process."""
+        """Free all its resources; none of its work runs. A faulted device releases everything with its process."""
         if self._owner.is_faulted:
             self._owner.remove(self)
             return

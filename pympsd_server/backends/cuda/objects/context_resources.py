@@ -62,12 +62,12 @@ class ContextResources:
         return address
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
+        """Free memory once the work queued before the call is done, or when a faulted context is destroyed."""
         if self._queue.status.code is not Result.SUCCESS:
             done(self._queue.status)
             return
         if address not in self._allocations or address in self._being_freed:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
         self._being_freed.add(address)
         try:
             self._when_unused(lambda: self._free_now(address), done)
@@ -84,7 +84,7 @@ class ContextResources:
             self._space.free(address, count)
 
     def _when_unused(self, act: Callable[[], None], done: Completion) -> None:
-        """Call ``act`` once all work so far of the client is done, and ``done`` when that of this context is."""
+        """Call ``done`` when the work that this context has queued is done, ``act`` when the client's is."""
 
         def own_work_done(status: Status) -> None:
             if status.code is Result.SUCCESS:
@@ -121,7 +121,7 @@ class ContextResources:
         return module
 
     def unload(self, module: CudaModule) -> None:
-        """Release a module after the work so far; a poisoned context's is released when it is destroyed."""
+        """Release a module after the work queued before the call, or when a faulted context is destroyed."""
         self._when_unused(lambda: self._drop(module), lambda status: None)
         self._disown(module)
         self._space.deferred_free.start_batch()

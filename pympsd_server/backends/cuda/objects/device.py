@@ -3,7 +3,7 @@
 `CudaDevice` builds the parts that all contexts share (`DeviceServices`) and holds the tables of contexts and clients.
 Sharing one context is what MPS does, and it makes the device fast; its price is written in `CAPABILITIES`: kernels of
 one client can reach the memory of another of the same user, a fault ends the work of all, and a kernel cannot be
-stopped. The executor's owner replaces the process where a device of its own would have been reset.
+stopped. The executor's owner replaces the process; a program with a device of its own would reset the device instead.
 
 A fault is noticed by any thread that calls the driver. `fault` keeps the first error, adds the names of the kernels
 that were launched last in streams with unfinished work, and faults every context; from then on nothing is freed one
@@ -137,7 +137,7 @@ class CudaDevice(AccountedDevice):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do: it can neither stop a kernel nor contain a fault."""
+        """Its capabilities: it can neither stop a kernel nor contain a fault."""
         return CAPABILITIES
 
     @property
@@ -203,9 +203,9 @@ class CudaDevice(AccountedDevice):
     # --- contexts
 
     def set_timeline(self, timeline: Timeline | None) -> None:
-        """Report all work from now on to a timeline, which native workers leave to Python meanwhile; or none.
+        """Report all work from now on to a timeline, which only Python issues then; or to none.
 
-        What the device does at any time is not known: only when work in a stream began and ended.
+        The timeline gets no slices of the device's time, only when work in a stream began and ended.
         """
         if timeline is None:
             self.services.times.stop()
@@ -269,7 +269,7 @@ class CudaDevice(AccountedDevice):
         self.budget.changed()
 
     def is_quiet(self) -> bool:
-        """Whether no work runs on the whole device."""
+        """Whether no work of any context runs."""
         with self._lock:
             contexts = tuple(self._contexts)
         return all(context.is_quiet() for context in contexts)
@@ -300,9 +300,9 @@ class CudaDevice(AccountedDevice):
             context.abandon()
         self.services.watcher.close()
         self.services.cleanup.close()
-        with suppress(BackendError):  # a poisoned device releases everything with its process
+        with suppress(BackendError):  # a faulted device releases everything with its process
             if self._error is None and self.is_quiet():
-                for context in tuple(self._contexts):  # those that the janitor has not released by now
+                for context in tuple(self._contexts):  # those that the cleanup thread has not released by now
                     context.release()
                 self.services.staging.close()
                 self.services.memory.close()

@@ -2,9 +2,8 @@
 
 There are two splits: into pairs for limits, and into chunks for static partitions.
 
-Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available at once.
-Source: docs/decisions/004-what-the-gpu-decided.md.
-"""
+Making one waits for every running kernel (0.4 ms when none runs) and takes 6 MiB; a kept one is available
+immediately. Source: docs/decisions/004-what-the-gpu-decided.md."""
 
 from __future__ import annotations
 

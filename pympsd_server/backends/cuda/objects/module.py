@@ -91,7 +91,7 @@ class CudaModule:
     ) -> None:
         """Load what ``loadable`` returned, which waits for every running kernel; BackendError if it is refused.
 
-        ``unload`` releases a module after the work so far.
+        ``unload`` releases a module after the work queued before the call.
         """
         self.queue = queue
         self._unload = unload
@@ -109,7 +109,7 @@ class CudaModule:
             raise
 
     def _variable(self, name: str) -> GlobalLayout | None:
-        """Return the address of a variable; None for a name that only the compiler knows."""
+        """Return the address of a variable; None for a name that only the compiler uses."""
         try:
             address, size = self._driver.call(cu.cuModuleGetGlobal, self.handle, name.encode())
         except BackendError as error:
@@ -145,7 +145,7 @@ class CudaModule:
 
     @property
     def managed_bytes(self) -> int:
-        """None: the driver places managed variables, where the client does not reach them."""
+        """0: the driver places managed variables itself, out of the client's reach."""
         return 0
 
     def place_managed(self, address: int) -> None:
@@ -153,7 +153,7 @@ class CudaModule:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "the driver places managed variables itself")
 
     def unload(self) -> None:
-        """Free it once the context's work so far is done."""
+        """Free it once work queued in the context before the call is done."""
         self._unload(self)
 
     def discard(self) -> None:
@@ -182,7 +182,7 @@ def _attributes(driver: Driver, handle: Any) -> dict[str, int]:
     found = {}
     for name, attribute in cu.CUfunction_attribute.__members__.items():
         code, value = cu.cuFuncGetAttribute(attribute, handle)
-        if not int(code):  # an older driver does not know all of them
+        if not int(code):  # an older driver has not all of them
             found[name.removeprefix("CU_FUNC_ATTRIBUTE_")] = int(value)
     return found
 

@@ -1,4 +1,4 @@
-"""The kind and the contents of module images, pure: the driver takes an image by address and trusts its contents.
+"""The kind and the contents of module images: the driver takes an image by address and trusts its contents. Sans-I/O.
 
 A cubin is an ELF file for machine 190 (EM_CUDA); its variables are the objects of its symbol table. Sources:
 ELF-64 object file format; cuobjdump -elf; fatbinary.h for the magic number.
@@ -44,7 +44,7 @@ class _TooLarge(Exception):
 class _File:
     """An image of which only names are copied; ``left`` bytes of it may still be read.
 
-    Headers may overlap and all claim the whole file: reading few bytes could take hours and gigabytes.
+    Headers may overlap and all claim the entire file: reading few bytes could take hours and gigabytes.
     """
 
     image: bytes
@@ -105,12 +105,12 @@ def kind_of(image: bytes) -> str:
     if not text.strip():
         raise BackendError(Result.ERROR_INVALID_PTX, "the image is empty")
     if b"\0" in text or not text.isascii():
-        raise BackendError(Result.ERROR_INVALID_IMAGE, "the image is no PTX text, no cubin and no fatbin")
+        raise BackendError(Result.ERROR_INVALID_IMAGE, "the image is neither PTX text nor a cubin nor a fatbin")
     return "ptx"
 
 
 def check_fatbin(image: bytes) -> None:
-    """BackendError INVALID_IMAGE unless the image is as long as its header says."""
+    """BackendError INVALID_IMAGE unless the image is as long as its header states."""
     if len(image) >= _FATBIN_HEADER.size:
         _, _, header, size = _FATBIN_HEADER.unpack_from(image)
         if header >= _FATBIN_HEADER.size and header + size <= len(image):
@@ -123,7 +123,7 @@ def read_cubin(image: bytes) -> Cubin:
     try:
         found = _read(_File.of(image), 0)
     except (*_DAMAGE, _TooLarge) as error:
-        reason = f"the image begins as ELF and is no cubin: {error}"
+        reason = f"the image begins as ELF and is not a cubin: {error}"
         raise BackendError(Result.ERROR_NO_BINARY_FOR_GPU, reason) from None
     return _check_supported(found)
 

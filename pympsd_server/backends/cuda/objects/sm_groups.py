@@ -1,4 +1,4 @@
-"""Choose the groups of multiprocessors for a context: unused ones, else those with the fewest users. Pure."""
+"""Choose the groups of multiprocessors for a context: unused ones, else those with the fewest users. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SmGroups:
         self._users = [0] * self.count
 
     def count_groups(self, multiprocessors: int) -> int:
-        """Return the number of groups for a limit, rounded up; 0 if it is no limit."""
+        """Return the number of groups for a limit, rounded up; 0 if it does not limit a context."""
         groups = -(-multiprocessors // self.size)
         return groups if 0 < groups < self.count else 0
 

@@ -1,8 +1,11 @@
 """Streams of a client: CUDA streams of its own, and the legacy default stream made of one of them.
 
-No client uses the driver's NULL stream, for all would share it. A client's default stream is like the others; what
-CUDA orders by itself between it and the blocking streams is ordered here by events.
-"""
+No client uses the driver's NULL stream, because all clients would share it. A client's default stream is a stream
+like any other one; events order it and the blocking streams, as CUDA does for the NULL stream.
+
+An operation is checked in the call, queued under the queue's lock (so that no memory is freed between check and
+queue), and issued to the driver immediately, or later if a host function holds it (`submission.submission_order`).
+The counts in `native_state` are kept here and by the native worker."""
 
 from __future__ import annotations
 
@@ -165,7 +168,7 @@ class CudaStream:
         return event
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far is done."""
+        """Call back when all work queued before the call is done."""
         self.queue.put_completing(self, done, self._complete_when_done)
 
     def _complete_when_done(self, complete: Completion) -> None:
@@ -179,7 +182,7 @@ class CudaStream:
         """Call ``begin`` when the stream reaches this point; it resumes when the function is finished."""
         function = PendingFunction(self.queue)
         complete = self.queue.completions.add(function.begin_with(begin))
-        with self.queue.lock:  # a function that begins at once must not be finished before its step is known
+        with self.queue.lock:  # a function that begins immediately must not be finished before its step is known
             try:
                 function.step = self.queue.put(self, lambda: self._complete_when_done(complete), held=True)
             except BackendError:
@@ -189,7 +192,7 @@ class CudaStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work so far is done, and all that this stream would wait for."""
+        """Whether all work queued before the call is done, and all that this stream would wait for."""
         queue = self.queue
         with queue.lock:
             if queue.order.before(self):
@@ -241,7 +244,7 @@ class CudaStream:
     # --- issuing; the queue's lock is held
 
     def put(self, work: Callable[[], None], after: tuple[Step, ...] = (), what: str = "") -> None:
-        """Issue work to the driver, now or once what holds it has passed; BackendError on a poisoned context.
+        """Issue work to the driver, now or once what holds it has passed; BackendError on a faulted context.
 
         ``what`` it is in a timeline; empty: it is not shown.
         """
@@ -279,7 +282,7 @@ class CudaStream:
             self.queue.note_unseen(self)
 
     def marker(self, timing: bool = False) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
         return StreamMarker(self._driver, self.services.events, self.handle, timing)
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
@@ -294,7 +297,7 @@ class CudaStream:
     def is_completed(self) -> bool:
         """Ask the driver whether everything issued is done."""
         state = self.native_state
-        # In this order, so that what is issued meanwhile is not taken for done.
+        # In this order, so that work issued during the query is not taken for done.
         launched, issued = state.launched, state.issued
         if state.completed != issued and self._driver.is_done(cu.cuStreamQuery, self.handle):
             state.completed = issued

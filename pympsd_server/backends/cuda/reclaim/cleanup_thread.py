@@ -71,7 +71,7 @@ class CleanupThread:
 def _is_over(attempt: Callable[[], bool]) -> bool:
     try:
         return attempt()
-    except BackendError:  # a poisoned device releases everything with its process
+    except BackendError:  # a faulted device releases everything with its process
         return True
     except Exception as error:  # the other tasks must be done all the same
         report_internal_error("the cleanup thread", error)

@@ -11,8 +11,8 @@ no later request can name them. The release itself is deferred: first until the 
 (which also answers the client), then, here, until the work that the client's *other* contexts had queued by then is
 done.
 
-**Batches.** Releases wait together. One batch at a time waits for a marker in each context; releases that come
-meanwhile form the next batch. However much a client frees, no more than one marker for each of its streams is
+**Batches.** Releases wait together. One batch at a time waits for a marker in each context; later releases form
+the next batch. However much a client frees, no more than one marker for each of its streams is
 watched.
 
     free A --+                         +-- free C, free D (next batch)
@@ -45,7 +45,7 @@ class SiblingContext(Protocol):
     """A context, as its client's frees wait for it."""
 
     def after_work(self, act: Act) -> None:
-        """Call ``act`` when the device is done with all work so far, whatever the state of the context."""
+        """Call ``act`` when the device is done with all work queued before the call, in any state of the context."""
 
     def is_drained(self) -> bool:
         """Whether none of its work is left, neither running nor held."""
@@ -65,7 +65,7 @@ class DeferredFree:
     _is_tried: bool = field(default=False, init=False)
 
     def add(self, act: Act, context: SiblingContext) -> None:
-        """Call ``act`` when no context but the given one has work left from before; at once if none has."""
+        """Call ``act`` when no context but the given one has work left from before; immediately if none has."""
         if self._are_drained(context):
             act()
             return
@@ -77,7 +77,7 @@ class DeferredFree:
         self._cleanup.try_until(self._try)
 
     def start_batch(self) -> None:
-        """Start to free what waits when the work so far is done. Called by the client's worker."""
+        """Start to free what waits when the work queued before the call is done. Called by the client's worker."""
         with self._lock:
             if self._has_batch or not self._waiting:
                 return
@@ -109,7 +109,7 @@ class DeferredFree:
         with self._lock:
             if self._waiting is not waiting:  # the worker has started a batch
                 return False
-            # What was added since may be used by work that has begun since.
+            # A release that was added since may concern memory that newer work uses.
             self._waiting = waiting[count:]
         _do_all(waiting[:count])
         return False
@@ -120,4 +120,4 @@ class DeferredFree:
 
 def _do_all(batch: list[Act]) -> None:
     for act in batch:
-        call_isolated("a deferred free", act)  # the others must be freed all the same
+        call_isolated("a deferred free", act)  # the rest of the batch must be released nevertheless

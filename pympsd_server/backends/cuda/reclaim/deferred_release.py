@@ -20,7 +20,7 @@ from pympsd_server.backends.cuda.memory.staging import RegisteredMappings
 from pympsd_server.backends.cuda.reclaim.cleanup_thread import CleanupThread
 
 MAX_SHARED_BYTES: Final = 512 << 20
-"""Bytes of shared memory of departed clients that stay registered; past it no more is registered for others."""
+"""Bytes of shared memory of exited clients that stay registered; past it no more is registered for others."""
 MAX_MODULE_BYTES: Final = 64 << 20
 """Bytes of unloaded modules that no client is charged for; past it each stays charged until it is released."""
 
@@ -57,7 +57,7 @@ class DeferredRelease:
 
 
 class ClientMappings(RegisteredMappings):
-    """Those of one client; not registered while departed clients have left too much: slots are used then."""
+    """The mappings of one client; not registered while exited clients have left too much: slots are used then."""
 
     def __init__(self, driver: Driver, exited: DeferredRelease) -> None:
         super().__init__(driver)
@@ -73,6 +73,6 @@ class ClientMappings(RegisteredMappings):
         return address
 
     def release_later(self) -> None:
-        """Unregister all when no work runs on the device: the client has departed."""
+        """Unregister all when no work runs on the device: the client has exited."""
         if self._registered_bytes:
             self._exited.add(self._registered_bytes, self.release)

@@ -26,7 +26,7 @@ class CompletionWord:
 
     @property
     def value(self) -> int:
-        """What was written to it last."""
+        """The mark that was written to it last."""
         return ctypes.c_uint32.from_address(self.address).value
 
 

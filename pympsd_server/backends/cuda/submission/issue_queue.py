@@ -45,7 +45,7 @@ class QueuedStream(OrderedStream, Protocol):
         """Ask the driver whether everything issued is done."""
 
     def marker(self) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker."""
@@ -115,7 +115,7 @@ class IssueQueue:
         return unseen
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in all streams is done."""
+        """Call back when all work queued in all streams before the call is done."""
         self.put_completing(None, done, self._watch_all)
 
     def _watch_all(self, complete: Completion) -> None:
@@ -138,7 +138,7 @@ class IssueQueue:
         held: bool = False,
         alone: bool = False,
     ) -> Step:
-        """Issue work in a stream, now or once what holds it has passed; BackendError on a poisoned context.
+        """Issue work in a stream, now or once what holds it has passed; BackendError on a faulted context.
 
         With ``on_faulted`` the sticky error is passed to it instead of raised. ``held`` and ``alone``: see
         submission_order.py.
@@ -187,7 +187,7 @@ class IssueQueue:
         return self._status
 
     def check(self) -> None:
-        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
+        """Raise BackendError with the sticky error of a faulted or destroyed context."""
         if self._status.code is not Result.SUCCESS:
             raise BackendError(self._status.code, self._status.reason)
 

@@ -65,7 +65,7 @@ class StreamMarker:
 
     @property
     def passed(self) -> bool:
-        """Whether the work before it is done; BackendError when the device is poisoned."""
+        """Whether the work before it is done; BackendError when the device is faulted."""
         if not self._passed:
             self._passed = self._driver.is_done(cu.cuEventQuery, self.event)
         return self._passed
@@ -93,7 +93,7 @@ class MarkerWatcher:
         self._thread.start()
 
     def add(self, stream: Hashable, marker: StreamMarker, passed: Callable[[], None]) -> None:
-        """Call ``passed`` in the thread when a marker is passed; never if the device is poisoned before."""
+        """Call ``passed`` in the thread when a marker is passed; never if the device is faulted before."""
         self._new.append((stream, marker, passed))
         self._wake.set()
 

@@ -18,7 +18,7 @@ from pympsd_server.backends.cuda.submission.stream_markers import EventPool, Str
 from pympsd_server.backends.interface import BackendError, Timeline
 
 _AGE_NS: Final = 1_000_000_000
-"""After this time an event is recorded anew to compare with."""
+"""After this time another event is recorded to compare with."""
 _FIRST_NS: Final = 1_000_000_000
 _NEXT_NS: Final = 200_000
 """How long the device may take to reach such an event: at the beginning, and later, when there is an earlier one."""
@@ -28,12 +28,12 @@ class TimedStream(Protocol):
     """A stream whose work is timed."""
 
     context: int
-    """The serial of its context."""
+    """The id of its context."""
     number: int
     """Its number in the context, 0: the default stream."""
 
     def marker(self, timing: bool = False) -> StreamMarker:
-        """Record a marker after what is issued so far."""
+        """Record a marker after what was issued before the call."""
 
     def watch(self, marker: StreamMarker, passed: Callable[[], None]) -> None:
         """Call ``passed`` when the device has reached a marker."""

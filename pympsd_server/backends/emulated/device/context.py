@@ -1,4 +1,27 @@
-"""One client context on the emulated device: its memory, modules, streams, and all its unfinished work."""
+"""One client context on the emulated device: its memory, modules, streams, and all its unfinished work.
+
+A context belongs to one client process, which may have several on a device; they share its address space. The context
+decides in which order its own work runs (`order`), the scheduler when.
+
+Order is a graph. A stream keeps only its *tail*, its last unfinished item, and ``busy`` has the streams with a tail.
+New work comes after the tail of its stream. CUDA's legacy default stream and all blocking streams also wait for each
+other, so an item in one of them comes after the tail of the other, too:
+
+    stream 1 (blocking)      A ──── B
+                               ╲      ╲
+    default stream               ╲──── C ──── D      C comes after A and B: B is the tail, and B comes after A
+                                               ╲
+    stream 1                                     E    E comes after B and, because stream 1 blocks, after D
+    stream 2 (non-blocking)  F                        F comes after nothing
+
+The end of a context has three parts that must not be mixed up:
+
+- A *fault* leaves a sticky error. Every later call returns it, and every completion that waits is called with it.
+- `abandon` and `destroy` end a context that has not faulted in the same way, with CONTEXT_IS_DESTROYED.
+- Its memory and multiprocessors are free only when it is *at rest*: when the thread that runs an item of it has come
+  back. On a device that cannot stop kernels this may be long after `destroy` has returned, and until then the device
+  still lists the context. Memory is never freed under a running kernel.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +30,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import count
 from threading import Event as Flag
 from typing import Final
+
+from attrs import define, field
 
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -23,49 +48,44 @@ from pympsd_server.backends.emulated.scheduling.work_item import Marker, Trace, 
 from pympsd_server.backends.interface import BackendError, Completion, Condition, Event, Limit, Status
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
-PATIENCE_SECONDS: Final = 2.0
+STOP_TIMEOUT_SECONDS: Final = 2.0
 """How long ending a context waits for its kernels, on a device that cannot stop them."""
 _DESTROYED = Status(Result.ERROR_CONTEXT_IS_DESTROYED, "the context was destroyed")
 
 
+@define(eq=False, slots=False)
 class EmulatedContext:
-    """Made by EmulatedDevice. ``pending``, ``busy`` and the streams' tails are guarded by the scheduler's lock."""
+    """A context, which EmulatedDevice creates.
 
-    def __init__(
-        self,
-        facts: DeviceFacts,
-        scheduler: Scheduler,
-        memory: ContextMemory,
-        placement: Placement,
-        level: int,
-        context_id: int,
-        trace: Trace,
-        on_fault: Callable[[Status], None],
-        on_destroyed: Callable[[EmulatedContext], None],
-    ) -> None:
-        self.facts = facts
-        self.scheduler = scheduler
-        self.memory = memory
-        self.placement = placement
-        self.id = context_id
-        self.trace = trace
-        self.on_fault = on_fault
-        self._on_destroyed = on_destroyed
-        self.cancel = Flag()
-        self.when_at_rest: Callable[[], None] | None = None
-        self._patience = None if facts.stops_kernels else PATIENCE_SECONDS
-        self._abandoned = 0.0
-        """When it was abandoned, on the monotonic clock; 0 if it was not."""
-        self._is_ending = False
-        self.queue = ContextQueue(level, memory_used=memory.bytes_of_client)
-        self.pending: dict[WorkItem, None] = {}
-        self.busy: dict[WorkStream, None] = {}
-        """Streams with unfinished items."""
-        self._status = Status()
-        self._facilities = Facilities(DeviceHeap(memory.borrow_heap))
-        self._modules: dict[EmulatedModule, None] = {}
-        self._numbers = count(1)
-        """The numbers of streams."""
+    The scheduler's lock guards ``pending``, ``busy`` and the streams' tails.
+    """
+
+    properties: DeviceFacts
+    scheduler: Scheduler
+    memory: ContextMemory
+    placement: Placement
+    id: int
+    """Names the context in traces."""
+    trace: Trace
+    on_fault: Callable[[Status], None]
+    _on_destroyed: Callable[[EmulatedContext], None]
+    queue: ContextQueue
+    cancel: Flag = field(factory=Flag)
+    when_at_rest: Callable[[], None] | None = None
+    _abandoned: float = 0.0
+    """When it was abandoned, on the monotonic clock; 0 if it was not."""
+    _is_ending: bool = False
+    pending: dict[WorkItem, None] = field(factory=dict)
+    busy: dict[WorkStream, None] = field(factory=dict)
+    """Streams with unfinished items."""
+    _status: Status = field(factory=Status)
+    _modules: dict[EmulatedModule, None] = field(factory=dict)
+    _numbers: Iterator[int] = field(factory=lambda: count(1))
+    """The numbers of streams."""
+
+    def __attrs_post_init__(self) -> None:
+        self._stop_timeout = None if self.properties.stops_kernels else STOP_TIMEOUT_SECONDS
+        self._facilities = Facilities(DeviceHeap(self.memory.borrow_heap))
         self._default = EmulatedStream(self, weight_of_priority(0), blocking=True)
 
     # --- memory
@@ -78,7 +98,7 @@ class EmulatedContext:
         return address
 
     def free(self, address: int, done: Completion) -> None:
-        """Free memory once the work so far is done; a poisoned context's is freed when it is destroyed."""
+        """Free memory once the work queued before is done; a faulted context's is freed when it is destroyed."""
         if self.status.code is not Result.SUCCESS:
             done(self.status)
             return
@@ -102,7 +122,7 @@ class EmulatedContext:
         return self.memory.mapped.import_(secret)
 
     def share_allocation(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and where it begins in what is imported."""
+        """Return the secret of an allocation, and its offset in the memory that is imported."""
         self.check()
         return self.memory.share(address)
 
@@ -146,9 +166,9 @@ class EmulatedContext:
     def load_module(self, image: bytes) -> EmulatedModule:
         """Load PTX text, or a fatbin that holds some."""
         self.check()
-        program = load(image, self.facts.compute_capability)
+        program = load(image, self.properties.compute_capability)
         module = EmulatedModule(
-            self, program, self.memory.link(program, self.facts.multiprocessors, self._facilities)
+            self, program, self.memory.link(program, self.properties.multiprocessors, self._facilities)
         )
         self._modules[module] = None
         self.trace.add("modules_loaded")
@@ -160,7 +180,7 @@ class EmulatedContext:
         self.memory.place_managed(module.loaded, addresses)
 
     def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work so far; a poisoned context's is freed when it is destroyed."""
+        """Free a module's memory after the work queued before; a faulted context's is freed when it is destroyed."""
 
         def release(status: Status) -> None:
             if status.code is Result.SUCCESS and self._modules.pop(module, module) is None:
@@ -192,11 +212,11 @@ class EmulatedContext:
         return event.open_in(self)
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far in all streams is done."""
+        """Call back when all work that is queued now, in all streams, is done."""
         self.notify_after(Marker(self, None, self._default.time_share), done)
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed; at once, with the outcome, on a poisoned context."""
+        """Call back when a marker is passed, or immediately if the context has faulted, with its sticky error."""
         marker.callbacks.append(done)
         try:
             self.scheduler.submit(marker)
@@ -263,20 +283,20 @@ class EmulatedContext:
 
     @property
     def status(self) -> Status:
-        """SUCCESS, or the error that poisoned it."""
+        """SUCCESS, or the sticky error of a faulted context."""
         return self._status
 
     def check(self) -> None:
-        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
+        """Raise BackendError with the sticky error of a faulted or destroyed context."""
         if self._status.code is not Result.SUCCESS:
             raise BackendError(self._status.code, self._status.reason)
 
-    def poison(self, status: Status, faulted: bool) -> bool:
+    def mark_faulted(self, status: Status, by_own_work: bool) -> bool:
         """Keep the error (the first, or that it was destroyed) and stop kernels; return whether it is new.
 
-        Where kernels cannot be stopped only a fault of its own work ends them.
+        ``by_own_work``: the context's own work faulted. On a device that cannot stop kernels nothing else ends them.
         """
-        if faulted or self.facts.stops_kernels:
+        if by_own_work or self.properties.stops_kernels:
             self.cancel.set()
         if self._status.code is not Result.SUCCESS and status is not _DESTROYED:
             return False
@@ -284,32 +304,34 @@ class EmulatedContext:
         return True
 
     def terminate(self, status: Status) -> None:
-        """Stop what runs, drop what waits and free all memory; the outcome is sticky.
+        """Stop running work, drop waiting work and free all memory; ``status`` is the sticky error.
 
-        BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after PATIENCE_SECONDS.
+        BackendError LAUNCH_TIMEOUT when kernels that cannot be stopped still run after STOP_TIMEOUT_SECONDS.
         """
-        self.scheduler.poison(self, status)
-        if not self.scheduler.wait_until_at_rest(self, self._patience):
-            reason = f"kernels of the context still run after {PATIENCE_SECONDS} s; this device cannot stop them"
+        self.scheduler.fault(self, status)
+        if not self.scheduler.wait_until_at_rest(self, self._stop_timeout):
+            reason = f"kernels of the context still run after {STOP_TIMEOUT_SECONDS} s; this device cannot stop them"
             raise BackendError(Result.ERROR_LAUNCH_TIMEOUT, reason)
         self._free_all()
 
     def abandon(self) -> None:
         """Stop what can be stopped and accept no more work: the first part of ``destroy``, which must follow."""
         self._abandoned = self._abandoned or time.monotonic()
-        self.scheduler.poison(self, _DESTROYED)
+        self.scheduler.fault(self, _DESTROYED)
 
     def destroy(self) -> None:
         """Stop what runs and free everything. Return within a few milliseconds; a second call does nothing.
 
-        Where kernels cannot be stopped it returns after PATIENCE_SECONDS at most, and what still runs keeps the
+        If kernels cannot be stopped it returns after STOP_TIMEOUT_SECONDS at most, and what still runs keeps the
         context's memory and multiprocessors until it has ended, or until a call on a closed device.
         """
         self.abandon()
         if self._is_ending:
             return
         self._is_ending = True
-        remaining = None if self._patience is None else max(0.0, self._abandoned + self._patience - time.monotonic())
+        remaining = (
+            None if self._stop_timeout is None else max(0.0, self._abandoned + self._stop_timeout - time.monotonic())
+        )
         if self.scheduler.wait_until_at_rest(self, remaining):
             self._release()
         else:

@@ -1,4 +1,23 @@
-"""The allocations of one context in its client's memory, within its budget."""
+"""The allocations of one context in its client's memory, within its budget.
+
+The address space belongs to a client process, the allocations in it to its contexts. `ContextMemory` connects the
+two: it charges every allocation to the client's budget, remembers which allocations are the context's, and frees all
+of them when the context ends, whatever the program forgot.
+
+Freeing takes two steps, because kernels that were launched earlier may still use the memory. `defer_free` checks the
+address and marks it, so that a second free is refused immediately; `finish_free` is called when the work that was
+queued before is done. A context that has faulted or ended frees nothing separately: `close` frees everything once the
+context is at rest.
+
+    cuMemFree ──▶ defer_free (checked, marked) ──▶ ... earlier kernels end ... ──▶ finish_free (given back)
+
+Shared allocations (cuIpcGetMemHandle) have another end: when their owner frees them they become inaccessible for it,
+but their pages and addresses stay until the last process has closed its mapping.
+
+Invariants: the budget is charged before an allocation exists and given back after it is gone, so the sum is never too
+small. Every method takes the client's lock; kernels never do. Callbacks that leave shared storage are called without
+the lock, because the last user of a storage takes it again.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +37,8 @@ from pympsd_server.backends.emulated.ptx.loading.program import Program
 from pympsd_server.backends.emulated.ptx.runtime.facilities import Facilities
 from pympsd_server.backends.interface import BackendError, Status
 
-ALLOCATION_LIMIT: Final = 1 << 18
-"""The most allocations of one context; each costs the executor some hundred bytes, however small it is."""
+MAX_ALLOCATIONS: Final = 1 << 18
+"""The largest number of allocations of one context; each costs the executor some hundred bytes, whatever its size."""
 WORKSPACE_BYTES: Final = 8
 """Two words, a size and the barrier's count, as the grid synchronisation of cooperative groups expects them."""
 
@@ -28,7 +47,7 @@ class ContextMemory:
     """The allocations of one context. Calls come from several threads; kernels read the space without the lock."""
 
     def __init__(self, client: ClientSpace, overhead: int, context: str) -> None:
-        """Take the context's own ``overhead`` in bytes; OUT_OF_MEMORY says what ``context`` it was for."""
+        """Charge the context's own ``overhead`` in bytes; an OUT_OF_MEMORY error names the ``context``."""
         self._client = client
         self._budget = client.budget
         self._overhead = overhead
@@ -37,9 +56,9 @@ class ContextMemory:
         self._allocations: dict[int, int] = {}
         self._deferred: set[int] = set()
         self._shared: dict[int, tuple[WindowPages, int]] = {}
-        """The pages of shared allocations, and where they begin in these, by address."""
+        """By the address of a shared allocation: its pages, and the offset at which it begins in them."""
         self._withdrawn: dict[Storage, tuple[int, int]] = {}
-        """Where shared allocations were that are freed and still mapped by others."""
+        """The ranges of shared allocations that were freed and are still mapped by others."""
         self._linked: dict[int, LoadedModule] = {}
         """Programs' variables, by the id of what `link` returned."""
         self._closed = False
@@ -66,8 +85,8 @@ class ContextMemory:
             raise BackendError(Result.ERROR_INVALID_VALUE, f"an allocation of {count} bytes")
         with self._client.lock:
             self._check_open()
-            if len(self._allocations) >= ALLOCATION_LIMIT:
-                reason = f"a context holds at most {ALLOCATION_LIMIT} allocations"
+            if len(self._allocations) >= MAX_ALLOCATIONS:
+                reason = f"a context holds at most {MAX_ALLOCATIONS} allocations"
                 raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
             self._budget.take(round_up_to_granules(count))
             try:
@@ -87,11 +106,11 @@ class ContextMemory:
         """Note that an allocation will be freed; BackendError INVALID_VALUE unless it is one, once."""
         with self._client.lock:
             if address not in self._allocations or address in self._deferred:
-                raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+                raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
             self._deferred.add(address)
 
     def finish_free(self, address: int) -> None:
-        """Free an allocation of ``defer_free``, unless the context was closed meanwhile, which freed everything."""
+        """Free an allocation of ``defer_free``, unless the context was closed in between, which freed everything."""
         with self._client.lock:
             self._deferred.discard(address)
             # Another client of the same space may have the address by now.
@@ -113,11 +132,11 @@ class ContextMemory:
         return shared[0]
 
     def share(self, address: int) -> tuple[int, int]:
-        """Return the secret of an allocation, and where it begins in what is imported; BackendError."""
+        """Return the secret of an allocation, and its offset in the memory that is imported; BackendError."""
         with self._client.lock:
             self.mapped.check_room()
             if address not in self._allocations or address in self._deferred:
-                raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is no allocation of this context")
+                raise BackendError(Result.ERROR_INVALID_VALUE, f"{address:#x} is not an allocation of this context")
             shared = self._shared.get(address)
             if shared is None:
                 memory, file, offset = self.space.share(address)
@@ -135,7 +154,7 @@ class ContextMemory:
             self._budget.give(count)
 
     def borrow_heap(self, count: int) -> int:
-        """Return the address of memory for kernels' malloc, 0 if there is no room; no call can free it."""
+        """Return the address of memory for kernels' malloc, 0 if there is not enough; no call can free it."""
         try:
             return self._borrow(count)
         except BackendError:
@@ -151,7 +170,7 @@ class ContextMemory:
         return address
 
     def return_workspace(self, address: int, status: Status) -> None:
-        """Free the workspace of a launch that has ended; a poisoned context's is freed when it is destroyed."""
+        """Free the workspace of a launch that has ended; a faulted context's is freed when it is destroyed."""
         if status.code is Result.SUCCESS:
             self.finish_free(address)
 
@@ -174,7 +193,7 @@ class ContextMemory:
         return loaded
 
     def place_managed(self, loaded: LoadedModule, addresses: Mapping[str, int]) -> None:
-        """Move managed variables of a program to the client's page-locked memory, and free where they were."""
+        """Move managed variables of a program to the client's page-locked memory, and free their earlier place."""
         with self._client.lock:
             self._check_open()
             self._budget.give(self._charge_of(loaded))
@@ -189,7 +208,7 @@ class ContextMemory:
         return sum(round_up_to_granules(self.space.size_of(address)) for address in loaded.allocations)
 
     def unlink(self, loaded: LoadedModule) -> None:
-        """Free a program's variables, unless the context was closed meanwhile, which freed everything."""
+        """Free a program's variables, unless the context was closed in between, which freed everything."""
         with self._client.lock:
             if self._linked.pop(id(loaded), None) is not None:
                 self._unlink(loaded)
@@ -226,15 +245,15 @@ FIXED_OVERHEAD_BYTES: Final = 28 << 20
 MULTIPROCESSOR_OVERHEAD_BYTES: Final = 7537 * GRANULE_BYTES
 """A context costs 28 MiB and 3.68 MiB for every multiprocessor it may use, until it is destroyed.
 
-Measured on an H200 with driver 580 for limits of 10 to 132 SMs (65 to 514 MiB, on this line within 1 MiB): what a
-limit leaves in pieces of 16 MiB is the same here. Other models are made to cost the same.
+Measured on an H200 with driver 580 for limits of 10 to 132 SMs: 65 to 514 MiB, within 1 MiB of this line. So a memory
+limit leaves the same number of 16 MiB pieces here as there. Other models cost the same here.
 """
 SHARED_CONTEXT_OVERHEAD_BYTES: Final = 8 << 20
-"""What a context costs before Volta, where all clients share the one context of their server."""
+"""The cost of a context before Volta, when all clients share the one context of their server, in bytes."""
 
 
-def context_overhead(facts: DeviceFacts, multiprocessors: int) -> int:
-    """Return the bytes that a context on this number of multiprocessors costs by itself."""
-    if not facts.is_volta_or_newer:
+def context_overhead(properties: DeviceFacts, multiprocessors: int) -> int:
+    """Return the bytes that a context on this number of multiprocessors costs without any allocation."""
+    if not properties.is_volta_or_newer:
         return SHARED_CONTEXT_OVERHEAD_BYTES
     return FIXED_OVERHEAD_BYTES + multiprocessors * MULTIPROCESSOR_OVERHEAD_BYTES

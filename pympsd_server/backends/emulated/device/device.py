@@ -14,7 +14,7 @@ from pympsd_server.backends.emulated.device.context import EmulatedContext
 from pympsd_server.backends.emulated.device.context_memory import ContextMemory, context_overhead
 from pympsd_server.backends.emulated.memory.client_space import ClientSpaces
 from pympsd_server.backends.emulated.scheduling.placement import Multiprocessors, Placement
-from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, Policy
+from pympsd_server.backends.emulated.scheduling.policy import GREATEST_PRIORITY, LEAST_PRIORITY, ContextQueue, Policy
 from pympsd_server.backends.emulated.scheduling.scheduler import Scheduler
 from pympsd_server.backends.emulated.scheduling.work_item import Trace
 from pympsd_server.backends.interface import BackendError, Capabilities, Status, Timeline
@@ -22,14 +22,15 @@ from pympsd_server.backends.quota import Quota
 
 
 class EmulatedDevice(AccountedDevice):
-    """One device of an emulated machine. ``ordinal`` chooses its window of addresses; ``policy``: whose work runs."""
+    """One device of an emulated machine."""
 
-    def __init__(self, facts: DeviceFacts, ordinal: int, policy: Policy | None = None) -> None:
-        self._facts = facts
+    def __init__(self, properties: DeviceFacts, ordinal: int, policy: Policy | None = None) -> None:
+        """``ordinal`` chooses the window of addresses; ``policy`` decides whose work runs, by default fair shares."""
+        self._properties = properties
         self._ordinal = ordinal
-        self.budget = DeviceBudget(facts.memory_bytes)
-        self._multiprocessors = Multiprocessors(facts.multiprocessors)
-        self._spaces = ClientSpaces(facts, window_of(ordinal), self.budget)
+        self.budget = DeviceBudget(properties.memory_bytes)
+        self._multiprocessors = Multiprocessors(properties.multiprocessors)
+        self._spaces = ClientSpaces(properties, window_of(ordinal), self.budget)
         self._scheduler = Scheduler(policy)
         self._trace = Trace()
         self._lock = Lock()
@@ -40,14 +41,14 @@ class EmulatedDevice(AccountedDevice):
     @property
     def capabilities(self) -> Capabilities:
         """Everything, except what no device before Volta did under MPS and what the machine description excludes."""
-        volta = self._facts.is_volta_or_newer
+        volta = self._properties.is_volta_or_newer
         return Capabilities(
-            isolates_address_spaces=self._facts.isolates_address_spaces,
+            isolates_address_spaces=self._properties.isolates_address_spaces,
             contains_faults=True,
-            stops_kernels=self._facts.stops_kernels,
+            stops_kernels=self._properties.stops_kernels,
             limits_multiprocessors=volta,
             limits_memory=volta,
-            maps_virtual_memory=self._facts.isolates_address_spaces,
+            maps_virtual_memory=self._properties.isolates_address_spaces,
             maps_host_memory=True,
             evaluates_conditions=True,
         )
@@ -61,7 +62,7 @@ class EmulatedDevice(AccountedDevice):
     def trace(self) -> Mapping[str, int]:
         """Counters: contexts, kernels_started, kernels_finished, batches, slices, bytes_allocated, bytes_used ...
 
-        ``resident_blocks_high_water`` is the most blocks one context had resident at once.
+        ``resident_blocks_high_water`` is the largest number of blocks that one context had resident at the same time.
         """
         with self._lock:
             for context in self._contexts:
@@ -117,12 +118,12 @@ class EmulatedDevice(AccountedDevice):
     def create_context(
         self, address_space: int, quota: Quota, on_fault: Callable[[Status], None], context_id: int = 0
     ) -> EmulatedContext:
-        """Create a context; BackendError OUT_OF_MEMORY if the device or the quota has no room for one."""
+        """Create a context; BackendError OUT_OF_MEMORY if the device's or the quota's memory is too small."""
         with self._lock:
             if self._closed:
                 raise BackendError(Result.ERROR_DEINITIALIZED, "the device is closed")
             limited = self.capabilities.limits_multiprocessors
-            among = sms_of(self._facts, quota.chunks)
+            among = sms_of(self._properties, quota.chunks)
             multiprocessors = self._multiprocessors.take(quota.multiprocessors if limited else 0, among)
             try:
                 context = self._make(address_space, quota, multiprocessors, on_fault, context_id)
@@ -141,19 +142,18 @@ class EmulatedDevice(AccountedDevice):
         context_id: int,
     ) -> EmulatedContext:
         client = self._spaces.of(address_space, quota)
-        overhead = context_overhead(self._facts, len(multiprocessors))
+        overhead = context_overhead(self._properties, len(multiprocessors))
         memory = ContextMemory(client, overhead, f"a context on {len(multiprocessors)} multiprocessors")
-        placement = Placement(multiprocessors, self._facts.attributes)
         context = EmulatedContext(
-            self._facts,
+            self._properties,
             self._scheduler,
             memory,
-            placement,
-            quota.priority,
+            Placement(multiprocessors, self._properties.attributes),
             context_id,
             self._trace,
             on_fault,
             self._remove,
+            ContextQueue(quota.priority, memory_used=memory.bytes_of_client),
         )
         try:
             self._spaces.enter(address_space, client)

@@ -22,7 +22,7 @@ _DEFAULTS = {
 
 
 _ALONE = (1, 1, 1)
-CLUSTER_BLOCKS = 8
+MAX_CLUSTER_BLOCKS = 8
 """The most blocks of a cluster on every device that has clusters."""
 
 
@@ -49,18 +49,18 @@ def check_launch(
     """Raise BackendError INVALID_VALUE for what the device or the kernel does not take."""
     for what, extent in (("GRID", grid), ("BLOCK", block)):
         for axis, value in zip("XYZ", extent, strict=True):
-            most = attribute_of(attributes, f"MAX_{what}_DIM_{axis}")
-            if not 1 <= value <= most:
-                raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {most} are allowed")
+            maximum = attribute_of(attributes, f"MAX_{what}_DIM_{axis}")
+            if not 1 <= value <= maximum:
+                raise _invalid(f"{what.lower()} dimension {axis.lower()} is {value}: 1 to {maximum} are allowed")
     if any(count % size for count, size in zip(grid, cluster, strict=True)):
-        raise _invalid(f"{kernel.name} runs in clusters of {cluster} blocks: the grid {grid} is no multiple")
-    if (blocks := cluster[0] * cluster[1] * cluster[2]) > CLUSTER_BLOCKS:
-        raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {CLUSTER_BLOCKS} are allowed")
+        raise _invalid(f"{kernel.name} runs in clusters of {cluster} blocks: the grid {grid} is not a multiple")
+    if (blocks := cluster[0] * cluster[1] * cluster[2]) > MAX_CLUSTER_BLOCKS:
+        raise _invalid(f"{kernel.name} runs in clusters of {blocks} blocks; {MAX_CLUSTER_BLOCKS} are allowed")
     threads = block[0] * block[1] * block[2]
-    if threads > (most := attribute_of(attributes, "MAX_THREADS_PER_BLOCK")):
-        raise _invalid(f"{threads} threads in a block, {most} are allowed")
-    if kernel.shared_bytes + shared_bytes > (most := max_shared_bytes(attributes)):
-        raise _invalid(f"{kernel.shared_bytes + shared_bytes} bytes of shared memory in a block, there are {most}")
+    if threads > (maximum := attribute_of(attributes, "MAX_THREADS_PER_BLOCK")):
+        raise _invalid(f"{threads} threads in a block, {maximum} are allowed")
+    if kernel.shared_bytes + shared_bytes > (maximum := max_shared_bytes(attributes)):
+        raise _invalid(f"{kernel.shared_bytes + shared_bytes} bytes of shared memory in a block, there are {maximum}")
     if parameter_bytes != kernel.parameter_bytes:
         raise _invalid(f"{kernel.name} takes {kernel.parameter_bytes} bytes of parameters, not {parameter_bytes}")
     if kernel.required_block is not None and block != kernel.required_block:
@@ -71,19 +71,21 @@ def check_launch(
         )
 
 
-def cluster_of(kernel: Kernel, asked: tuple[int, int, int], attributes: Mapping[str, int]) -> tuple[int, int, int]:
+def cluster_of(
+    kernel: Kernel, requested: tuple[int, int, int], attributes: Mapping[str, int]
+) -> tuple[int, int, int]:
     """Return the clusters that a kernel runs in: those it was compiled for, else those that the launch asks for.
 
     BackendError INVALID_CLUSTER_SIZE if they differ; NOT_SUPPORTED on a device without clusters.
     """
-    if asked in (_ALONE, kernel.cluster):
+    if requested in (_ALONE, kernel.cluster):
         return kernel.cluster
     if kernel.cluster != _ALONE:
-        reason = f"{kernel.name} was compiled for clusters of {kernel.cluster} blocks, not {asked}"
+        reason = f"{kernel.name} was compiled for clusters of {kernel.cluster} blocks, not {requested}"
         raise BackendError(Result.ERROR_INVALID_CLUSTER_SIZE, reason)
     if attributes.get("COMPUTE_CAPABILITY_MAJOR", 0) < 9:
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "clusters of blocks need compute capability 9.0")
-    return asked
+    return requested
 
 
 def check_room(
@@ -94,15 +96,16 @@ def check_room(
     """
     if cooperative and not attributes.get("COOPERATIVE_LAUNCH", 0):
         raise BackendError(Result.ERROR_NOT_SUPPORTED, "COOPERATIVE_LAUNCH of this device is 0: it has none")
-    most = placement.capacity(size)
-    if most and not (cooperative and blocks > most):
+    maximum = placement.capacity(size)
+    if maximum and not (cooperative and blocks > maximum):
         return
     what = f"blocks of {size.threads} threads and {size.shared_bytes} bytes of shared memory"
-    if not most:
-        raise BackendError(Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"no multiprocessor has room for {what}")
+    if not maximum:
+        raise BackendError(Result.ERROR_LAUNCH_OUT_OF_RESOURCES, f"no multiprocessor has space for {what}")
     raise BackendError(
         Result.ERROR_COOPERATIVE_LAUNCH_TOO_LARGE,
-        f"a cooperative launch of {blocks} {what}: the context's {len(placement.sm_ids)} multiprocessors hold {most}",
+        f"a cooperative launch of {blocks} {what}: "
+        f"the context's {len(placement.sm_ids)} multiprocessors hold {maximum}",
     )
 
 

@@ -31,12 +31,12 @@ _NO_CLUSTER = dict.fromkeys(
 
 
 class ModuleOwner(Protocol):
-    """What a module needs of its context."""
+    """The part of a context that its modules use."""
 
-    facts: DeviceFacts
+    properties: DeviceFacts
 
     def unload(self, module: EmulatedModule) -> None:
-        """Free a module's memory after the work so far."""
+        """Free a module's memory after the work queued before."""
 
     def place_managed(self, module: EmulatedModule, addresses: Mapping[str, int]) -> None:
         """Move managed variables of a module."""
@@ -49,8 +49,8 @@ class EmulatedModule:
         self.owner = owner
         self._kernels = tuple(program.kernels.values())
         self.loaded = loaded
-        attributes = owner.facts.attributes
-        capability = owner.facts.compute_capability
+        attributes = owner.properties.attributes
+        capability = owner.properties.compute_capability
         self._functions = tuple(_function(kernel, attributes, capability) for kernel in self._kernels)
         self._variables = tuple(program.globals.values())
         self._managed = _lay_out_managed(self._variables)
@@ -91,7 +91,7 @@ class EmulatedModule:
         return self._kernels[index]
 
     def unload(self) -> None:
-        """Free its memory once all work of the context so far is done."""
+        """Free its memory once all work queued in the context before is done."""
         self.owner.unload(self)
 
 

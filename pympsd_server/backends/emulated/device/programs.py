@@ -22,8 +22,8 @@ _translated: Final = lru_cache(_KEPT)(load_program)
 
 def load(image: bytes, compute_capability: tuple[int, int]) -> Program:
     """Translate an image, of a fatbin the PTX for a device. BackendError NO_BINARY_FOR_GPU for machine code,
-    INVALID_IMAGE if it is no text, INVALID_PTX with the line and the instruction for what cannot be executed, and for
-    the target of another device, NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
+    INVALID_IMAGE if it is not text, INVALID_PTX with the line and the instruction for what cannot be executed, and
+    for the target of another device, NOT_SUPPORTED for what MPS does not support, and for code of other kinds.
     """
     try:
         if image.startswith(fatbin.MAGIC):

@@ -22,7 +22,7 @@ _OWN_THREAD_BYTES: Final = 16 << 20
 
 
 class StreamOwner(WorkOwner, ModuleOwner, Protocol):
-    """What a stream needs of its context."""
+    """The part of a context that its streams use."""
 
     memory: ContextMemory
     scheduler: Scheduler
@@ -31,7 +31,7 @@ class StreamOwner(WorkOwner, ModuleOwner, Protocol):
         """Return the unfinished items that new work in a stream comes after; under the scheduler's lock."""
 
     def notify_after(self, marker: Marker, done: Completion) -> None:
-        """Call back when a marker is passed; at once, with the outcome, on a poisoned context."""
+        """Call back when a marker is passed, or immediately if the context has faulted, with its sticky error."""
 
 
 class EmulatedStream:
@@ -69,13 +69,13 @@ class EmulatedStream:
         if not isinstance(module, EmulatedModule) or module.owner is not context:
             raise BackendError(Result.ERROR_INVALID_HANDLE, "the module is of another context")
         kernel = module.kernel(launch.function)
-        grid, block, attributes = launch.grid, launch.block, context.facts.attributes
+        grid, block, attributes = launch.grid, launch.block, context.properties.attributes
         cluster = cluster_of(kernel, launch.cluster, attributes)
         check_launch(attributes, kernel, grid, block, launch.shared_bytes, len(launch.parameters), cluster)
         size = BlockSize(block[0] * block[1] * block[2], kernel.shared_bytes + launch.shared_bytes)
         check_room(attributes, context.placement, size, grid[0] * grid[1] * grid[2], launch.cooperative)
         workspace = context.memory.borrow_workspace() if launch.cooperative else 0
-        run = KernelRun(context, self, module.loaded, kernel, launch, size, cluster, workspace)
+        run = KernelRun(context, self, self.time_share, module.loaded, kernel, launch, size, cluster, workspace)
         if workspace:
             run.callbacks.append(lambda status: context.memory.return_workspace(workspace, status))
         context.scheduler.submit(run)
@@ -89,12 +89,12 @@ class EmulatedStream:
 
     def wait(self, event: Event) -> None:
         """Make later work wait for the event's point."""
-        awaited = self._own(event).point.marker
-        if awaited is None:
+        pending = self._own(event).point.marker
+        if pending is None:
             self._context.check()
             return
         marker = self._marker()
-        marker.also_after = awaited
+        marker.also_after = pending
         self._context.scheduler.submit(marker)
 
     def _marker(self) -> Marker:
@@ -106,7 +106,7 @@ class EmulatedStream:
         return event
 
     def notify(self, done: Completion) -> None:
-        """Call back when all work so far is done."""
+        """Call back when all work queued before is done."""
         self._context.notify_after(self._marker(), done)
 
     def launch_host_function(self, begin: Completion) -> HostFunction:
@@ -118,7 +118,7 @@ class EmulatedStream:
 
     @property
     def idle(self) -> bool:
-        """Whether all work so far is done, and all that this stream would wait for."""
+        """Whether all queued work is done, and all that this stream would wait for."""
         with self._context.scheduler.lock:
             return all(item.finished for item in self._context.predecessors(self))
 
@@ -151,10 +151,10 @@ class EmulatedEvent:
         return marker is None or marker.finished
 
     def notify(self, done: Completion) -> None:
-        """Call back when its point is passed, with the outcome of its own context."""
+        """Call back when its point is passed, with SUCCESS or the sticky error of its own context."""
         marker = self.point.marker
         if marker is not None and marker.owner is not self.context:
-            # Of this context, so that the wait ends with it, and its outcome is what is reported.
+            # A marker of this context, so that the wait ends with the context, and its error is reported.
             own = Marker(self.context, None, marker.time_share)
             own.also_after, own.is_alone = marker, True
             self.context.notify_after(own, done)

@@ -1,4 +1,30 @@
-"""How far a kernel may reach beyond the memory that it was given: as far as a GPU lets it, or exactly to the end."""
+"""One client's address space on one emulated device: which addresses exist, and the bytes behind them.
+
+The problem: a kernel computes any addresses it likes, 32,768 at a time, and each of them has to be checked against
+the client's allocations without a Python loop. An access outside must fault with ILLEGAL_ADDRESS, as on a GPU, and
+must never touch another client's bytes or this process's own.
+
+The idea: an address space is one range of the device's window, reserved in this process as one mapping that costs
+nothing until it is touched (window.py). An address minus ``base`` is an offset in the mapping, so a checked access of
+all threads is one NumPy index into a view of it:
+
+    base                                VIRTUAL_OFFSET           MAPPED_OFFSET            size
+    | allocation | gap | allocation |   | memory mapped by the   | host memory that the   |  windows of peers,
+    |            |512 B|            |   | client (cuMemMap)      | client registered      |  behind the own one
+
+Allocations are kept as two sorted lists, starts and ends. Kernels check the lowest and the highest address of an
+access first: if both lie in the same allocation, all in between do, too. Only if not, `locate` looks at each address
+with a binary search in the same lists as arrays.
+
+Invariants:
+
+- ``_ranges`` is replaced as a whole and never changed, so that a kernel in the compute thread sees an allocation
+  either completely or not at all while another thread allocates. All changes are made under the client's lock.
+- Between two allocations lies a gap of GUARD_BYTES that no access reaches. With the bounds of hardware a kernel
+  reaches at most 511 bytes beyond an allocation, and those bytes are in the gap: they belong to nobody.
+- A freed range is zeroed and its pages are released before its addresses are given out again, so that no data of an
+  earlier allocation can be read.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +38,7 @@ from typing import Final
 import numpy as np
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET
 from pympsd.vocabulary.settings import has_strict_bounds
 from pympsd_server.backends.emulated.memory.peer_windows import PeerWindow, Ranges, below, holds
@@ -46,7 +73,7 @@ class Bounds:
 
 
 HARDWARE: Final = Bounds(512, 128)
-"""Those of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
+"""The bounds of cuMemAlloc, and of shared memory since compute capability 8.0 (CUDA C++ Programming Guide)."""
 STRICT: Final = Bounds(1, 1)
 
 
@@ -59,7 +86,7 @@ GUARD_BYTES = 512
 _PAGE = mmap.PAGESIZE
 
 
-class NotAnAllocation(ValueError):
+class NotAnAllocation(DeviceError, ValueError):
     """The address given to free or size_of is not the start of an allocation."""
 
 
@@ -114,7 +141,7 @@ class AddressSpace(AccessibleMemory):
 
     @property
     def views(self) -> dict[DType, Array]:
-        """One view of the whole range, and of peers' behind it, per element type: kernels index these."""
+        """A view of all of the range, and of peers' behind it, for each element type: kernels index these."""
         return self._window.views
 
     def _set_ranges(self, ranges: Ranges) -> None:
@@ -206,7 +233,7 @@ class AddressSpace(AccessibleMemory):
         self.clear(address, end - start)
 
     def share(self, address: int) -> tuple[memoryview, File, int]:
-        """Return the pages of an allocation, their file, and where it begins in them. Raises NotAnAllocation.
+        """Return the pages of an allocation, their file, and its offset in them. Raises NotAnAllocation.
 
         It must be freed by `withdraw` and `reclaim`.
         """
@@ -317,7 +344,7 @@ class AddressSpace(AccessibleMemory):
         return places if offsets.ndim else places[0]
 
     def _reach(self) -> tuple[Array, Array]:
-        """Return the starts and ends, in the views, of what kernels reach; made anew when that has changed."""
+        """Return the starts and ends, in the views, of the ranges that kernels reach; recomputed after a change."""
         ranges, peers = self._ranges, tuple((peer, *peer.ranges()) for peer in self._peers)
         seen = [(peer, generation) for peer, generation, _, _ in peers]
         arrays = self._arrays
@@ -343,7 +370,7 @@ class AddressSpace(AccessibleMemory):
     def map_peer(self, process: int, file: File, distance: int) -> None:
         """Make a window that another process has published accessible, ``distance`` bytes from the base of this one.
 
-        Raises OSError; ValueError if it is no such window.
+        Raises OSError; ValueError if the file is not such a window.
         """
         peer = self._window.map_peer(process, file, distance, self._peers)
         self._peers = tuple(sorted((*self._peers, peer), key=lambda other: other.place))

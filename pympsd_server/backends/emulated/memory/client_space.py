@@ -1,8 +1,8 @@
 """The memory of client processes on one device: their address spaces, what calls may access, their budgets.
 
-From Volta on every client process has an address space of its own, which all its contexts share. Before, and where
-the machine says so, all clients of an executor share one: their kernels can access all of it, their calls only their
-own allocations.
+From Volta on every client process has an address space of its own, which all its contexts share. Before Volta, or if
+the machine's description asks for it, all clients of an executor share one: their kernels can access all of it, their
+calls only their own allocations.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ClientSpace:
     reserved: _Reserved
     budget: ClientBudget
     owned: OwnedMemory | None
-    """None if the whole space is this client's."""
+    """None if this client has the space for itself."""
     exports: Exports
     mappings: Mappings = field(init=False)
     contexts: int = field(default=0, init=False)
@@ -156,11 +156,11 @@ def _detach(client: ClientSpace, address: int) -> None:
 class ClientSpaces:
     """The clients of one device, by the key of their address space. Its owner locks it."""
 
-    def __init__(self, facts: DeviceFacts, base: int, device: DeviceBudget) -> None:
-        self._facts = facts
+    def __init__(self, properties: DeviceFacts, base: int, device: DeviceBudget) -> None:
+        self._properties = properties
         self._base = base
         self._device = device
-        self._allocatable = min(VIRTUAL_OFFSET, 2 * facts.memory_bytes)
+        self._allocatable = min(VIRTUAL_OFFSET, 2 * properties.memory_bytes)
         self._clients: dict[int, ClientSpace] = {}
         self._exports = Exports()
         self.host_memory = HostMemory(self._clients)
@@ -172,10 +172,10 @@ class ClientSpaces:
         client = self._clients.get(key)
         if client is not None:
             return client
-        limit, groups = (quota.memory_bytes, quota.groups) if self._facts.is_volta_or_newer else (0, ())
+        limit, groups = (quota.memory_bytes, quota.groups) if self._properties.is_volta_or_newer else (0, ())
         audited = key if quota.audited else 0
         budget = ClientBudget(self._device, limit, self._device.groups(groups, key), audited)
-        if self._facts.isolates_address_spaces:
+        if self._properties.isolates_address_spaces:
             return ClientSpace(self._reserve(), budget, None, self._exports)
         reserved = self._shared or self._reserve()
         return ClientSpace(reserved, budget, OwnedMemory(reserved.space), self._exports)

@@ -23,9 +23,9 @@ from pympsd_server.backends.emulated.ptx.isa.faults import OutOfMemory
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import Charge, File, PhysicalMemory
 
-HANDLE_LIMIT: Final = 1 << 18
+MAX_HANDLES: Final = 1 << 18
 """Handles of memory that one context holds."""
-MEMORY_LIMIT: Final = 4096
+MAX_MEMORIES: Final = 4096
 """Pieces of memory to map that one client has; what can be exported has a descriptor of this process."""
 
 
@@ -100,14 +100,14 @@ class MappedMemory:
     def check_room(self) -> None:
         """Raise BackendError unless the context is open, maps memory, and may hold more of it."""
         self._check_own_space()
-        if len(self._memories) >= HANDLE_LIMIT:
-            reason = f"a context holds at most {HANDLE_LIMIT} pieces of memory"
+        if len(self._memories) >= MAX_HANDLES:
+            reason = f"a context holds at most {MAX_HANDLES} pieces of memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def _check_memories(self) -> None:
         self.check_room()
-        if self._client.memories >= MEMORY_LIMIT:
-            reason = f"a client has at most {MEMORY_LIMIT} pieces of memory to map; create larger ones"
+        if self._client.memories >= MAX_MEMORIES:
+            reason = f"a client has at most {MAX_MEMORIES} pieces of memory to map; create larger ones"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
 
     def _enter(self, storage: Storage) -> EmulatedMemory:
@@ -182,10 +182,10 @@ class MappedMemory:
     def _distance(self, ordinal: int) -> int:
         distance = window_of(ordinal) - self._client.space.base
         if not distance or ordinal >= PINNED_WINDOWS:
-            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is no peer of this one")
+            raise BackendError(Result.ERROR_INVALID_VALUE, f"device {ordinal} is not a peer of this one")
         return distance
 
     def close(self) -> list[Callable[[], None]]:
         """Unmap all of it; the caller has the client's lock, and calls what this returns without it."""
         unused = [storage.leave for storage in self._client.mappings.remove_all_of(self)]
-        return unused + [memory.release for memory in tuple(self._memories)]  # others release some meanwhile
+        return unused + [memory.release for memory in tuple(self._memories)]  # others may release some in between

@@ -33,7 +33,7 @@ SEGMENTS: Final = 8192
 _HEAD: Final = 4
 _WORDS: Final = 6
 TABLE_BYTES: Final = -(-(_HEAD + 2 * RANGES + _WORDS * SEGMENTS) * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-_PATIENCE_SECONDS: Final = 1.0
+_READ_TIMEOUT_SECONDS: Final = 1.0
 """How long a table is waited for that is being written, or written again and again."""
 _PAUSE_SECONDS: Final = 50e-6
 
@@ -88,17 +88,17 @@ class Table:
 
         Nothing if it stays unfinished: its writer ended while it wrote.
         """
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _READ_TIMEOUT_SECONDS
         while time.monotonic() < deadline:
             if self.generation & 1:
-                # Its writer may wait for a processor; copying meanwhile would be in vain.
+                # Its writer may wait for a processor; copying before it goes on would be in vain.
                 time.sleep(_PAUSE_SECONDS)
                 continue
             generation, count, segments = (int(word) for word in self._head[:3])
             starts, ends = self._starts[:count].copy(), self._ends[:count].copy()
             rows = self._segments[:segments].tolist()
             if not generation & 1 and generation == self.generation:
-                # A client may have made the file itself: what it says of other places does not count.
+                # A client may have made the file itself: entries about other places do not count.
                 inside = (starts >= 0) & (ends <= size)
                 within = {segment for segment in (_segment(*row) for row in rows) if segment.is_within(size)}
                 return generation, starts[inside], ends[inside], within
@@ -166,7 +166,7 @@ class PeerWindow:
             try:
                 self._mapping.map_file(self._process, Segment(self.place + new.offset, new.size, new.file))
             except (OSError, ValueError):
-                continue  # unmapped meanwhile: the next generation says so
+                continue  # unmapped in between: the next generation shows it
             self._mapped.add(new)
 
     def clear(self) -> None:

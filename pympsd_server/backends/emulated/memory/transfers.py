@@ -1,7 +1,7 @@
 """Copies and fills in pieces: each iterator does one piece of work at each step.
 
-Addresses are looked up again for each piece, for the memory may have been freed since the call was checked:
-IllegalAddress then poisons the context, as it does on a GPU.
+Addresses are looked up again for each piece, because the memory may have been freed since the call was checked:
+IllegalAddress then faults the context, as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pympsd_server.backends.interface import BackendError, Copy, Extent, Fill, R
 
 PIECE_BYTES: Final = 4 << 20
 _ROW_BYTES: Final = 512
-"""What a row counts for at least: short rows that lie far apart cost a page each."""
-_ADDRESS_LIMIT: Final = 1 << 63
+"""The minimum cost of a row: short rows that lie far apart cost a page each."""
+_ADDRESS_END: Final = 1 << 63
 _BYTE: Final = np.dtype(np.uint8)
 
 Piece = tuple[int, int, int, int, int, int]
@@ -52,7 +52,7 @@ def _check(memory: AccessibleMemory, region: Region, extent: Extent) -> None:
         if span > region.host.nbytes:
             raise _invalid(f"{span} bytes in host memory of {region.host.nbytes}")
         return
-    if not 0 < span < _ADDRESS_LIMIT or not 0 <= region.base < _ADDRESS_LIMIT:
+    if not 0 < span < _ADDRESS_END or not 0 <= region.base < _ADDRESS_END:
         raise _invalid(f"{span} bytes at {region.base:#x}")
     try:
         memory.view(region.base, span)

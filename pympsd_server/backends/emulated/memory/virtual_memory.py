@@ -21,7 +21,7 @@ from pympsd_server.backends.emulated.memory.window import file_name
 from pympsd_server.backends.interface import BackendError
 from pympsd_server.backends.virtual_memory import File
 
-MAPPING_LIMIT: Final = 4096
+MAX_MAPPINGS: Final = 4096
 """What one client maps: each is a mapping of this process, which may have 65,530."""
 
 
@@ -114,13 +114,13 @@ class PeersPages(_FilePages):
 
 
 class WindowPages(Storage):
-    """Whole pages of a client's window, for this alone: memory without an address, or an allocation that is shared.
+    """Whole pages of a client's window for one piece of memory without an address, or for a shared allocation.
 
     A shared allocation begins in the first of them.
     """
 
     def __init__(self, pages: memoryview, file: File, is_shared: bool, freed: Callable[[Storage], None]) -> None:
-        """``file`` says where the pages are for other executors."""
+        """``file``: where other executors find the pages."""
         size = -(-pages.nbytes // MAPPING_GRANULE) * MAPPING_GRANULE
         super().__init__(size, new_secret() if is_shared else 0, freed)
         self._pages: memoryview | None = pages
@@ -133,7 +133,7 @@ class WindowPages(Storage):
 
     def publish(self) -> File:
         """Return the file, to the only client that can have it."""
-        # A process that imports a shared allocation may not learn the secret of the whole window.
+        # A process that imports a shared allocation must not get the secret of the client's window.
         return super().publish() if self.secret else self._file
 
     def _close(self) -> None:
@@ -196,7 +196,7 @@ class EmulatedMemory:
             raise BackendError(Result.ERROR_OPERATING_SYSTEM, reason) from None
 
     def publish(self) -> File:
-        """Return where it is for other executors; BackendError INVALID_VALUE."""
+        """Return the file in which other executors find it; BackendError INVALID_VALUE."""
         return self.storage.publish()
 
     def release(self) -> None:
@@ -238,8 +238,8 @@ class Mappings:
             raise _invalid(f"nothing can be mapped at {address:#x}")
         if any(other.start < mapping.end and address < other.end for other in self._by_start.values()):
             raise _invalid(f"something is mapped at {address:#x}, or within {mapping.storage.size} bytes from it")
-        if len(self._by_start) >= MAPPING_LIMIT:
-            reason = f"a client has at most {MAPPING_LIMIT} mappings; unmap some, or map larger memory"
+        if len(self._by_start) >= MAX_MAPPINGS:
+            reason = f"a client has at most {MAX_MAPPINGS} mappings; unmap some, or map larger memory"
             raise BackendError(Result.ERROR_OUT_OF_MEMORY, reason)
         try:
             mapping.storage.place(self.space, address)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pympsd.channel.mapping import NORESERVE, map_again, map_file_over, map_nothing
 from pympsd.channel.sealed_file import make_sealed, open_sealed
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (
     FILE_NAME,
@@ -29,7 +30,7 @@ from pympsd_server.backends.virtual_memory import File
 _PAGE: Final = mmap.PAGESIZE
 
 
-class ReserveRefused(OSError):
+class ReserveRefused(DeviceError, OSError):
     """The host refused to reserve the address range."""
 
 
@@ -45,7 +46,7 @@ class Window:
         self._bytes: Array = np.zeros(0, np.uint8)
         self._table: Table | None = None
         self._placed: dict[int, tuple[int, File | None]] = {}
-        """What is mapped behind the allocations: sizes by offset, and the files that peers can map."""
+        """The mappings behind the allocations: sizes by offset, and the files that peers can map."""
         self._lock: Final = RLock()
         """Held while mappings change: a kernel may find that those of a peer have."""
         try:
@@ -78,13 +79,13 @@ class Window:
         return self._bytes[low:high].data
 
     def file_at(self, offset: int) -> File:
-        """Return where the bytes of allocations are as a file."""
+        """Return the file of the allocations, from an offset on."""
         return File(self._file, self._secret, offset)
 
     def place(self, offset: int, memory: memoryview, file: File | None) -> None:
         """Map whole shared pages of this process behind the allocations; OSError.
 
-        ``file``: where they are for other processes, None if nowhere.
+        ``file``: where other processes find them, None if they cannot.
         """
         source = int(np.frombuffer(memory, np.uint8).ctypes.data)
         with self._lock:
@@ -145,7 +146,7 @@ class Window:
     def map_peer(self, process: int, file: File, distance: int, peers: Iterable[PeerWindow]) -> PeerWindow:
         """Map a window that another process has published, behind this one and in no peer's place.
 
-        Raises OSError; ValueError if it is no such window.
+        Raises OSError; ValueError if the file is not such a window.
         """
         opened = open_sealed(process, file.descriptor, file_name(file.secret), TABLE_BYTES + _PAGE)
         try:
@@ -153,7 +154,7 @@ class Window:
             table = Table(opened, allocatable)
             size, place = table.size, self.size
             if not allocatable <= size <= 1 << WINDOW_BITS or size % _PAGE:
-                raise ValueError("the file is no window that was published")
+                raise ValueError("the file is not a published window")
             for peer in peers:
                 if place + size <= peer.place:
                     break

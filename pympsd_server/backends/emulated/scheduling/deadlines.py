@@ -1,8 +1,8 @@
 """A policy: the work whose deadline is next runs first.
 
 Work is due some time after it became ready: the period in a stream of the least priority, half of it for each step of
-priority above, 16 times as long for clients below normal. What is not finished by then gets a new deadline, because
-kernels may wait for each other: none keeps the device for longer than its period while others are ready.
+priority above, 16 times as long for clients below normal. Work that is not finished by then gets a new deadline,
+because kernels may wait for each other: none keeps the device for longer than its period while others are ready.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pympsd_server.backends.emulated.scheduling.policy import (
 )
 
 DEFAULT_MILLISECONDS: Final = 50.0
-_LEAST_WEIGHT: Final = weight_of_priority(LEAST_PRIORITY)
+_WEIGHT_OF_LEAST: Final = weight_of_priority(LEAST_PRIORITY)
 _BELOW_NORMAL: Final = 16
 
 
@@ -44,7 +44,7 @@ class Deadlines:
 
     def _deadline(self, work: Runnable) -> float:
         # A weight is 2 ** steps: that of a stream of the least priority is the greatest.
-        period = self._period * work.time_share.weight / _LEAST_WEIGHT
+        period = self._period * work.time_share.weight / _WEIGHT_OF_LEAST
         return self._clock() + period * (_BELOW_NORMAL if work.queue.level else 1)
 
     def remove(self, work: Runnable) -> None:

@@ -4,7 +4,7 @@ A context below normal runs while nothing normal can. Besides it gets one turn a
 16 times the time of its own last one: little, but something, and never ahead of a normal one that is as new.
 Within a level every context has a ``TimeShare``, the time it has used, and so has every stream in its context, there
 multiplied by a weight. The one with the least runs next, so a weight of 16 means one sixteenth of the time as long
-as others want it too, and never none: kernels that wait for each other make progress whatever their priorities.
+as others need it too, and never none: kernels that wait for each other make progress whatever their priorities.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from attrs import define, field
 from pympsd_server.backends.emulated.scheduling.policy import ContextQueue, Runnable
 
 TURNS_OF_NORMAL: Final = 16
-"""What the normal level gets for one turn below normal, in turns and in time, if both always want to run."""
+"""The share of the normal level for one turn below normal, in turns and in time, if both are always ready."""
 
 
 @define(eq=False)
@@ -117,7 +117,7 @@ class FairQueue:
 
 _SCALE: Final = 1 << 50
 """Weights are this, divided by bytes: precise enough for whatever memory a device has."""
-_LEAST_BYTES: Final = 1 << 20
+_MIN_BYTES: Final = 1 << 20
 
 
 class MemoryShare(FairQueue):
@@ -125,5 +125,5 @@ class MemoryShare(FairQueue):
 
     def charge(self, work: Runnable, nanoseconds: int) -> None:
         """Account for time: the more memory, the less a nanosecond weighs."""
-        work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _LEAST_BYTES)
+        work.queue.time_share.weight = _SCALE // max(work.queue.memory_used(), _MIN_BYTES)
         super().charge(work, nanoseconds)

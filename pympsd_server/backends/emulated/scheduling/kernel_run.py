@@ -1,22 +1,38 @@
-"""One launched kernel: its blocks in batches, as many resident as its progress needs and the SMs hold.
+"""One launched kernel: its blocks in batches, as many of them resident as its progress needs.
 
-A batch that uses its slice without finishing may be waiting for a block that has not begun; then another batch is
-opened, as long as the context's multiprocessors have room. A GPU does the same, and it lets kernels
-whose blocks wait for each other finish. A cooperative launch begins with all its blocks.
+A kernel may have millions of blocks. They run in batches, the threads of a batch together as NumPy arrays
+(ptx/execution). A block is *resident* from the moment when its batch begins until the batch ends, and takes space on
+a multiprocessor of its context for that time (placement.py):
+
+    blocks   0 ........ 63 | 64 ....... 127 | 128 ................ 4095
+             batch 1       | batch 2        | not begun
+             resident: they run in turn     |
+
+One batch at a time would be enough for most kernels, and is the fastest: its arrays stay in the cache. But blocks may
+wait for each other, for a flag that another block sets. So a batch that uses a whole slice without finishing counts
+as one that may be waiting for a block that has not begun. When every resident batch has used a slice in this way,
+another one begins, as long as the context's multiprocessors have space. A GPU has the same limit: blocks that all fit
+may wait for each other, others may not. A cooperative launch begins with all its blocks, a cluster begins whole.
+
+Invariants: blocks begin in the order of their numbers. At least one batch of a kernel that has begun is resident
+until the last block has ended. A batch gives back once the space that it takes of the multiprocessors. When a kernel
+faults or is stopped its batches are dropped with its context, whose placement nobody uses any more.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from math import prod
 
-from attrs import define
+from attrs import define, field
 
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
-from pympsd_server.backends.emulated.scheduling.work_item import WorkItem, WorkOwner, WorkStream
+from pympsd_server.backends.emulated.scheduling.work_item import WorkItem
 from pympsd_server.backends.interface import Launch
 
 
@@ -28,32 +44,32 @@ class _Resident:
     placed: ResidentBlocks
 
 
+@define(eq=False, slots=False)
 class KernelRun(WorkItem):
     """A launch whose arguments have been checked."""
 
-    def __init__(
-        self,
-        owner: WorkOwner,
-        stream: WorkStream,
-        loaded: LoadedModule,
-        kernel: Kernel,
-        launch: Launch,
-        size: BlockSize,
-        cluster: tuple[int, int, int],
-        workspace: int,
-    ) -> None:
-        """``size`` is what a block takes; ``workspace`` the address by which the blocks of a cooperative one meet."""
-        super().__init__(owner, stream, stream.time_share)
-        self._loaded, self._kernel, self._launch = loaded, kernel, launch
-        self.what = kernel.name
-        self._size, self._workspace = size, workspace
-        self._cluster = cluster
-        self._together = cluster[0] * cluster[1] * cluster[2]
-        self._begun = 0
-        self._blocks = launch.grid[0] * launch.grid[1] * launch.grid[2]
-        self._residents: deque[_Resident] = deque()
-        self._unfinished_slices = 0
-        """Slices in a row that ended without a finished batch."""
+    _loaded: LoadedModule
+    _kernel: Kernel
+    _launch: Launch
+    _size: BlockSize
+    """The threads and shared memory of a block."""
+    _cluster: tuple[int, int, int]
+    _workspace: int
+    """The address by which the blocks of a cooperative launch meet, 0 for another launch."""
+    _begun: int = field(default=0, init=False)
+    """The number of blocks that have begun."""
+    _residents: deque[_Resident] = field(factory=deque, init=False)
+    _unfinished_slices: int = field(default=0, init=False)
+    """Slices in a row that ended without a finished batch."""
+
+    def __attrs_post_init__(self) -> None:
+        self.what = self._kernel.name
+        self._together = prod(self._cluster)
+        launch = self._launch
+        self._blocks = prod(launch.grid)
+        self._setup = LaunchSetup(
+            launch.grid, launch.block, bytes(launch.parameters), launch.shared_bytes, self._workspace, self._cluster
+        )
 
     @property
     def begun(self) -> bool:
@@ -62,11 +78,11 @@ class KernelRun(WorkItem):
 
     @property
     def blocked(self) -> bool:
-        """Whether no block of it is resident and none fits now."""
+        """Whether none of its blocks is resident and none fits now."""
         return not self._residents and not self.owner.placement.admits(self, self._size)
 
     @property
-    def at_once(self) -> int:
+    def blocks_together(self) -> int:
         """The number of its blocks that must begin together."""
         return self._blocks if self._launch.cooperative else self._together
 
@@ -101,7 +117,7 @@ class KernelRun(WorkItem):
 
     def _open(self) -> None:
         self._unfinished_slices = 0
-        end = self._begun + self.at_once
+        end = self._begun + self.blocks_together
         while self._begun < end and (blocks := self._begin_blocks()):
             self._begun += blocks
         if self._begun:
@@ -109,29 +125,17 @@ class KernelRun(WorkItem):
 
     def _begin_blocks(self) -> int:
         """Make the next blocks resident; return their number."""
-        most = blocks_per_batch(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
-        count = min(max(most, self._together), self._blocks - self._begun)
+        maximum = blocks_per_batch(self._size.threads, self._kernel.local_bytes, together=self._launch.cooperative)
+        count = min(max(maximum, self._together), self._blocks - self._begun)
         if self._together > 1:
             # The blocks of a cluster run together: only whole ones begin.
             placement = self.owner.placement
-            room = placement.room(self._size) if placement.resident else placement.capacity(self._size)
-            count = min(count, room) // self._together * self._together
+            space = placement.room(self._size) if placement.resident else placement.capacity(self._size)
+            count = min(count, space) // self._together * self._together
         placed = self.owner.placement.place(self._size, count)
         blocks = len(placed.sm_of_block)
         if blocks:
-            launch = self._launch
-            batch = Batch(
-                self._loaded,
-                self._kernel.name,
-                launch.grid,
-                launch.block,
-                launch.parameters,
-                launch.shared_bytes,
-                self._begun,
-                placed.sm_of_block,
-                self._workspace,
-                self._cluster,
-            )
+            batch = Batch(self._loaded, self._kernel.name, self._setup, self._begun, placed.sm_of_block)
             self._residents.append(_Resident(batch, placed))
             owner, name = self.owner, self._kernel.name
             owner.trace.add_batch(owner.id, name, self._begun, blocks, owner.queue.level)

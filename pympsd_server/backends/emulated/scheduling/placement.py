@@ -1,4 +1,21 @@
-"""The choice of multiprocessors for a context: unused ones while they last, then those with the fewest users."""
+"""Multiprocessors: which a context may use, and which of them have space for a kernel's blocks.
+
+`Multiprocessors` chooses those of a context that is limited to some: unused ones as long as there are any, then those
+with the fewest users. `Placement` then counts, for each multiprocessor of one context, the blocks, threads, registers
+and bytes of shared memory that are free, as the occupancy rules of CUDA do (`pympsd.vocabulary.occupancy`), and
+chooses a multiprocessor for each new block: the emptiest first, so that four blocks on four multiprocessors lie
+apart.
+
+Contexts do not share space with each other: each sees its multiprocessors as if it were alone. What they share is
+time. Within a context three rules keep kernels from blocking each other for ever:
+
+- A kernel without resident blocks that finds no space waits, and while it does no other kernel of the context grows.
+  So the space that comes free goes to it.
+- A kernel that needs many blocks together (a cluster, a cooperative launch) reserves: until it has its space no other
+  kernel begins. Else small kernels would take each free place before there are enough.
+- Both rules end after _MAX_SLICES_WAITED slices in which no batch has ended. Then the resident blocks probably wait
+  for blocks that have not begun, and holding these back would be a deadlock.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +67,8 @@ class Multiprocessors:
 
 Integers = NDArray[np.int64]
 Integers32 = NDArray[np.int32]
-_PATIENCE: Final = 256
-"""Slices in a row without the end of a batch, after which kernels that wait for room are no longer waited for:
-resident blocks may be waiting for some that have not begun.
-"""
+_MAX_SLICES_WAITED: Final = 256
+"""Slices in a row without the end of a batch, after which nothing is held back for a kernel that waits for space."""
 
 _CAPACITIES_KEPT: Final = 256
 
@@ -76,17 +91,17 @@ class ResidentBlocks:
 
 
 class PendingKernel(Protocol):
-    """A kernel that waits for room."""
+    """A kernel that waits for space."""
 
     @property
-    def at_once(self) -> int:
+    def blocks_together(self) -> int:
         """The number of its blocks that must begin together."""
 
 
 class Placement:
-    """Room on the multiprocessors of one context. Used by the compute thread alone, but for ``capacity``.
+    """Free space on the multiprocessors of one context, ``sm_ids``.
 
-    ``sm_ids`` are the multiprocessors the context is limited to.
+    Only the compute thread uses it, except ``capacity``, which any thread may call.
     """
 
     def __init__(self, sm_ids: tuple[int, ...], attributes: Mapping[str, int]) -> None:
@@ -97,44 +112,44 @@ class Placement:
         self._ids = np.array(sm_ids, np.int32)
         room = multiprocessor_room(attributes)
         self.slots = room[0] * len(sm_ids)
-        """Blocks that can be resident at once, however small."""
+        """The number of blocks that can be resident together, however small they are."""
         self._free = np.repeat(np.array([room], np.int64).T, len(sm_ids), axis=1)
         self._in_turn = np.arange(len(sm_ids))
         self._only: ResidentBlocks | None = None
-        """Blocks that are the only ones, and not subtracted from the room: so are those of most launches."""
+        """The only resident blocks, as in most launches: they are not subtracted from _free."""
         self.resident = 0
         self.high_water = 0
-        """The most blocks that were resident at once."""
+        """The largest number of blocks that were resident together."""
         self.unfinished_slices = 0
         """Slices in a row that ended without a finished batch."""
-        self._wanting: set[PendingKernel] = set()
-        """Kernels that have no block resident and found no room; while there are any, no kernel grows."""
-        self._gathering: PendingKernel | None = None
-        """A kernel that needs room for many blocks at once; until it has it, no other kernel begins."""
+        self._waiting: set[PendingKernel] = set()
+        """Kernels without resident blocks that found no space; while there are any, no kernel grows."""
+        self._reserving: PendingKernel | None = None
+        """A kernel that needs space for many blocks together; until it has it, no other kernel begins."""
 
     # --- which kernels may begin, and which may grow
 
     def admits(self, kernel: PendingKernel, size: BlockSize) -> bool:
         """Return whether a kernel without resident blocks may begin; if not, others wait for it."""
-        impatient = self.unfinished_slices >= _PATIENCE
-        if self._gathering is not None and self._gathering is not kernel and not impatient:
+        impatient = self.unfinished_slices >= _MAX_SLICES_WAITED
+        if self._reserving is not None and self._reserving is not kernel and not impatient:
             return False
-        if self.resident and self.room(size) < kernel.at_once:
-            self._wanting.add(kernel)
-            if kernel.at_once > 1 and self._gathering is None:
-                self._gathering = kernel
+        if self.resident and self.room(size) < kernel.blocks_together:
+            self._waiting.add(kernel)
+            if kernel.blocks_together > 1 and self._reserving is None:
+                self._reserving = kernel
             return False
-        self._wanting.discard(kernel)
+        self._waiting.discard(kernel)
         return True
 
     def lets_grow(self) -> bool:
         """Return whether a kernel with resident blocks may begin others that it does not need."""
-        return not (self._wanting or self._gathering) or self.unfinished_slices >= _PATIENCE
+        return not (self._waiting or self._reserving) or self.unfinished_slices >= _MAX_SLICES_WAITED
 
     def mark_begun(self, kernel: PendingKernel) -> None:
         """Note that a kernel has its first blocks resident."""
-        if self._gathering is kernel:
-            self._gathering = None
+        if self._reserving is kernel:
+            self._reserving = None
 
     # --- blocks
 
@@ -203,7 +218,7 @@ class Placement:
         self._free += sign * self._cost(size) * blocks
 
     def release(self, placed: ResidentBlocks) -> None:
-        """Free the room of blocks that have ended."""
+        """Free the space of blocks that have ended."""
         if placed is self._only:
             self._only = None
         else:

@@ -1,4 +1,4 @@
-"""What a scheduling policy of the emulated device sees of the work that is ready, and what it has to do.
+"""Scheduling policies of the emulated device: the work that they see, and the methods that they have.
 
 A policy decides whose work the compute thread runs next. ``PYMPSD_SCHEDULING_POLICY=NAME[:ARGUMENT]`` names one that
 is an entry point of the group ``pympsd.scheduling_policies``: a callable that takes the argument ("" without one),
@@ -42,7 +42,7 @@ class Runnable(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """Whether it cannot run now: no multiprocessor has room for it."""
+        """Whether it cannot run now, because no multiprocessor has space for it."""
 
     @property
     def time_share(self) -> TimeShare:
@@ -90,7 +90,7 @@ class Policy(Protocol):
         """Remove all work of a context."""
 
     def next(self) -> Runnable | None:
-        """Return what runs now, for a slice of about 1 ms; None when nothing can. It stays ready until removed.
+        """Return the work that runs now, for a slice of about 1 ms; None if none can. It stays ready until removed.
 
         Kernels may wait for each other: whatever is ready and not blocked has to run some time.
         """

@@ -1,8 +1,33 @@
 """The compute thread of one emulated device, and the order of all work on it.
 
-Work items have predecessors. Items whose predecessors are finished run in slices on the compute thread, or, if a
-caller's own copy is ready at once, in the caller's thread. One lock guards the graph; it is never held while an item
-runs or a callback is called.
+The problem: many clients share one device. A kernel may run for a microsecond or for ever, streams wait for events of
+other streams and other contexts, host functions hold streams until a client answers, and any context can fault or end
+at any moment. None of this may delay another client for longer than its fair share.
+
+The idea: all work is one graph. An item is *waiting* while it has unfinished predecessors, then *ready*, then it runs
+in slices of SLICE_SECONDS, then it is *finished* and releases its successors:
+
+    submit ──▶ waiting ──▶ ready ◀──▶ running ──▶ finished ──▶ its successors: waiting - 1
+                 │ instant items (markers) skip these ▲
+                 └────────────────────────────────────┘
+
+A policy (policy.py, by default fair shares) chooses among the ready items; the one compute thread runs a slice of the
+choice and asks again. A kernel is therefore preempted every millisecond without its help. A caller's own small copy
+that has to wait for nothing runs in the caller's thread, so that it never queues behind kernels.
+
+Example: two clients each launch a kernel of 10 ms. Both are ready; the compute thread runs them alternately, and both
+finish after about 20 ms. A third client's cuMemcpy of 4 KiB does not wait for either.
+
+Invariants:
+
+- One lock guards the graph, the policy, and the fields of items and streams. The lock is never held while an item
+  runs or a callback is called: callbacks are collected in a list of calls, and made after the lock is released.
+- Only the thread that runs an item finishes it. Until then its device memory and host bytes count as in use, so an
+  ended context is at rest, and its memory can be freed, only when none of its items runs (`wait_until_at_rest`).
+- A fault belongs to a context. Its waiting and ready items are finished with the sticky error without being run,
+  except kernels that have begun on a device that cannot stop kernels; successors of other contexts continue.
+- An exception of a kernel or a callback never ends the compute thread. Only a defect in a policy does, and then the
+  executor exits: a device on which nothing runs any more must not look alive.
 """
 
 from __future__ import annotations
@@ -36,7 +61,6 @@ class Scheduler:
         self._rested = threading.Condition(self.lock)
         self._ready: Policy = policy or FairQueue()
         self._closing = False
-        """Whether the compute thread runs an item."""
         self.slices = 0
         self.timeline: Timeline | None = None
         self._thread = threading.Thread(target=self._compute_or_end, name="compute", daemon=True)
@@ -45,9 +69,10 @@ class Scheduler:
     # --- submission
 
     def submit(self, item: WorkItem, *, in_own_thread: bool = False) -> None:
-        """Accept an item in stream order; its owner says what it waits for.
+        """Accept an item in stream order, after the items that its owner's `order` returns.
 
-        ``in_own_thread``: run it in this thread if it need not wait. Raise BackendError on a poisoned context.
+        ``in_own_thread``: run the item in this thread if it does not have to wait. Raises BackendError if the context
+        has faulted.
         """
         calls: Calls = []
         if self.timeline is not None:
@@ -138,8 +163,8 @@ class Scheduler:
             owner = item.owner
             item.running = False
             if fault is not None:
-                alone = fault.code is Result.ERROR_OUT_OF_MEMORY
-                self._poison(owner, fault, calls, faulted=True, alone=alone)
+                quietly = fault.code is Result.ERROR_OUT_OF_MEMORY
+                self._fault(owner, fault, calls, by_own_work=True, quietly=quietly)
             if used is not None:
                 self._ready.charge(item, used)
             if owner.status.code is not Result.SUCCESS:
@@ -151,7 +176,7 @@ class Scheduler:
         _call_each(calls)
 
     def _after_the_end(self, item: WorkItem, finished: bool, calls: Calls) -> None:
-        # Ready work was dropped when the context was poisoned, except kernels that cannot be stopped.
+        # Ready work was dropped when the context faulted, except kernels that cannot be stopped.
         owner = item.owner
         is_ready = item in owner.queue.ready
         if finished and is_ready:
@@ -168,7 +193,7 @@ class Scheduler:
         while todo:
             item = todo.popleft()
             item.mark_finished()
-            self._tell(item)
+            self._report(item)
             item.owner.remove(item)
             _queue_callbacks(item, calls)
             successors, item.successors = item.successors, []
@@ -180,9 +205,9 @@ class Scheduler:
                     else:
                         self._make_ready(successor, calls)
 
-    def _tell(self, item: WorkItem) -> None:
+    def _report(self, item: WorkItem) -> None:
         if self.timeline is not None and item.what and item.stream is not None:
-            # What was stopped may not have begun; what came before the timeline has no time of submission.
+            # Stopped work may not have begun; work from before the timeline has no time of submission.
             began = item.began_at or item.finished_at
             submitted = item.submitted_at or began
             number = item.stream.number
@@ -194,7 +219,7 @@ class Scheduler:
             self._make_ready(item, calls)
 
     def finish_held(self, item: WorkItem) -> None:
-        """Finish a held item; no effect a second time, BackendError INVALID_VALUE if it was not reached."""
+        """Finish a held item, once; BackendError INVALID_VALUE if its stream has not reached it."""
         calls: Calls = []
         with self.lock:
             if item.finished:
@@ -206,23 +231,23 @@ class Scheduler:
 
     # --- ending contexts
 
-    def poison(self, owner: WorkOwner, status: Status) -> None:
-        """Poison a context: stop what runs if possible, drop what waits, call all completions with the outcome."""
+    def fault(self, owner: WorkOwner, status: Status) -> None:
+        """Give a context a sticky error: stop what can be stopped, drop what waits, call all completions with it."""
         calls: Calls = []
         with self.lock:
-            self._poison(owner, status, calls)
+            self._fault(owner, status, calls)
             self._flush(owner, calls)
         _call_each(calls)
 
-    def _poison(
-        self, owner: WorkOwner, status: Status, calls: Calls, *, faulted: bool = False, alone: bool = False
+    def _fault(
+        self, owner: WorkOwner, status: Status, calls: Calls, *, by_own_work: bool = False, quietly: bool = False
     ) -> None:
-        """``faulted``: by its own work, all of which is then stopped.
+        """``by_own_work``: the context's own work faulted, and all of it is stopped.
 
-        ``alone``: it is not a fault of the device, so ``on_fault`` is not called.
+        ``quietly``: the fault is not one of the device, so ``on_fault`` is not called.
         """
-        new = owner.poison(status, faulted)
-        if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not alone:
+        new = owner.mark_faulted(status, by_own_work)
+        if new and status.code is not Result.ERROR_CONTEXT_IS_DESTROYED and not quietly:
             calls.append(lambda: owner.on_fault(status))
         unstoppable = [item for item in owner.pending if self._is_unstoppable(item)]
         self._ready.drop(owner.queue)
@@ -230,7 +255,7 @@ class Scheduler:
             self._ready.add(item)
 
     def _is_unstoppable(self, item: WorkItem) -> bool:
-        """Return whether a kernel of a poisoned context runs to its end: it has begun and cannot be stopped."""
+        """Return whether a kernel of a faulted context runs to its end: it has begun and cannot be stopped."""
         return item.begun and not item.owner.cancel.is_set() and not self._closing
 
     def _flush(self, owner: WorkOwner, calls: Calls) -> None:
@@ -239,7 +264,7 @@ class Scheduler:
             pending for pending in owner.pending if not pending.running and not self._is_unstoppable(pending)
         ]:
             item.mark_finished()
-            self._tell(item)
+            self._report(item)
             successors, item.successors = item.successors, []
             owner.remove(item)
             _queue_callbacks(item, calls)
@@ -251,15 +276,16 @@ class Scheduler:
             owner.when_at_rest = None
 
     def wait_until_at_rest(self, owner: WorkOwner, seconds: float | None) -> bool:
-        """Return whether nothing of a poisoned or destroyed context runs, waiting at most this time.
+        """Return whether nothing of a faulted or destroyed context runs, waiting at most this time.
 
-        If kernels can be stopped this takes a few milliseconds, for the cancel flag is set: None, no limit.
+        If kernels can be stopped this takes a few milliseconds, because the cancel flag is set. ``seconds`` may be
+        None: no limit.
         """
         with self.lock:
             return self._rested.wait_for(lambda: not owner.pending, seconds)
 
     def call_at_rest(self, owner: WorkOwner, act: Callable[[], None]) -> None:
-        """Call ``act``, now or from the compute thread, when nothing of a poisoned or destroyed context runs."""
+        """Call ``act``, now or from the compute thread, when nothing of a faulted or destroyed context runs."""
         with self.lock:
             if owner.pending:
                 owner.when_at_rest = act

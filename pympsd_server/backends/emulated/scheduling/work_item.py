@@ -1,4 +1,17 @@
-"""Counters of what a device did, and the batches it began, for tests and operators."""
+"""One piece of work on the emulated device: what it waits for, what waits for it, its completions, its trace.
+
+The scheduler has no code for kernels or copies. It sees work items, and of their contexts the part in `WorkOwner`:
+
+| item | runs | is finished |
+| --- | --- | --- |
+| `KernelRun` (in kernel_run.py) | its blocks, in slices on the compute thread | when the last block has ended |
+| `Transfer` | pieces of a copy, a fill or a call, on the compute thread or in its caller's | after the last piece |
+| `HostFunction` | nothing: the client calls the function | when the client reports the end of the call |
+| `Marker` | nothing | at the moment when its predecessors are: an event, a wait, a notification |
+
+An item is finished exactly once, and its callbacks are called exactly once, without the scheduler's lock: with
+SUCCESS or with the sticky error of its context.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +19,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from threading import Event as Flag
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from attrs import define, field
 
 from pympsd.wire.executor_messages import BATCH_TRACE_LIMIT, KERNEL_NAME_LIMIT, BatchTrace
 from pympsd_server.backends.budget import Counters
@@ -17,7 +32,7 @@ from pympsd_server.backends.interface import Completion, Status
 
 
 class Trace(Counters):
-    """Named counters and the latest batches."""
+    """Named counters of what a device did, and the latest batches that began, for tests and operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +73,7 @@ class WorkStream(Protocol):
 
 
 class WorkOwner(Protocol):
-    """What the scheduler needs of the context that work belongs to. It calls the methods under its lock."""
+    """The part of a context that the scheduler uses. It calls the methods under its lock."""
 
     cancel: Flag
     """Set when what runs is to stop."""
@@ -75,13 +90,13 @@ class WorkOwner(Protocol):
 
     @property
     def status(self) -> Status:
-        """SUCCESS, or the error that poisoned it."""
+        """SUCCESS, or the sticky error of a faulted context."""
 
     def check(self) -> None:
-        """Raise BackendError with the sticky error of a poisoned or destroyed context."""
+        """Raise BackendError with the sticky error of a faulted or destroyed context."""
 
-    def poison(self, status: Status, faulted: bool) -> bool:
-        """Keep the error and stop kernels, after a fault of its own work in any case; return whether it is new."""
+    def mark_faulted(self, status: Status, by_own_work: bool) -> bool:
+        """Keep the error and stop kernels, in any case if its own work faulted; return whether the error is new."""
 
     def order(self, item: WorkItem) -> list[WorkItem]:
         """Put an item at the end of its stream; return what it comes after."""
@@ -90,31 +105,32 @@ class WorkOwner(Protocol):
         """Drop a finished item from its stream and from ``pending``."""
 
 
+@define(eq=False, slots=False)
 class WorkItem:
-    """Work that runs in slices once its predecessors are finished. Its fields are guarded by the scheduler's lock."""
+    """Work that runs in slices once its predecessors are finished. The scheduler's lock guards its fields."""
 
-    instant = False
+    instant: ClassVar = False
     """Whether it is finished the moment its predecessors are."""
-    held = False
+    held: ClassVar = False
     """Whether it stays unfinished until `Scheduler.finish_held`; its callbacks are called when it is reached."""
 
-    what = ""
+    owner: WorkOwner
+    stream: WorkStream | None
+    time_share: TimeShare
+    what: str = field(default="", init=False)
     """A kernel's name, or a word for other work; empty: it takes no time."""
-
-    def __init__(self, owner: WorkOwner, stream: WorkStream | None, time_share: TimeShare) -> None:
-        self.owner = owner
-        self.stream = stream
-        self.time_share = time_share
-        self.waiting = 0
-        """The number of unfinished predecessors."""
-        self.successors: list[WorkItem] = []
-        self.callbacks: list[Completion] = []
-        self.running = False
-        self.finished = False
-        self.submitted_at = self.began_at = 0
-        """time.perf_counter_ns() when it was submitted, while there is a timeline, and when it began to run."""
-        self.finished_at = 0
-        """time.perf_counter_ns() when it finished."""
+    waiting: int = field(default=0, init=False)
+    """The number of unfinished predecessors."""
+    successors: list[WorkItem] = field(factory=list, init=False)
+    callbacks: list[Completion] = field(factory=list, init=False)
+    running: bool = field(default=False, init=False)
+    finished: bool = field(default=False, init=False)
+    submitted_at: int = field(default=0, init=False)
+    """time.perf_counter_ns() when it was submitted, while there is a timeline."""
+    began_at: int = field(default=0, init=False)
+    """time.perf_counter_ns() when it began to run."""
+    finished_at: int = field(default=0, init=False)
+    """time.perf_counter_ns() when it finished."""
 
     @property
     def queue(self) -> ContextQueue:
@@ -128,7 +144,7 @@ class WorkItem:
 
     @property
     def blocked(self) -> bool:
-        """Whether it has to wait for room on the multiprocessors."""
+        """Whether it has to wait for space on the multiprocessors."""
         return False
 
     def step(self, seconds: float) -> bool:
@@ -142,13 +158,14 @@ class WorkItem:
         self.finished_at = time.perf_counter_ns()
 
 
+@define(eq=False, slots=False)
 class Marker(WorkItem):
     """A point in a stream: an event, a wait, or a notification."""
 
     instant = True
-    also_after: WorkItem | None = None
+    also_after: WorkItem | None = field(default=None, init=False)
     """A point of another stream that it waits for too."""
-    is_alone = False
+    is_alone: bool = field(default=False, init=False)
     """Whether it waits for nothing else, and is in no stream."""
 
 
@@ -163,7 +180,7 @@ class HostFunction(WorkItem):
         self._finish = finish
 
     def finish(self) -> None:
-        """Resume the stream, unless its context has ended meanwhile."""
+        """Resume the stream; no effect if its context has ended in between."""
         self._finish(self)
 
 

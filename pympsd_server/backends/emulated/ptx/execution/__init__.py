@@ -1,1 +1,1 @@
-"""Batches of thread blocks: which threads run next, where they wait, and how they come together again."""
+"""Batches of thread blocks: which threads run next, how they wait, and how they come together again."""

@@ -1,8 +1,29 @@
-"""Execution of a batch of CTAs: the choice of the threads to run next, and their reconvergence.
+"""Execution of a batch of thread blocks: which threads run next, and how they come together again.
 
-The group at the lowest block runs first, so that diverged threads wait for each other where their paths join. Threads
-at a barrier, and lanes at a warp-synchronising operation whose partners are elsewhere, are parked. To let spin loops
-see their flags, now and then another group gets a burst.
+The problem: the threads of a GPU's warp run in step until they diverge. Here all threads of up to a few hundred
+blocks run in step, because one NumPy call for 32,768 threads costs little more than one for 32. They diverge, too,
+wait at barriers, spin on flags of each other, and must still make progress as PTX promises.
+
+The idea: threads at the same basic block form a *group*. The batch keeps the groups by the number of their block and
+repeats one step: choose a block, merge all groups that are there, run its function for them together, and put the
+threads where its plan (lowering/block_plans.py) sends them:
+
+    block 2 (loop)      block 5 (after it)          the group at block 2 runs first, again and again, until its last
+    [0 1 2 3 7]         [4 5 6]                     thread has come to block 5; then all eight run on together
+
+- The *lowest* block runs first. Compilers place the code where paths join behind both paths, so that diverged threads
+  wait there for each other.
+- *Barriers.* Threads that arrive early are kept aside with the registers they continue with (barriers.py). If all
+  threads of the batch arrive together nothing is kept.
+- *Warps.* Before a block with shuffles, votes or matrices the lanes that its membermask names must be there. Others
+  are parked until their partners come, or until no group can run: then places where lanes wait for each other are
+  released.
+- *Spinning.* A loop that waits for a flag would run for ever as the lowest block. Each step adds the plan's weight to
+  an impatience; past _STEPS_BEFORE_BURST another group gets a burst of steps.
+
+Invariants: every living thread of the batch is in exactly one place (a group that can run, parked, at a barrier). A
+step runs one block for one group and then looks at the deadline and the cancel flag, so a kernel that never ends is
+stopped between two blocks. A batch in which nobody can run and nothing can be released is a deadlock and faults.
 """
 
 from __future__ import annotations
@@ -25,50 +46,39 @@ from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag, LaunchSetup
 from pympsd_server.backends.emulated.ptx.runtime.printing import report_assertion
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 from pympsd_server.backends.emulated.ptx.runtime.warp import all_arrived
 
 # About this many threads per batch keep the arrays of a kernel in the cache.
 PREFERRED_THREADS = 32768
-_MAXIMUM_LOCAL = 256 << 20
-_PATIENCE = 1024
+_MAX_LOCAL_BYTES = 256 << 20
+_STEPS_BEFORE_BURST = 1024
 _BURST = 32
 _IN_TURN = 8
 
 
 def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: bool = False) -> int:
     """Return a batch's number of CTAs: more if they wait for each other, fewer if they need much local memory."""
-    threads = min(_MAXIMUM_LOCAL if together else PREFERRED_THREADS, max(1024, _MAXIMUM_LOCAL // max(local_bytes, 1)))
+    threads = min(
+        _MAX_LOCAL_BYTES if together else PREFERRED_THREADS, max(1024, _MAX_LOCAL_BYTES // max(local_bytes, 1))
+    )
     return max(1, threads // threads_per_block)
 
 
 class Batch:
     """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
 
-    `parameters` is the flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), `dynamic_shared` in bytes,
-    `sm_of_block` what each CTA reads as %smid, `workspace` the address that %envreg1 and %envreg2 make up.
-    Raises ValueError for too few parameter bytes.
+    `sm_of_block` is what each CTA reads as %smid. Raises ValueError for too few parameter bytes.
     """
 
     def __init__(
-        self,
-        module: LoadedModule,
-        kernel_name: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        parameters: bytes,
-        dynamic_shared: int,
-        first_block: int,
-        sm_of_block: Array,
-        workspace: int = 0,
-        cluster: tuple[int, int, int] | None = None,
+        self, module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
     ) -> None:
-        """``cluster``: None, what the kernel was compiled for."""
         kernel = module.program.kernels[kernel_name]
-        if len(parameters) < kernel.parameter_bytes:
-            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(parameters)}")
+        if len(setup.parameters) < kernel.parameter_bytes:
+            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(setup.parameters)}")
         self.kernel = kernel
         self._plans = kernel.translation.plans
         self._functions = module.functions(kernel_name)
@@ -76,16 +86,11 @@ class Batch:
             module.space,
             module.multiprocessors,
             module.facilities,
-            grid,
-            block,
-            bytes(parameters),
+            setup,
             kernel.shared_bytes,
-            dynamic_shared,
             kernel.local_bytes,
             first_block,
             sm_of_block,
-            workspace,
-            cluster or kernel.cluster,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
@@ -154,13 +159,13 @@ class Batch:
         self.steps += 1
         self._impatience += plan.weight
         self._running = threads = group.threads
-        outcome = self._functions[at](self._state, threads, *group.registers)
+        returned = self._functions[at](self._state, threads, *group.registers)
         if plan.kind == "branch":
-            self._branch(plan, threads, *outcome)
+            self._branch(plan, threads, *returned)
         elif plan.kind == "next":
-            self._go(plan.target, Group(threads, outcome))
+            self._go(plan.target, Group(threads, returned))
         else:
-            self._rare(plan, threads, outcome)
+            self._rare(plan, threads, returned)
 
     def _go(self, target: int, group: Group) -> None:
         if target == EXIT:
@@ -186,15 +191,15 @@ class Batch:
             self._go(plan.target, part_of(threads, taken, condition.nonzero()[0]))
             self._go(plan.following, part_of(threads, other, (~condition).nonzero()[0]))
 
-    def _rare(self, plan: BlockPlan, threads: Threads, outcome: object) -> None:
+    def _rare(self, plan: BlockPlan, threads: Threads, returned: object) -> None:
         if plan.kind == "exit":
             self._go(EXIT, Group(threads, ()))
         elif plan.kind == "barrier":
-            self._arrive(plan, threads, *outcome)  # type: ignore[misc]
+            self._arrive(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "index":
-            self._switch(plan, threads, *outcome)  # type: ignore[misc]
+            self._switch(plan, threads, *returned)  # type: ignore[misc]
         elif plan.kind == "assert":
-            raise report_assertion(self._state, threads, outcome)  # type: ignore[arg-type]
+            raise report_assertion(self._state, threads, returned)  # type: ignore[arg-type]
         else:
             raise LaunchFailed("a trap instruction was executed")
 
@@ -219,7 +224,7 @@ class Batch:
             if self._favoured in run:
                 return self._favoured
             self._burst = 0
-        if self._impatience >= _PATIENCE:
+        if self._impatience >= _STEPS_BEFORE_BURST:
             self._impatience = 0
             self._release_across()
             waiting = sorted(run)
@@ -231,7 +236,7 @@ class Batch:
     # Lanes of a warp that must meet.
 
     def _meet(self, at: int, plan: BlockPlan, group: Group) -> Group | None:
-        """Return those threads whose partners are all here; the others are parked."""
+        """Return the threads whose partners are all here; the remaining ones are parked."""
         if at in self._released:
             self._released.discard(at)
             return group

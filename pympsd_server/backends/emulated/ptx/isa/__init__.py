@@ -1,1 +1,1 @@
-"""What the PTX instruction set fixes: types, the machine that code sees, and the faults of programs and kernels."""
+"""The PTX instruction set: its types, the machine that code sees, and the faults of programs and kernels."""

@@ -62,7 +62,7 @@ F16, F32, F64 = np.dtype("f2"), np.dtype("f4"), np.dtype("f8")
 
 
 def dtype_name(dtype: DType) -> str:
-    """Return the name under which generated code knows a dtype's scalar type."""
+    """Return the name of a dtype's scalar type in generated code."""
     return "d_b1" if dtype.kind == "b" else f"d_{dtype.kind}{dtype.itemsize}"
 
 

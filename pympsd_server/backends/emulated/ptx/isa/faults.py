@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pympsd.errors import DeviceError, InputError
+
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 LAUNCH_TIMEOUT = 702
@@ -12,13 +14,13 @@ INVALID_PC = 718
 LAUNCH_FAILED = 719
 
 
-class DeviceFault(Exception):
+class DeviceFault(DeviceError):
     """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult integer."""
 
     code = LAUNCH_FAILED
 
     def __init__(self, message: str, *, kernel: str | None = None, position: int = 0) -> None:
-        """`position` says which of the threads that ran together it was, until `thread` is known."""
+        """`position` is the index among the threads that ran together, until `thread` is known."""
         super().__init__(message)
         self.message = message
         self.kernel = kernel
@@ -40,7 +42,7 @@ class IllegalAddress(DeviceFault):
 
 
 class MisalignedAddress(DeviceFault):
-    """An access whose address is no multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
+    """An access whose address is not a multiple of its size (CUDA_ERROR_MISALIGNED_ADDRESS)."""
 
     code = MISALIGNED_ADDRESS
 
@@ -79,14 +81,14 @@ class Cancelled(Exception):
     """The cancel flag was set while a kernel ran."""
 
 
-class NotPtx(ValueError):
+class NotPtx(InputError, ValueError):
     """The image is a cubin, a fatbin or not text: nothing this device can execute."""
 
 
-class InvalidPtx(ValueError):
+class InvalidPtx(InputError, ValueError):
     """PTX with a syntax error, or using something the emulated GPU does not support.
 
-    `line` is the one-based line of the image, or None where no single line is to blame.
+    `line` is the one-based line of the image, or None if no single line is to blame.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:

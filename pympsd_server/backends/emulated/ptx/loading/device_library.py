@@ -1,7 +1,8 @@
 """The grid synchronisation of the device runtime (libcudadevrt), in PTX: linked into modules that declare it.
 
 The blocks of a cooperative launch meet in its workspace. Its second word counts their arrivals as cooperative groups
-of CUDA 11 and newer do: the block that completes the count flips the word's highest bit, for which the others wait.
+of CUDA 11 and newer do: the block that completes the count flips the word's highest bit, for which the other blocks
+wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A program's variables in one client's memory."""
+"""A program's variables in one client's memory.
+
+A program is shared by all clients that load the same image; what is a client's own is a `LoadedModule`: an allocation
+for each variable, initial values written, and the kernel's functions bound to those addresses. All constants lie in
+one allocation, so that 32 bits distinguish their addresses, as PTX allows for .const.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ class LoadedModule:
         return address
 
     def _place_constants(self, variables: Sequence[Variable]) -> None:
-        """Place all constants in one allocation, so that 32 bits tell their addresses apart."""
+        """Place all constants in one allocation, so that 32 bits distinguish their addresses."""
         offsets, end, alignment = {}, 0, 1
         for variable in variables:
             offsets[variable.name] = -(-end // variable.alignment) * variable.alignment
@@ -65,7 +70,7 @@ class LoadedModule:
                 self.space.write(self._addresses[name], initial_bytes(variable, addresses))
 
     def place_managed(self, addresses: Mapping[str, int]) -> None:
-        """Move the managed variables to where the host has them, too, before the first kernel of the module runs.
+        """Move the managed variables to the host's copies of them, before the first kernel of the module runs.
 
         Their memory is the caller's, zeroed.
         """

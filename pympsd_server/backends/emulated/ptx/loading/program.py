@@ -19,8 +19,8 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.translation import Translati
 from pympsd_server.backends.emulated.ptx.syntax.parser import parse_module
 from pympsd_server.backends.emulated.ptx.syntax.tree import Function, Module, Target, Variable
 
-MAXIMUM_THREADS = 1024
-MAXIMUM_STATIC_SHARED = 48 << 10
+MAX_THREADS = 1024
+MAX_STATIC_SHARED = 48 << 10
 _ELF = b"\x7fELF"
 
 
@@ -51,7 +51,7 @@ class Kernel:
     max_threads_per_block: int
     required_block: tuple[int, int, int] | None
     cluster: tuple[int, int, int]
-    """The blocks of a cluster; (1, 1, 1) unless the kernel says otherwise."""
+    """The blocks of a cluster; (1, 1, 1) unless the kernel declares others."""
     registers: int
     target: int
     translation: Translation
@@ -65,7 +65,7 @@ class Program:
     globals: Mapping[str, Global]
     variables: Mapping[str, Variable]
     functions: Mapping[str, int]
-    """The addresses of functions that are no kernels."""
+    """The addresses of functions that are not kernels."""
     target: Target
 
 
@@ -80,9 +80,9 @@ def load_program(image: bytes) -> Program:
     try:
         text = image.rstrip(b"\0").decode("utf-8")
     except UnicodeDecodeError as error:
-        raise NotPtx("the image is no PTX text") from error
+        raise NotPtx("the image is not PTX text") from error
     if "\0" in text:
-        raise NotPtx("the image is no PTX text: it contains NUL bytes")
+        raise NotPtx("the image is not PTX text: it contains NUL bytes")
     module = parse_module(text)
     link_device_library(module)
     place_static_variables(module)
@@ -123,7 +123,7 @@ def _kernel(table: FunctionTable, function: Function, constant_bytes: int) -> Ke
     parameters = tuple((p.name, offset, p.size) for p, offset in layout)
     required = _block_shape(function.directives.get("reqntid"))
     limit = _block_shape(function.directives.get("maxntid")) or required
-    threads = MAXIMUM_THREADS if limit is None else min(MAXIMUM_THREADS, limit[0] * limit[1] * limit[2])
+    threads = MAX_THREADS if limit is None else min(MAX_THREADS, limit[0] * limit[1] * limit[2])
     return Kernel(
         name=function.name,
         parameters=parameters,

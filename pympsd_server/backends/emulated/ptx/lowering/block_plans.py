@@ -33,7 +33,7 @@ class BarrierPlan:
 
 @frozen
 class BlockPlan:
-    """What the runtime knows of a block. `kind` says what its function returns:
+    """The part of a block that the execution of batches sees. `kind` determines what the block's function returns:
 
     "next": registers of `target`; "branch": (condition, registers of `target`, registers of `following`);
     "index": (index, one tuple of registers per entry of `targets`); "exit": nothing; "trap";

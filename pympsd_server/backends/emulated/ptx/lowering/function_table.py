@@ -47,7 +47,7 @@ class FunctionTable:
 
     @cached_property
     def addresses(self) -> Mapping[str, int]:
-        """The address of each function that is no kernel and has a body."""
+        """The address of each function that is not a kernel and has a body."""
         aliases = self.module.aliases
         functions = [(name, f) for name, f in self.module.functions.items() if name not in aliases]
         callable_ = [name for name, f in functions if not f.is_entry and f.body is not None]

@@ -1,4 +1,27 @@
-"""A kernel's syntax to flat operations: scopes resolved, .func calls inlined, procedures appended."""
+"""A kernel's syntax to flat operations: scopes resolved, calls inlined, procedures appended.
+
+The NumPy tier runs all threads of a batch together, block by block, so it needs a kernel that is one flat list of
+operations. PTX has nested scopes, functions with their own registers, and calls. `flatten` makes one list of them:
+
+    .func (.reg .u32 r) twice(.reg .u32 x)        mov %1:x, %a           the argument to a register of the instance
+    { add.u32 r, x, x; ret; }                     add %1:r, %1:x, %1:x   the body, every name renamed
+                                          ──▶     bra 1:$end             ret
+    call (%b), twice, (%a);                       1:$end:
+                                                  mov %b, %1:r           the result
+
+- *Scopes.* `Names` holds the meaning of every name in a scope; an inner scope starts with a copy. Labels get a suffix
+  that counts scopes, because inline assembly repeats them.
+- *Calls* are inlined: each call is an instance with a prefix of its own, so registers and labels never collide. The
+  .param variables of a call become pieces of a variable in space "call"; call_parameters.py then turns most of them
+  into registers.
+- *Procedures.* A function that can call itself, or is called by its address, cannot be inlined. Its code is appended
+  once, with a frame in local memory, and a call becomes "callproc" (procedures.py).
+- *Guards.* Most guarded instructions run masked. Some must not run at all for the threads that are out (barriers,
+  calls, traps); `_skip_unless` branches around those.
+
+What must never happen: code that grows without a bound. Inlining can multiply a kernel, so MAX_OPERATIONS ends it
+with a refusal that names the line.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +70,7 @@ from pympsd_server.backends.emulated.ptx.syntax.tree import (
     Variable,
 )
 
-MAXIMUM_OPERATIONS = 400_000
+MAX_OPERATIONS = 400_000
 _STACK = frozenset({"alloca", "stacksave", "stackrestore"})
 _OF_ADDRESSES = frozenset({"mov", "cvta"})
 _NOT_PREDICABLE = frozenset(
@@ -82,7 +105,7 @@ class _Flattener:
     skips: int = 0
     scopes: int = 0
     procedures: dict[str, Function] = field(factory=dict)
-    """Those that are called, in the order in which they are appended."""
+    """The procedures that are called, in the order in which they are appended."""
 
     def all_procedures(self) -> None:
         """Append the procedures that were called, and those that they call."""
@@ -216,7 +239,7 @@ class _Flattener:
         return key
 
     def _instruction(self, instruction: Instruction, names: Names, stack: tuple[str, ...]) -> None:
-        if len(self.code.operations) > MAXIMUM_OPERATIONS:
+        if len(self.code.operations) > MAX_OPERATIONS:
             raise InvalidPtx("the kernel is too large once its calls are inlined", instruction.line)
         if instruction.name in ("vote", "shfl") and "sync" not in instruction.modifiers:
             self._check_without_sync(instruction)
@@ -394,7 +417,7 @@ class _Flattener:
 
 
 def _parts(formal: Variable) -> range:
-    """Return where the parts of a parameter begin, of which a vector has several."""
+    """Return the offsets of a parameter's parts, of which a vector has several."""
     return range(0, formal.size, DTYPES[formal.type].itemsize)
 
 

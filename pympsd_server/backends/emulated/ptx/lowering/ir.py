@@ -1,4 +1,13 @@
-"""One kernel after inlining: a flat list of operations with every name resolved."""
+"""The intermediate form of one kernel: a flat list of operations with every name resolved.
+
+An `Operation` is a PTX instruction whose operands are registers (numbers, all kernel-wide), symbols (a state space, a
+variable and an offset), memory operands, immediates or labels. `Code` is the list of a kernel, with the types of its
+registers and its variables. Both tiers start from it. Nothing here is ever changed in place except the lists of
+`Code` while a kernel is lowered.
+
+`registers_read` and `registers_written` are what liveness and dead code depend on, so an instruction with an unusual
+shape (several results, an accumulator, the carry flag) has to be known here.
+"""
 
 from __future__ import annotations
 
@@ -109,6 +118,11 @@ class Operation:
     def type(self) -> str:
         return self.types[-1] if self.types else ""
 
+    @property
+    def inputs(self) -> tuple[Argument, ...]:
+        """The operands after the first, which is the result of most instructions."""
+        return self.operands[1:]
+
     def has(self, modifier: str) -> bool:
         return modifier in self.modifiers
 
@@ -161,6 +175,7 @@ _WITH_STATE = frozenset({"arrive", "arrive_drop", "test_wait", "try_wait", "pend
 
 
 def has_result(operation: Operation) -> bool:
+    """Return whether the first operand of an operation is its result."""
     if operation.name in ("bar", "barrier"):
         return operation.has("red")
     if operation.name == "mbarrier":
@@ -196,6 +211,7 @@ def registers_in(argument: Argument) -> list[Register]:
 
 
 def registers_written(operation: Operation, carry: Register) -> list[Register]:
+    """Return the registers that an operation sets, `carry` for one with .cc."""
     results = registers_in(operation.operands[0]) if has_result(operation) and operation.operands else []
     return [*results, carry] if operation.has("cc") else results
 

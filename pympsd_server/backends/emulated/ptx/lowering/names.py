@@ -1,4 +1,10 @@
-"""The names in a function's text, resolved."""
+"""The names in a function's text, resolved to registers, symbols, labels and immediates.
+
+`Names` is one scope: what each name means there. `Resolver` turns an operand of the syntax tree into an argument of
+an operation, with the scope first, then the module's variables, special registers and functions. Some operands need
+operations of their own, which it appends: the element of an array with an index in a register, or a sum of a register
+and an offset outside of brackets.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +186,7 @@ class Resolver:
             return Memory(base, offset)
         argument = self._name(base.text, names, line)
         if not isinstance(argument, Register | Symbol):
-            raise InvalidPtx(f"{base.text} is no address", line)
+            raise InvalidPtx(f"{base.text} is not an address", line)
         return Memory(argument, offset)
 
     def _name(self, text: str, names: Names, line: int) -> Argument:

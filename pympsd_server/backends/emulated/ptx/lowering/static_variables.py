@@ -29,7 +29,7 @@ class _Function:
     counts: dict[str, int] = field(factory=dict)
 
     def statements(self, statements: tuple[Statement, ...], outer: dict[str, str]) -> tuple[Statement, ...]:
-        """Return the statements with their keys; `outer` are the keys of the names that are known so far."""
+        """Return the statements with their keys; `outer` are the keys of the names of outer scopes."""
         keys, placed = dict(outer), []
         for statement in statements:
             if isinstance(statement, Scope):

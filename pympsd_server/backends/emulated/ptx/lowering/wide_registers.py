@@ -1,6 +1,6 @@
 """Registers of 128 bits (.b128): each is a group of two of 64 bits, and instructions of that type become others.
 
-PTX has such registers for atom.cas and atom.exch; beside these only mov, ld, ldu and st take them. A load or a store
+PTX has such registers for atom.cas and atom.exch; except these only mov, ld, ldu and st take them. A load or a store
 becomes one of .v2.b64, which is aligned alike; a mov becomes two. The atomics keep their type.
 """
 

@@ -13,9 +13,9 @@ _CONVERSION: Final = re.compile(
     rb"(?P<size>hh|h|ll|l|j|z|t|L)?(?P<type>[%cdiouxXpeEfFgGaAs])"
 )
 _WIDE: Final = frozenset((b"ll", b"l", b"j", b"z", b"t"))
-_WIDTH_LIMIT: Final = 1 << 12
+_MAX_WIDTH: Final = 1 << 12
 """A longer field is cut to this: the format is the client's, and the executor's memory is shared by all clients."""
-_STRING_LIMIT: Final = 1 << 16
+_MAX_STRING: Final = 1 << 16
 _SHORT: Final = {b"h": 16, b"hh": 8}
 _libc: Final = ctypes.CDLL(None)
 
@@ -44,16 +44,16 @@ class Conversion:
         flags = self.flags
         if width.startswith(b"-"):
             flags, width = flags + b"-", width[1:]
-        field = flags + (b"%d" % min(int(width), _WIDTH_LIMIT) if width else b"")
+        field = flags + (b"%d" % min(int(width), _MAX_WIDTH) if width else b"")
         if precision is not None and not precision.startswith(b"-"):
-            field += b".%d" % min(int(precision or b"0"), _WIDTH_LIMIT)
+            field += b".%d" % min(int(precision or b"0"), _MAX_WIDTH)
         return self._convert(field, value)
 
     def _convert(self, field: bytes, value: int | float | bytes) -> bytes:
         if isinstance(value, float):
             return _snprintf(b"%" + field + self.type, ctypes.c_double(value))
         if isinstance(value, bytes):
-            return _snprintf(b"%" + field + b"s", ctypes.c_char_p(value[:_STRING_LIMIT]))
+            return _snprintf(b"%" + field + b"s", ctypes.c_char_p(value[:_MAX_STRING]))
         if self.type == b"c":
             # A NUL is a character like others here, which C's strings cannot carry.
             text = _snprintf(b"%" + field + b"c", ctypes.c_int(value & 255 or 1))
@@ -69,7 +69,7 @@ class Conversion:
 
 
 def _snprintf(form: bytes, value: object) -> bytes:
-    buffer = ctypes.create_string_buffer(2 * _WIDTH_LIMIT + 512)
+    buffer = ctypes.create_string_buffer(2 * _MAX_WIDTH + 512)
     length = _libc.snprintf(buffer, ctypes.c_size_t(len(buffer)), form, value)
     if length >= len(buffer):
         buffer = ctypes.create_string_buffer(length + 1)
@@ -78,7 +78,9 @@ def _snprintf(form: bytes, value: object) -> bytes:
 
 
 def parse_format(text: bytes) -> list[bytes | Conversion]:
-    """Return the literal texts and the conversions of a format, in order. What is no conversion is literal."""
+    """Return the literal texts and the conversions of a format, in order. Text that is not a conversion is
+    literal.
+    """
     parts: list[bytes | Conversion] = []
     at = 0
     for match in _CONVERSION.finditer(text):

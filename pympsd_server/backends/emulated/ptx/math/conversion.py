@@ -14,7 +14,7 @@ _TO_INTEGRAL = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil
 def float_to_integer(value: Value, dtype: DType, mode: str) -> Value:
     """cvt.rzi.s32.f32 and its kin: clamped to the range of the integer type.
 
-    NaN gives 0, except from f64 or to 64 bits, where it gives the lowest signed value (PTX ISA, cvt).
+    NaN gives 0, except from f64 or to 64 bits, which gives the lowest signed value (PTX ISA, cvt).
     """
     limits = np.iinfo(dtype)
     special = value.dtype.itemsize == 8 or dtype.itemsize == 8
@@ -44,13 +44,13 @@ def integer_to_float(value: Value, dtype: DType, mode: str) -> Value:
 
 
 def double_to_odd(value: Value) -> Value:
-    """Return integers as doubles, rounded to odd where they have more bits."""
+    """Return integers as doubles, rounded to odd if they have more bits."""
     wide = value.astype(np.float64)
     return _integer_to_odd(value, wide) if value.dtype.itemsize == 8 else wide
 
 
 def _integer_to_odd(value: Value, wide: Value) -> Value:
-    """Return a 64-bit integer as a double rounded to odd: the last bit says that lower bits were cut off."""
+    """Return a 64-bit integer as a double rounded to odd: the last bit is set if lower bits were cut off."""
     size = np.abs(value.astype(np.float64))
     sticky = value.dtype.type(0x7FF)
     cut = (value & sticky) != 0

@@ -106,7 +106,7 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
 
 
 def _awkward(a: Value, b: Value, c: Value, product: Value) -> Value:
-    """Return where the error terms above may over- or underflow."""
+    """Return for which elements the error terms above may over- or underflow."""
     size = np.abs(product)
     extreme = (size > 2.0**1000) | (size < 2.0**-900) | (np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990)
     extreme = extreme | (np.abs(c) > 2.0**1000)
@@ -154,7 +154,7 @@ def round_directed(operation: str, mode: str, ftz: bool, a: Value, b: Value, c: 
     elif operation in ("add", "sub"):
         total = add_to_odd(x, -y if operation == "sub" else y)
     else:
-        # Exact (mul), or never closer to an f32 than double precision can tell (div).
+        # Exact (mul), or never closer to an f32 than double precision can distinguish (div).
         total = x * y if operation == "mul" else x / y
     if ftz:
         total = select(np.abs(total) < 2.0**-126, np.copysign(0.0, total), total)

@@ -1,4 +1,9 @@
-"""Integer arithmetic of PTX that NumPy has no single operation for. Values are scalars or 1-d arrays."""
+"""Integer operations that NumPy lacks or defines otherwise, as PTX defines them.
+
+All functions take NumPy scalars or one-dimensional arrays of unsigned or signed integers of the operand's width, and
+return the same; a scalar stands for a value that all threads share. Shifts, divisions by zero, saturation and bit
+fields have the results that the PTX ISA gives, or, if it leaves them open, those that were recorded on a GPU.
+"""
 
 from __future__ import annotations
 

@@ -2,15 +2,15 @@
 
 The PTX ISA describes the scalar instructions by an intermediate result of 34 bits. A GPU since Maxwell has no such
 unit: the driver's assembler writes other instructions, and these differ from the ISA where that result does not fit
-its destination. What is here was recorded on an H100 (tests/data/corpus, ``video_*``), and follows the GPU:
+its destination. These functions follow the GPU, as recorded on an H100 (tests/data/corpus, ``video_*``):
 
 - A sum or difference of whole words is saturated to ``.u32`` from below only.
 - ``.sat`` to a part of a register takes the greatest value for everything out of range, also for what is below it.
 - A result that is merged into ``.h1`` leaves its upper half there, not its lower one.
-- ``.min`` and ``.max`` with a third operand compare 64 bits: a sum counts as signed, the third operand as dtype says.
+- ``.min`` and ``.max`` with a third operand compare 64 bits: a sum counts as signed, the third operand as its dtype.
 - ``vmad`` takes whole words and its third operand as signed.
 
-The instructions of two and four lanes do as the ISA says. All intermediate results here are int64.
+The SIMD instructions, of two and four parts, follow the ISA. All intermediate results here are int64.
 """
 
 from __future__ import annotations

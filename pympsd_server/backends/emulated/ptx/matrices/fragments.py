@@ -25,7 +25,7 @@ Shape = tuple[int, int, int]
 
 @frozen
 class Fragment:
-    """A fragment: `registers` of `packed` elements each, and where the elements lie in the matrix."""
+    """A fragment: `registers` of `packed` elements each, and the rows and columns of the elements in the matrix."""
 
     rows: Array
     columns: Array

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from pympsd_server.backends.emulated.ptx.math.conversion import float_from_bfloa
 from pympsd_server.backends.emulated.ptx.math.floats import fma64
 from pympsd_server.backends.emulated.ptx.math.small_floats import half_from_small
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 STORED: Final = {
     kind: np.dtype(name)
@@ -31,7 +29,7 @@ STORED: Final = {
 }
 """An element in memory and in registers, by its type; of bits it is eight of them."""
 _TF32_MASK: Final = np.uint32(0xFFFFE000)
-_LEAST, _MOST = -(2.0**31), 2.0**31 - 1
+_MIN_S32, _MAX_S32 = -(2.0**31), 2.0**31 - 1
 
 
 def multiply_matrices(
@@ -67,12 +65,12 @@ def multiply_matrices(
 
 
 def round_sums(total: Array, kind: str, saturate: bool) -> Array:
-    """Return sums, which are doubles, as elements of D. Those of integers are exact, and wrap or saturate.
+    """Return sums, which are doubles, as elements of D. Sums of integers are exact, and wrap or saturate.
 
     Floats are rounded once: closer than tensor cores sum.
     """
     if kind == "s32":
-        return (np.clip(total, _LEAST, _MOST) if saturate else total).astype(np.int64).astype(np.int32)
+        return (np.clip(total, _MIN_S32, _MAX_S32) if saturate else total).astype(np.int64).astype(np.int32)
     return total.astype(np.float16 if kind == "f16" else np.float32)
 
 
@@ -96,7 +94,7 @@ def gather(
 
 
 def numbers(bits: Array, kind: str) -> Array:
-    """Return the values of elements that are stored as STORED says."""
+    """Return the values of elements, which have the dtypes of STORED."""
     if kind == "b1":
         return np.unpackbits(bits, axis=-1, bitorder="little")
     if kind in ("e4m3", "e5m2"):

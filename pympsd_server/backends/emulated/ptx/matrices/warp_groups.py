@@ -6,7 +6,7 @@ After the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". T
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -16,12 +16,9 @@ from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, LaunchFa
 from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Shape, fragment_of
 from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, gather, numbers, round_sums, scatter
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, frame_elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 _CHUNK: Final = 16
 _ROW_CHUNKS: Final = np.array([1, 8, 4, 2])
@@ -59,7 +56,7 @@ class Descriptors:
         return self._swizzle(linear)
 
     def _swizzle(self, address: Array) -> Array:
-        """Return addresses whose chunk is exchanged as the row says in which they are, a row having 128 bytes."""
+        """Return addresses whose chunk is exchanged by the number of their row, which has 128 bytes."""
         row = (address >> 7) - self.base
         swizzled: Array = address ^ ((row & (self.row_chunks - 1)) << 4)
         return swizzled
@@ -76,7 +73,7 @@ def read_matrices(
 ) -> Array:
     """Return a matrix for each of the leaders (positions in `threads`), in whose block's shared memory it is.
 
-    `size` are the rows (M or N) and columns (K) of the result; `transposed` says that K is not the dimension along
+    `size` are the rows (M or N) and columns (K) of the result; `transposed`: K is not the dimension along
     which elements are neighbours. Raises IllegalAddress if a part of it is outside of the shared memory.
     """
     lines, length = size[::-1] if transposed else size

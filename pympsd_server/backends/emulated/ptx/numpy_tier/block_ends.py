@@ -103,7 +103,7 @@ def _barrier(
             writer.register_dtype(target.number),
         )
     elif target is not None and not isinstance(target, Sink):
-        raise writer.refuse("the result is no register")
+        raise writer.refuse("the result is not a register")
     plan = BarrierPlan(arrive, reduction, result)
     outgoing = _outgoing(writer, blocks, following)
     block_plan = _plan(block, writer, "barrier", following=following, barrier=plan)

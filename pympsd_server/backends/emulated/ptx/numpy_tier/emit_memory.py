@@ -1,16 +1,18 @@
-"""Loads, stores and atomics."""
+"""Loads, stores, atomics, and the instructions about memory that have no effect here.
+
+A memory operand is a base and a constant offset. Several accesses from the same base in one block share a *span*: one
+bounds check and one computation of indices for all of them (`Writer.span`), after which each access indexes a view
+that is shifted by its offset. That fast path needs a state space that is known, no guard and an aligned offset;
+everything else is a checked call of `load`, `store` or `atomic` in ptx/runtime.
+
+32-bit addresses are extended by zeros; in .const memory they count from the module's constants. Fences, prefetches
+and cache hints write nothing, because the threads of a batch see each other's memory in order.
+"""
 
 from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
-from pympsd_server.backends.emulated.ptx.lowering.ir import (
-    Argument,
-    Memory,
-    Operation,
-    Register,
-    Sink,
-    Symbol,
-)
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, Symbol
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.numpy_tier.writer import CONSTANTS, Writer
 
@@ -54,7 +56,7 @@ def _check_wide(writer: Writer, operation: Operation, nbytes: int) -> None:
 def _split_address(writer: Writer, operation: Operation, memory: Argument, space: str) -> tuple[str, int]:
     """Return (base value, constant offset) of a memory operand, whose base has the width that the space needs.
 
-    A register of 32 bits is extended by zeros, as PTX says; in .const memory it counts from the module's constants.
+    A register of 32 bits is extended by zeros (PTX ISA); in .const memory it counts from the module's constants.
     """
     base, offset = writer.split_address(memory)
     register = memory.base if isinstance(memory, Memory) else None
@@ -128,7 +130,7 @@ def _load_checked(writer: Writer, space: str, base: str, offset: int, dtype: DTy
     names = []
     for index in range(count):
         address = writer.displace(base, offset + index * size)
-        # The first access checks the alignment and bounds of the whole vector.
+        # The first access checks the alignment and bounds of all of the vector.
         align = size * count if index == 0 else size
         names.append(writer.load(space, address, dtype, align))
     return names
@@ -205,7 +207,7 @@ def _atomic(writer: Writer, operation: Operation) -> None:
     for index in range(count):
         address = writer.displace(base, offset + index * dtype.itemsize)
         values = [writer.value(column[index], dtype) for column in columns]
-        # The first access checks the alignment of the whole vector.
+        # The first access checks the alignment of all of the vector.
         align = dtype.itemsize if index else count * dtype.itemsize
         used = not isinstance(targets[index], Sink)
         results.append(writer.atomic(_space(operation), function, address, dtype, align, values, used))
@@ -248,7 +250,7 @@ def _nothing(writer: Writer, operation: Operation) -> None:
 
 @emits("nanosleep", 1, "", ("u32",))
 def _sleep(writer: Writer, operation: Operation) -> None:
-    time = writer.value(operation.operands[0], U32)
+    time = writer.input(0, U32)
     duration = time if writer.guard is None else f"select({writer.guard}, {time}, {writer.scalar(0, U32)})"
     writer.run(f"B.sleep(T, {duration})")
 

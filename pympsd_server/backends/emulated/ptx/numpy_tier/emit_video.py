@@ -19,7 +19,7 @@ _SELECTOR = re.compile(r"([bh])([0-7]+)")
 
 
 def _place(writer: Writer, selector: str) -> tuple[int, int]:
-    """Return the first bit and the width of a part of a register; "" is the whole."""
+    """Return the first bit and the width of a part of a register; "" is all of it."""
     if not selector:
         return 0, 32
     width = _WIDTHS[selector[0]]
@@ -60,7 +60,7 @@ def _arithmetic(writer: Writer, operation: Operation) -> None:
 @emits("vset", (3, 4), f"add min max {' '.join(_COMPARISONS)}", _WORDS)
 def _compare(writer: Writer, operation: Operation) -> None:
     _check_types(writer, operation, 2)
-    # On a GPU the type of a says how .min and .max compare; PTX calls the result unsigned.
+    # On a GPU the type of a decides how .min and .max compare; the PTX ISA calls the result unsigned.
     _finish(
         writer,
         operation,
@@ -135,8 +135,8 @@ def _finish(writer: Writer, operation: Operation, result: str, signed: bool, cut
 def _multiply_add(writer: Writer, operation: Operation) -> None:
     """Write vmad. Whether the result is signed depends on a, b and the signs, whatever the first type is."""
     _check_types(writer, operation, 3)
-    negative = [isinstance(x, Negative) for x in operation.operands[1:]]
-    a, b, c = (x.argument if isinstance(x, Negative) else x for x in operation.operands[1:])
+    negative = [isinstance(x, Negative) for x in operation.inputs]
+    a, b, c = (x.argument if isinstance(x, Negative) else x for x in operation.inputs)
     product, scale = negative[0] != negative[1], _SCALES[operation.one_of("shr7", "shr15")]
     if isinstance(operation.operands[0], Part) or isinstance(c, Part):
         raise writer.refuse("only a and b may be parts of registers")

@@ -33,7 +33,7 @@ ANY = tuple(DTYPES)
 def emits(
     names: str, operands: int | tuple[int, int], modifiers: str = "", types: Iterable[str] = ANY
 ) -> Callable[[Emit], Emit]:
-    """Register an emitter for some instructions, with the modifiers, types and operand count it knows.
+    """Register an emitter for some instructions, with the modifiers, types and operand counts that it accepts.
 
     A name may have the modifiers that an opcode begins with: ``st.async`` is not ``st``.
     """

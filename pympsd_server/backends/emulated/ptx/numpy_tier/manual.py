@@ -1,4 +1,9 @@
-"""The page of what PTX the emulated GPU executes, made from the translator's tables."""
+"""The page of what PTX the emulated GPU executes (docs/ptx.md), written from the translator's tables.
+
+Instructions, modifiers and types come from the table that `@emits` fills, shapes of matrices, special registers and
+functions from theirs. Only facts that are in no table stand here as text: what is refused and why, and limits.
+scripts/generate-docs writes the page; a test compares the list with the PTX ISA's table of contents.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""A kernel's blocks to Python functions."""
+"""A kernel's blocks to Python functions: the NumPy tier as the rest of the translator sees it.
+
+`translate` lays out the kernel's shared and local variables, splits its operations into basic blocks, and has every
+operation written by its emitter. The result is a `Translation`: a plan for each block (lowering/block_plans.py) and
+the source of its functions. The source is compiled when a kernel is first launched, once for all clients; `functions`
+then binds it to the addresses of one linked module.
+
+Generated code can call what is in its namespace: NumPy, and the public functions of the modules in _LIBRARY. A name
+there has to be unique, and renaming one means changing the emitters that write it.
+"""
 
 from __future__ import annotations
 

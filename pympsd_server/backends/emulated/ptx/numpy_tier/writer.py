@@ -1,7 +1,19 @@
 """One basic block to the source of one Python function: registers, constants and results.
 
-The function takes the batch state `B`, the group's lanes `T` and the block's live-in registers, and
-returns the live-out registers of each successor. Values are never changed in place.
+The function takes the batch state `B`, the threads `T` that run and the block's live-in registers, and returns the
+live-out registers of each successor. For example
+
+    @%p add.f32 %f3, %f1, %f2;     becomes     v1 = r1 + r2
+                                               v2 = select(r4, v1, r3)
+
+- A register is the name of the expression that was last assigned to it, with the dtype it has at the moment. Values
+  are never changed in place, so two registers can share an array. A use with another dtype of the same width is a
+  view.
+- A value is a NumPy scalar as long as all threads share it, and an array of one element per thread otherwise. The
+  generated code is the same for both; loop counters and kernel parameters stay scalars.
+- A guard selects between the new and the old value. Loads, stores and atomics get the guard as a mask instead.
+- Constants are names, bound when the kernel's functions are created; addresses of variables when a module is linked.
+- `text` drops lines whose result nobody uses, if they only compute: a call might fault, so it stays.
 """
 
 from __future__ import annotations
@@ -31,7 +43,7 @@ from pympsd_server.backends.emulated.ptx.numpy_tier.literals import immediate_va
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
 
 CONSTANTS = "$constants"
-"""In place of a variable's name: where the constants of the linked module begin."""
+"""In place of a variable's name: the beginning of the linked module's constants."""
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"\w\(")
 
@@ -201,6 +213,11 @@ class Writer:
                 return self._symbol(operand, dtype)
         raise self.refuse("operand")
 
+    def input(self, index: int, dtype: DType) -> str:
+        """Return `value` of an operand of the operation, by its index."""
+        assert self.operation is not None
+        return self.value(self.operation.operands[index], dtype)
+
     def values(self, operands: Iterable[Argument], dtype: DType) -> list[str]:
         """Return `value` of several operands."""
         return [self.value(operand, dtype) for operand in operands]
@@ -217,7 +234,7 @@ class Writer:
         if current == dtype:
             return name
         if "b" in (current.kind, dtype.kind):
-            raise self.refuse("predicate where a value is needed, or the other way round")
+            raise self.refuse("predicate instead of a value, or the other way round")
         if current.itemsize == dtype.itemsize:
             return self._view(name, dtype)
         if current.kind == "f":
@@ -247,15 +264,15 @@ class Writer:
         return self.constants.scalar(immediate_value(Immediate(self.offset_of(symbol) + symbol.offset), dtype))
 
     def assign(self, target: Argument, expression: str, dtype: DType) -> None:
-        """Set a register to an expression of `dtype`, where the guard holds; extend it to the register's width."""
+        """Set a register to an expression of `dtype`, if the guard holds; extend it to the register's width."""
         if isinstance(target, Sink):
             self.keep(expression)
             return
         if not isinstance(target, Register):
-            raise self.refuse("the result is no register")
+            raise self.refuse("the result is not a register")
         own = self.register_dtype(target.number)
         if (own.kind == "b") != (dtype.kind == "b"):
-            raise self.refuse("predicate where a value is needed, or the other way round")
+            raise self.refuse("predicate instead of a value, or the other way round")
         if dtype.itemsize > own.itemsize:
             raise self.refuse("the result is wider than its register")
         if dtype.itemsize < own.itemsize:

@@ -1,9 +1,19 @@
-"""Atomic read-modify-write operations of many threads, some of them to the same address."""
+"""Atomic read-modify-write operations of many threads, some of them to the same address.
+
+Threads act one after another, in thread order, and each sees the result of the one before: that is what the old
+values have to show. A loop over 32,768 threads would take milliseconds, so each function has the fastest way that
+gives the same result:
+
+- without old values (`red`): NumPy's ``ufunc.at``, or for the same address one reduction;
+- with old values, different addresses: one gather and one scatter;
+- with old values, equal addresses: operations sorted by address; running sums for integer addition, the previous
+  element for an exchange, rounds that resolve everything up to the next successful swap for compare-and-swap, and for
+  the rest the n-th operation of every address together, for n = 0, 1, ... (`_by_rank`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +21,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, U64
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
 from pympsd_server.backends.emulated.ptx.math.floats import flush
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advance
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,
@@ -152,7 +160,7 @@ def _exchange(memory: Array, index: Array, first: Array, values: Array) -> Array
 def _by_rank(
     memory: Array, index: Array, first: Array, step: Callable[[Value, Value], Value], values: Array
 ) -> Array:
-    """Run the n-th operation of every address at once, for n = 0, 1, ...; return the old values."""
+    """Run the n-th operation of every address together, for n = 0, 1, ...; return the old values."""
     positions = np.arange(len(index))
     rank = positions - np.maximum.accumulate(np.where(first, positions, 0))
     old = np.empty(len(index), memory.dtype)
@@ -168,7 +176,7 @@ def _by_rank(
 
 
 def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array, values: Array) -> Array:
-    """Settle in each round, per address, everything up to its next successful swap."""
+    """Resolve in each round, for each address, everything up to its next successful swap."""
     group = np.cumsum(first) - 1
     heads = index[first]
     current = memory[heads]
@@ -177,14 +185,14 @@ def _compare_and_swap(memory: Array, index: Array, first: Array, compare: Array,
     for _ in range(_CAS_ROUNDS):
         hits = pending[compare[pending] == current[group[pending]]]
         winners = hits[np.unique(group[hits], return_index=True)[1]]
-        # Position of each address's winner; past the end where there is none.
+        # The position of each address's winner; past the end without one.
         until = np.full(len(heads), len(index))
         until[group[winners]] = winners
-        settled = pending <= until[group[pending]]
-        done = pending[settled]
+        resolved = pending <= until[group[pending]]
+        done = pending[resolved]
         old[done] = current[group[done]]
         current[group[winners]] = values[winners]
-        pending = pending[~settled]
+        pending = pending[~resolved]
         if not len(pending):
             break
     for position in pending.tolist():
@@ -217,7 +225,7 @@ def _of_bfloats(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
 
 
 def _add_flushing(old: Value, value: Value) -> Value:
-    """Add as .ftz says. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
+    """Add with .ftz. An H100 was recorded to flush subnormal operands; no subnormal result was recorded."""
     return flush(flush(old) + flush(value))
 
 
@@ -225,7 +233,7 @@ def _of_one_nan(step: Callable[[Value, Value], Value]) -> Callable[[Value, Value
     """Return a step of float16 or float32 that makes one NaN of all, with every bit but the sign.
 
     Reductions by tensor maps make it, as recorded of sums on an H100; for a minimum or maximum of two NaN the PTX ISA
-    asks for it. Those of bfloat16 make it anyway.
+    asks for it. Reductions of bfloat16 make it anyway.
     """
 
     def one(old: Value, value: Value) -> Value:

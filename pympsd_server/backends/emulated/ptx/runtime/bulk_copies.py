@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,13 +11,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U32, U64, Arr
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.mbarrier import arrival
 from pympsd_server.backends.emulated.ptx.runtime.spaces import displace, elements, load, store
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 Work = Callable[[Threads, tuple[int, ...]], None]
 """What one thread does, with its element of every value."""
@@ -26,7 +23,7 @@ Work = Callable[[Threads, tuple[int, ...]], None]
 def by_thread(
     state: BatchState, threads: Threads, values: tuple[Value, ...], guard: Value | None, work: Work
 ) -> None:
-    """Do a work for each thread in turn, but for those whose `guard` is false. A fault says whose it was.
+    """Do a work for each thread in turn, but for those whose `guard` is false. A fault names the thread.
 
     Raises Cancelled between two threads: each may copy as much as shared memory holds.
     """
@@ -44,7 +41,7 @@ def by_thread(
 
 
 def repeat(thread: Threads, count: int) -> Threads:
-    """Return a thread ``count`` times, to access as many elements at once."""
+    """Return a thread ``count`` times, to access as many elements together."""
     return Threads(np.repeat(thread.indices(), count), count)
 
 

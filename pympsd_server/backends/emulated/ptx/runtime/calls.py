@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
 """Half of the shared addresses that belong to one block of a cluster."""
@@ -27,7 +25,7 @@ def function_index(address: Value, functions: tuple[int, ...]) -> Value:
     if missing.any():
         at = int(np.argmax(missing))
         raise InvalidProgramCounter(
-            f"call of {int(addresses[at]):#x}, where no function of this shape is", position=at
+            f"call of {int(addresses[at]):#x}, which is not a function of this shape", position=at
         )
     index = is_function.argmax(axis=1).astype(np.uint32)
     return index if address.ndim else index[0]
@@ -39,7 +37,7 @@ def align_up(value: Value, alignment: int) -> Value:
 
 
 def device_malloc(state: BatchState, threads: Threads, count: Value) -> Value:
-    """malloc of each thread, in thread order: addresses, 0 where there is no room."""
+    """malloc of each thread, in thread order: return addresses, 0 if the heap is full."""
     counts = spread(count, threads.count)
     addresses = np.zeros(threads.count, np.uint64)
     heap = state.facilities.heap

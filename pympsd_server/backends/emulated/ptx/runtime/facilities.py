@@ -18,7 +18,9 @@ _UNIT: Final = 16
 
 
 class DeviceHeap:
-    """`reserve` returns the address of a block of a number of bytes, 0 if there is no room; it is called once."""
+    """`reserve` returns the address of a block of a number of bytes, 0 if there is not enough memory; it is
+    called once.
+    """
 
     def __init__(self, reserve: Callable[[int], int]) -> None:
         self._reserve = reserve
@@ -42,7 +44,7 @@ class DeviceHeap:
             return self._base is None or count == self._bytes
 
     def allocate(self, count: int) -> int:
-        """Return the address of new bytes, 0 if there is no room."""
+        """Return the address of new bytes, 0 if the heap is full."""
         size = max(_UNIT, -(-count // _UNIT) * _UNIT)
         with self._lock:
             if self._base is None:
@@ -75,7 +77,7 @@ class DeviceHeap:
 PRINT_BYTES: Final = 1 << 20
 """CU_LIMIT_PRINTF_FIFO_SIZE unless a program sets it."""
 
-GREATEST_PRINT_BYTES: Final = 64 << 20
+MAX_PRINT_BYTES: Final = 64 << 20
 """However large a buffer a program asks for: the text is in the executor's memory, not the device's."""
 
 
@@ -95,7 +97,7 @@ class PrintBuffer:
         with self._lock:
             self._texts.append(text)
             self._bytes += len(text)
-            while self._bytes > min(self.limit, GREATEST_PRINT_BYTES):
+            while self._bytes > min(self.limit, MAX_PRINT_BYTES):
                 self._bytes -= len(self._texts.popleft())
 
     def report(self, text: bytes) -> None:

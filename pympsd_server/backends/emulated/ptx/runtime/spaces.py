@@ -1,18 +1,29 @@
-"""Loads and stores: from addresses to elements of the memory views, with every access checked."""
+"""Loads and stores: from addresses to elements of the memory views, with every access checked.
+
+Every address that a kernel computes passes through here. The steps for all threads of a group together:
+
+1. A generic address determines its state space by its upper bits (isa/machine.py).
+2. The lowest and highest address are compared with the client's allocations, or with the size of a frame of shared or
+   local memory. Only if that is not enough is each address looked up.
+3. The address becomes an index in the view of the space as elements of the access's width; consecutive addresses
+become
+   a slice, which NumPy copies faster than it gathers.
+
+A fault names the first thread, by its position among those that run together; `among` translates the position when
+only some of the threads took part. A store writes nothing if any of its threads faults.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 Accesses = tuple[tuple[int, int], ...]
 Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]
@@ -59,7 +70,7 @@ def sum_elements(
 ) -> Elements:
     """Return global_elements for the address x + y, of which one is usually uniform and the other an index.
 
-    `seen` remembers, for this run of a block, the facts about the other: a block that indexes several
+    `seen` remembers, for this run of a block, what was found out about the other: a block that indexes several
     arrays in the same way examines the index once.
     """
     if x.ndim:

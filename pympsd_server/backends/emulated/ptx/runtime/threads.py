@@ -1,4 +1,4 @@
-"""A set of threads that run together, and cached facts about it."""
+"""A set of threads that run together, what is remembered about it, and the place of each thread in its batch."""
 
 from __future__ import annotations
 

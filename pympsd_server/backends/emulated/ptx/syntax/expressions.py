@@ -1,8 +1,8 @@
 """Constant expressions: literals, and the operators of C on them (PTX ISA, Constant Expressions).
 
-Integers have 64 bits and are signed, unless a literal ends in U or does not fit. What a GPU's assembler does decides
-where the manual is silent: a remainder is unsigned, a shift has the type of its left side, and both sides of ``?:``
-are brought to one type.
+Integers have 64 bits and are signed, unless a literal ends in U or does not fit. If the manual is silent the
+assembler's behaviour decides: a remainder is unsigned, a shift has the type of its left side, and both sides of
+``?:`` are brought to one type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""The syntax tree of PTX text: functions, statements and operands, nothing resolved yet."""
+"""The syntax tree of PTX text: functions, statements and operands, nothing resolved yet.
+
+The parser produces a `Module`; lowering reads it. Names are still texts here, so that a name can stand for a
+register, a variable, a label or a function, depending on where it is used. Every instruction, label and variable has
+the line of the image it comes from, for refusals.
+"""
 
 from __future__ import annotations
 
@@ -149,7 +154,7 @@ class Prototype:
 class Initialiser:
     """One initial value: a literal, or the address of a variable or a function (`symbol`, plus the literal).
 
-    `shift` is not None where one byte of that is meant, as in `0xff00(symbol+4)`: the bits below it.
+    `shift` is not None if one byte of that is meant, as in `0xff00(symbol+4)`: the bits below it.
     """
 
     value: Immediate

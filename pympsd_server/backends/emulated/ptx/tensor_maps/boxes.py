@@ -13,7 +13,7 @@ from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, Illeg
 
 _UNIT = 16
 """Boxes begin at multiples of this many bytes along the first dimension, as on an H100 and an H200."""
-_MOST = 1 << 31
+_MAX_DIMENSION = 1 << 31
 """Elements of a dimension that can be copied, as on an H100: larger ones can only be encoded."""
 _WIDE = 8
 """Bytes of the largest elements."""
@@ -41,7 +41,7 @@ def box_at(of: TensorMap, start: Sequence[int], offsets: Sequence[int] | None, l
         raise IllegalInstruction(f"a copy of .{kinds[is_im2col]} by a tensor map that is {kinds[not is_im2col]}")
     if len(start) != of.rank:
         raise IllegalInstruction(f"{len(start)} coordinates for a tensor map of {of.rank} dimensions")
-    if max(of.dimensions) > _MOST:
+    if max(of.dimensions) > _MAX_DIMENSION:
         raise IllegalInstruction(f"a tensor map of a dimension of more than 2**31 elements: {of.dimensions}")
     if start[0] * of.element_bytes % _UNIT:
         where = f"coordinate {start[0]}, elements of {of.element_bytes} bytes"
@@ -113,7 +113,7 @@ def _is_inside(place: Array, size: int) -> Array:
 
 
 def _box(of: TensorMap, offsets: Array, inside: Array) -> Box:
-    # Addresses are sums of 64 bits, on an H100 too: an element so far behind comes to the memory at the lower bits.
+    # Addresses are sums of 64 bits, on an H100 too: an element that far away is at the address of the lower bits.
     return Box(offsets.view(U64) + U64.type(of.address), inside, of.element_bytes)
 
 

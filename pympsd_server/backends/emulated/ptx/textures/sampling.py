@@ -1,13 +1,18 @@
-"""Reads of textures: tex, tld4 and txq."""
+"""Samples of textures: levels, filters, layers, cubes, gathers and queries.
+
+A sample has coordinates, a texture object (a record in device memory) and perhaps a level or gradients. The threads
+of a group may use different objects, so the work is done for each object separately (`texels.by_object`), then for
+each level, then for each of the up to eight elements that a linear filter mixes. Coordinates and weights are rounded
+to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter).
+"""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import F32, S64, U32, Array, Value
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 from pympsd_server.backends.emulated.ptx.textures.texels import (
     STEPS,
@@ -23,11 +28,8 @@ from pympsd_server.backends.emulated.ptx.textures.texels import (
     round_half_up,
 )
 
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2, "cube": 3, "acube": 3}
-"""The coordinates of each, besides the layer, which comes first where there are layers."""
+"""The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""
 _FACES = 6
 
 
@@ -80,7 +82,7 @@ def _level_of(of: TextureObject, gradients: tuple[Array, ...]) -> Array:
 
 
 def _at_levels(state: BatchState, of: TextureObject, geometry: str, place: tuple[Array, ...], levels: Array) -> Array:
-    """Return elements, filtered, of the levels that threads want."""
+    """Return elements, filtered, of the levels that the threads sample."""
     how = of.sampling
     last = len(of.levels) - 1
     if not last:

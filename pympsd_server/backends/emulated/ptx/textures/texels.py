@@ -1,9 +1,13 @@
-"""Elements of textures and surfaces in a client's memory."""
+"""Texels: elements of arrays in memory, and which of them a coordinate means (CUDA, Texture Fetching).
+
+The first part reads the texture object and the elements: formats, channels, sRGB, the colour of the border. The
+second is the arithmetic of coordinates: address modes, weights of linear filters, faces of cubes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -34,12 +38,9 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     Value,
 )
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, global_elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 _DTYPES: Final[dict[int, DType]] = {
     0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32, PACKED: U32,
@@ -48,7 +49,7 @@ _DTYPES: Final[dict[int, DType]] = {
 _PACKED_GREATEST: Final = np.array([1023, 1023, 1023, 3], F64)
 
 Work = Callable[[TextureObject, tuple[Array, ...]], Array]
-"""What is done with an object by some threads, each of which has an element of every array."""
+"""The work of some threads on one object; each thread has an element of every array."""
 
 
 def object_at(state: BatchState, handle: int) -> TextureObject:
@@ -143,7 +144,7 @@ STEPS = 256
 
 
 def finite(values: Array) -> Array:
-    """Return coordinates in double precision, within what integers hold; those that are no numbers are 0."""
+    """Return coordinates in double precision, within what integers hold; NaN becomes 0."""
     wide = values.astype(np.float64)
     return np.clip(np.where(np.isnan(wide), 0.0, wide), -_FAR, _FAR)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from pympsd.state_machine import queueing, shares
+from pympsd.errors import InputError
+from pympsd.state_machine import queueing, registration, shares
 from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Namespace, Source
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.v3 import routing
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
@@ -30,7 +30,7 @@ _STATUS = {
 }
 
 
-class NotPossible(ValueError):
+class NotPossible(InputError, ValueError):
     """What an operator asks for is not possible; the message is the sentence for the operator."""
 
 
@@ -60,7 +60,7 @@ def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Cli
     """Return the clients of a server, or of one of its namespaces."""
     process = daemon.server_named(name)
     known = process.clients.values() if process is not None else ()
-    return [client for client in known if namespace in (None, client.mps_namespace or DEFAULT)]
+    return [client for client in known if namespace in (None, client.process.namespace or DEFAULT)]
 
 
 def create_server(
@@ -95,7 +95,7 @@ def create_server(
     else:
         check_share(shares.problem(daemon, asker, shares.cost_of_server(daemon, named)))
     yield from _working(session)
-    yield from routing.add(daemon, named, limits, session)
+    yield from registration.add(daemon, named, limits, session)
 
 
 def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
@@ -118,7 +118,7 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
     process = daemon.server_named(name)
     if process is not None:
         yield from shut_down_server(process, forced=False)
-    yield from routing.change_user(daemon, named, uid)
+    yield from registration.change_user(daemon, named, uid)
 
 
 def set_server(
@@ -168,7 +168,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
         yield from refuse_waiting(
             daemon, name, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
         )
-        yield from routing.close_sockets(named)
+        yield from registration.close_sockets(named)
     process = daemon.server_named(name)
     if process is None:
         yield from process_gone(daemon, name)

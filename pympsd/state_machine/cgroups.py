@@ -10,10 +10,10 @@ from attrs import evolve
 
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 
@@ -71,8 +71,8 @@ def replace_limits(daemon: Daemon, limits: CgroupLimits) -> Iterator[Instruction
 
 def note_client(daemon: Daemon, event: ClientConnected) -> None:
     """Note that the cgroups of a client that connects have been seen."""
-    if daemon.process_limits.transient_cgroups and event.origin is not None:
-        above = at_or_above(event.origin.cgroups or ())
+    if daemon.process_limits.transient_cgroups:
+        above = at_or_above(event.process.cgroups)
         daemon.process_limits.transient_cgroups |= {
             path: True for path in above if path in daemon.process_limits.transient_cgroups
         }
@@ -151,6 +151,6 @@ def clients_by_cgroup(daemon: Daemon) -> dict[str, list[Client]]:
     found: dict[str, list[Client]] = {}
     for server in daemon.servers.values():
         for client in server.clients.values():
-            for path in at_or_above(client.cgroups):
+            for path in at_or_above(client.process.cgroups):
                 found.setdefault(path, []).append(client)
     return found

@@ -5,84 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pympsd.state_machine import shares
-from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import (
     ClientLimits,
     CloseNamespace,
     Instruction,
     Log,
     OpenNamespace,
-    RefuseClient,
+    reply,
 )
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user, socket_problem
-from pympsd.vocabulary.results import Result
+from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
-
-
-def server_for(daemon: Daemon, event: ClientConnected) -> str:
-    """Return the name of the server that a client comes to."""
-    return event.server or server_of_user(daemon.options.serving_uid(event.peer.uid))
-
-
-def refusal(daemon: Daemon, event: ClientConnected) -> RefuseClient | None:
-    """Return why a client cannot come where it comes to, or None."""
-    name, namespace = server_for(daemon, event), event.mps_namespace or DEFAULT
-    if not event.server and not daemon.named_servers.default_socket:
-        reason = "default_socket is off: CUDA_MPS_PIPE_DIRECTORY is to name the directory of a server or a namespace"
-        return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
-    named = daemon.named_servers.get(name)
-    if named is None:
-        return _missing(daemon, event, name)
-    if named.deleted:
-        return RefuseClient(event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted")
-    if not daemon.options.multiuser and event.peer.uid != named.uid:
-        reason = (
-            f"server '{name}' serves user {named.uid} only, not {event.peer.uid}; a daemon that root starts with -m "
-            "serves all users"
-        )
-        return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
-    if named.allowed_devices == ():
-        return RefuseClient(
-            event.client, Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
-        )
-    # As those that wait for it are; one with a process goes on serving.
-    if named.unreachable and (named.opening or daemon.server_named(name) is None):
-        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable)
-    if namespace not in named.namespaces:
-        reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
-        return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason)
-    return None
-
-
-def _missing(daemon: Daemon, event: ClientConnected, name: str) -> RefuseClient | None:
-    reason = ""
-    if event.server:
-        reason = f"no server named '{name}'"
-    elif daemon.options.uid not in (0, event.peer.uid):
-        reason = daemon.options.refusal_of_other_user(event.peer.uid)
-        return RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
-    else:
-        reason = socket_problem(
-            daemon.options.pipe_directory, name, DEFAULT, for_libcuda=not daemon.options.has_own_servers
-        ) or shares.problem_of_own_server(daemon, daemon.options.serving_uid(event.peer.uid))
-    return RefuseClient(event.client, Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
 
 
 def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     """Set whether clients that name no server are served."""
     daemon.named_servers.default_socket = on
     yield Log("default_socket_set", {"state": "on" if on else "off"})
-
-
-def make_missing(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
-    """Make the server of a client that names none, if there is none."""
-    name = server_for(daemon, event)
-    if name not in daemon.named_servers:
-        yield from add(daemon, NamedServer(name, daemon.options.serving_uid(event.peer.uid), source=Source.AUTO))
 
 
 def add(
@@ -150,3 +92,32 @@ def priority(daemon: Daemon, server: str, namespace: str) -> int:
     if named is None:
         return daemon.defaults.client_priority.level
     return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level
+
+
+def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
+    """Note that a server is ready, and answer the command that made it."""
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return
+    if named.failed:
+        named.failed = ""
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, Answer())
+    named.creators.clear()
+
+
+def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
+
+    ``cause``: the reason as it continues "... could not be started: ", if that is another one.
+    """
+    named = daemon.named_servers.get(name)
+    if named is None:
+        return
+    if named.failed != reason:
+        named.failed = reason
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
+    named.creators.clear()

@@ -49,7 +49,7 @@ def _held(daemon: Daemon, server: Server, limited: set[str]) -> list[Counter[str
     """
     held = [Counter({"": 0}) for _ in daemon.devices]
     for client in server.clients.values():
-        names = ("", *limited.intersection(map(cgroup_group, at_or_above(client.cgroups))))
+        names = ("", *limited.intersection(map(cgroup_group, at_or_above(client.process.cgroups))))
         for ordinal, of_device in enumerate(held):
             count = client.memory.get(ordinal, 0)
             for name in names:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pympsd.state_machine import registration
 from pympsd.state_machine.instructions import Instruction
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
-from pympsd.state_machine.v3 import routing
 from pympsd.takeover.state.records import PersistentNamedServer, PersistentServer, PersistentState, in_memory
 from pympsd.vocabulary.limits import ClientPriority, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, server_of_user
@@ -25,7 +25,7 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
             named.deleted = bool(process.name) and left.protocol == 3
             daemon.named_servers.add(named)
     for named in tuple(daemon.named_servers.values()):
-        yield from routing.close_sockets(named) if named.deleted else routing.open_sockets(named)
+        yield from registration.close_sockets(named) if named.deleted else registration.open_sockets(named)
 
 
 def _named(kept: PersistentNamedServer) -> NamedServer:

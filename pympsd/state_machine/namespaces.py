@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pympsd.state_machine import queueing, shares, terminations
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
+from pympsd.state_machine.named_servers import NotPossible, active, change_limits, check_share, clients, server
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES, NamedServer, Namespace
-from pympsd.state_machine.v3.servers import NotPossible, active, change_limits, check_share, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, socket_problem
 from pympsd.vocabulary.results import Result

@@ -1,0 +1,96 @@
+"""Where a client goes: which server, which of its namespaces, and which user the server is for; or why nowhere.
+
+In protocol 2 a client goes to its user's server (root's with ``-m``). In protocol 3 it goes to the namespace by whose
+socket it comes; one that came by the top socket goes to its user's own server, ``uid_N``, which is made when it is
+needed. The destination is resolved once for each connection, before anything is decided about it, and handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from pympsd.state_machine import shares
+from pympsd.state_machine.events import ClientConnected
+from pympsd.state_machine.instructions import Instruction
+from pympsd.state_machine.registration import NO_DEVICES, add
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.named_server import NamedServer, Source
+from pympsd.vocabulary.namespaces import DEFAULT, server_of_user, socket_problem
+from pympsd.vocabulary.results import Result
+
+
+@frozen
+class Destination:
+    """A namespace of a server, by name, whether or not they exist."""
+
+    server: str
+    namespace: str
+    uid: int
+    """The user of the server."""
+
+    def __str__(self) -> str:
+        return f"{self.server}/{self.namespace}"
+
+
+def find(daemon: Daemon, event: ClientConnected) -> Destination:
+    """Return where a client goes."""
+    uid = daemon.options.serving_uid(event.process.peer.uid)
+    name = event.server or server_of_user(uid)
+    named = daemon.named_servers.get(name)
+    return Destination(name, event.process.namespace or DEFAULT, uid if named is None else named.uid)
+
+
+def make_missing(daemon: Daemon, target: Destination) -> Iterator[Instruction]:
+    """Make the named server of a client that names none, if there is none yet."""
+    if daemon.options.policy.has_named_servers and target.server not in daemon.named_servers:
+        yield from add(daemon, NamedServer(target.server, target.uid, source=Source.AUTO))
+
+
+def refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
+    """Return why a client cannot go where it is to go, as a CUresult number and a reason; None: it can."""
+    uid = event.process.peer.uid
+    if not daemon.options.policy.has_named_servers:
+        is_served = daemon.options.uid in (0, uid)
+        return None if is_served else (Result.ERROR_MPS_CONNECTION_FAILED, daemon.options.refusal_of_other_user(uid))
+    if not event.server and not daemon.named_servers.default_socket:
+        reason = "default_socket is off: CUDA_MPS_PIPE_DIRECTORY is to name the directory of a server or a namespace"
+        return Result.ERROR_NOT_PERMITTED, reason
+    named = daemon.named_servers.get(target.server)
+    return _refusal_of_missing(daemon, event, target) if named is None else _refusal_of(daemon, named, uid, target)
+
+
+def _refusal_of(daemon: Daemon, named: NamedServer, uid: int, target: Destination) -> tuple[int, str] | None:
+    """Return why a client of a user cannot go to a server that exists; None: it can."""
+    name, namespace = target.server, target.namespace
+    if named.deleted:
+        return Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' is being deleted"
+    if not daemon.options.multiuser and uid != named.uid:
+        reason = (
+            f"server '{name}' serves user {named.uid} only, not {uid}; a daemon that root starts with -m "
+            "serves all users"
+        )
+        return Result.ERROR_NOT_PERMITTED, reason
+    if named.allowed_devices == ():
+        return Result.ERROR_MPS_SERVER_NOT_READY, f"server '{name}' has failed: {NO_DEVICES}"
+    # As those that wait for it are; one with a process continues to serve.
+    if named.unreachable and (named.opening or daemon.server_named(name) is None):
+        return Result.ERROR_MPS_CONNECTION_FAILED, named.unreachable
+    if namespace not in named.namespaces:
+        reason = f"no namespace '{namespace}' on server '{name}'; there are: {', '.join(named.namespaces)}"
+        return Result.ERROR_MPS_CONNECTION_FAILED, reason
+    return None
+
+
+def _refusal_of_missing(daemon: Daemon, event: ClientConnected, target: Destination) -> tuple[int, str] | None:
+    """Return why a client cannot go to a server that does not exist; None: it can be made for it."""
+    uid = event.process.peer.uid
+    if event.server:
+        return Result.ERROR_MPS_CONNECTION_FAILED, f"no server named '{target.server}'"
+    if daemon.options.uid not in (0, uid):
+        return Result.ERROR_NOT_PERMITTED, daemon.options.refusal_of_other_user(uid)
+    for_libcuda = not daemon.options.has_own_servers
+    reason = socket_problem(daemon.options.pipe_directory, target.server, DEFAULT, for_libcuda=for_libcuda)
+    reason = reason or shares.problem_of_own_server(daemon, target.uid)
+    return (Result.ERROR_MPS_CONNECTION_FAILED, reason) if reason else None
