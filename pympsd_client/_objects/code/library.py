@@ -192,7 +192,7 @@ def kernel_of(handle: int) -> Kernel:
 
 
 def function_of(handle: int, context: Context | None = None) -> Function:
-    """Return the kernel function of a handle, which may be that of a function or of a library's kernel, as CUDA takes both.
+    """Return the function of a handle, which may be that of a function or of a library's kernel.
 
     A library's kernel is looked up in ``context`` (None: the current one), and loaded there if this is its first use.
     INVALID_HANDLE.
