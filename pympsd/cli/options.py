@@ -4,6 +4,8 @@ The launcher passes the name it was started under as ``--argv0=NAME`` first, so 
 nvidia-cuda-mps-control if it was started as that.
 """
 
+from pympsd.errors import InputError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,7 +63,7 @@ def known_options() -> "tuple[str, ...]":
     return (*named, *STARTS, *QUIT, *MULTIUSER, *STATIC, *START_FLAGS, *VALUED, *SHORT)
 
 
-class BadOption(Exception):
+class BadOption(InputError):
     """An option is invalid; ``unknown``: there is none of that name, and these are the other ones."""
 
     def __init__(self, reason: str, unknown: "Options | None" = None) -> None:

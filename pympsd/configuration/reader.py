@@ -15,6 +15,7 @@ from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surro
 from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
+from pympsd.errors import InputError
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limits import PinnedMemory
@@ -41,7 +42,7 @@ _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]{1,10})")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 
-class BadFile(Exception):
+class BadFile(InputError):
     """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:

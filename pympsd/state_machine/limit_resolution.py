@@ -9,6 +9,7 @@ from attrs import evolve
 
 from pympsd.devices import memory_limits
 from pympsd.devices.visible import find_device
+from pympsd.errors import InputError
 from pympsd.state_machine import registration
 from pympsd.state_machine.destination import Destination
 from pympsd.state_machine.instructions import AdmitClient, ClientLimits, UpdateServerLimits
@@ -36,7 +37,7 @@ from pympsd.vocabulary.variables import MEMORY_LIMITS
 _NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
 
 
-class UnknownDevice(ValueError):
+class UnknownDevice(InputError, ValueError):
     """A word names no device of this machine; ``well_formed``: it could name one of another machine."""
 
     def __init__(self, word: str, well_formed: bool, reason: str) -> None:

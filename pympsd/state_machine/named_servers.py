@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from pympsd.errors import InputError
 from pympsd.state_machine import queueing, registration, shares
 from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
@@ -29,7 +30,7 @@ _STATUS = {
 }
 
 
-class NotPossible(ValueError):
+class NotPossible(InputError, ValueError):
     """What an operator asks for is not possible; the message is the sentence for the operator."""
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 from attrs import define, evolve, field, frozen
 
+from pympsd.errors import FileError
 from pympsd.journal.log_folders import MadeFolder
 from pympsd.service.files import remains
 from pympsd.service.processes.status import has_ended, started_at
@@ -35,7 +36,7 @@ DYING_SECONDS: Final = 1.0
 """A killed daemon releases its lock shortly before it has ended."""
 
 
-class StateRefused(ValueError):
+class StateRefused(FileError, ValueError):
     """The state file cannot be used; the message says why."""
 
 

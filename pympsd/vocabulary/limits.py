@@ -7,6 +7,8 @@ from math import isfinite
 
 from attrs import frozen
 
+from pympsd.errors import InputError
+
 _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
 MOST_MEMORY = 1 << 50
 """1 PiB: more is a typing error."""
@@ -14,7 +16,7 @@ PER_CONTEXT_PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTIT
 """If set to 1 when a client process starts, each of its contexts has its own percentage (MPS documents, 4.2.6)."""
 
 
-class BadLimit(ValueError):
+class BadLimit(InputError, ValueError):
     """An invalid limit; the message says what is allowed."""
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.namespaces import NamespaceLimits
 
 _CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
@@ -24,7 +25,7 @@ _SLURM_JOB: Final = re.compile(
 _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
-class Unknown(Exception):
+class Unknown(InputError):
     """Whether a process fits a rule is unknown; the message says why."""
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 
 LIFTED: Final = ("unlimited", "default")
@@ -24,7 +25,7 @@ _MOST_DIGITS: Final = 20
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
 
-class BadText(ValueError):
+class BadText(InputError, ValueError):
     """A text is no valid value; ``allowed`` continues a sentence "... is": ``true or false,``."""
 
     def __init__(self, allowed: str, text: str) -> None:

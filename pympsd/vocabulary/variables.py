@@ -20,6 +20,7 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.errors import InputError
 from pympsd.vocabulary import shares
 from pympsd.vocabulary.limits import (
     PER_CONTEXT_PARTITIONING,
@@ -425,7 +426,7 @@ VARIABLES: Final = (
 BY_NAME: Final = {variable.name: variable for variable in VARIABLES}
 
 
-class BadSetting(ValueError):
+class BadSetting(InputError, ValueError):
     """A setting that prevents a start; the message names the variable and what is allowed."""
 
 

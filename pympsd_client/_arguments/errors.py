@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
 from pympsd_client._arguments.error_strings import ERROR_STRINGS
@@ -27,7 +28,7 @@ _last: Final = _Last()
 """Each thread's message of its last failed call."""
 
 
-class CudaError(Exception):
+class CudaError(CallError):
     """A call failed: ``code`` is the CUresult number, ``reason`` says what was wrong, what is allowed, what to do.
 
     ``outputs`` are those that the function gives even so, where C gets them; empty for nearly all.
@@ -52,6 +53,11 @@ def invalid_value(reason: str) -> CudaError:
 def invalid_handle(reason: str) -> CudaError:
     """Return CUDA_ERROR_INVALID_HANDLE with a reason."""
     return CudaError(Result.ERROR_INVALID_HANDLE, reason)
+
+
+def not_supported(reason: str) -> CudaError:
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names what to do instead."""
+    return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
 
 
 def lost(reason: str) -> CudaError:

@@ -9,6 +9,7 @@ from attrs import define, evolve, field
 from pympsd.devices import memory_limits
 from pympsd.devices.machine import with_attributes
 from pympsd.devices.memory_limits import BadEntry
+from pympsd.errors import InputError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import LimitsInForce, ThreadPercentage
 from pympsd.vocabulary.partitions import ChosenPartition
@@ -17,7 +18,7 @@ from pympsd.wire.messages import OpenContext
 from pympsd_server.state_machine.quotas import context_multiprocessors, memory_limit, process_multiprocessors
 
 
-class PartitionRefused(ValueError):
+class PartitionRefused(InputError, ValueError):
     """A client gets no context on a device, which is in static use; the message says why."""
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import PER_CONTEXT_PARTITIONING, BadLimit, ClientPriority, ThreadPercentage
 from pympsd.vocabulary.sm_rounding import multiprocessors, rounding
 from pympsd.vocabulary.variables import PERCENTAGE, PRIORITY
 
 
-class AffinityRefused(ValueError):
+class AffinityRefused(InputError, ValueError):
     """An execution affinity that the context cannot have; the message has the allowed range."""
 
 

@@ -12,6 +12,7 @@ from ctypes import c_uint32, memmove
 from threading import Lock
 from typing import Final
 
+from pympsd.errors import CallError
 from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -26,7 +27,7 @@ _FLAGS: Final = 3
 _FIRST_HANDLE: Final = 0x4E56_0000
 
 
-class NvmlError(Exception):
+class NvmlError(CallError):
     """A result of NVML, and why."""
 
     def __init__(self, code: int, reason: str) -> None:
