@@ -56,7 +56,7 @@ def invalid_handle(reason: str) -> CudaError:
 
 
 def not_supported(reason: str) -> CudaError:
-    """Return CUDA_ERROR_NOT_SUPPORTED with a reason."""
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names what to do instead."""
     return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
 
 

@@ -35,9 +35,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import LAUNCHES, BadSetting, read
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 
 if TYPE_CHECKING:
     from pympsd.wire.module_layout import FunctionLayout
@@ -58,7 +57,7 @@ def _choose() -> Any:
         if choice == "native":
             reason = "install pympsd where a C compiler and Python's headers are"
             reason = f"{LAUNCHES} is native and launches are Python's here ({error}): {reason}"
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, reason) from None
+            raise not_supported(reason) from None
         return None
     return _launches
 
