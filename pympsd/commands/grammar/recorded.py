@@ -1,6 +1,6 @@
 """What driver 580 does with the words of its commands that a syntax cannot declare (recorded: grammar.jsonl).
 
-The driver reads numbers as C does, takes a missing PID for 0, ignores words that it does not know, and answers a few
+The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and answers a few
 commands in its own words when an argument is missing. Programs depend on these answers, so protocol 2 gives them. All
 of it stands here: the readers of such numbers, the table `RECORDED` of single commands, and the words of later
 drivers.
@@ -31,14 +31,14 @@ _MAX_DIGITS: Final = 10
 
 @frozen
 class Recorded:
-    """How one command of driver 580 differs from the others."""
+    """How one command of driver 580 differs from its other commands."""
 
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
     missing_is_logged_only: bool = False
     """That line is in the log, and not printed."""
     prints_anyway: bool = False
-    """The answer is printed although words follow that the command does not know."""
+    """The answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
     """Words that stand for another one at the beginning of the arguments."""
 

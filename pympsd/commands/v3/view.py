@@ -18,16 +18,16 @@ from pympsd.vocabulary.partitions import no_partition_note
 
 
 def servers(daemon: Daemon) -> list[NamedServer]:
-    """Return the servers by name."""
+    """Return the named servers, sorted by name."""
     return [server for _, server in sorted(daemon.named_servers.items())]
 
 
 def namespace_named(server: NamedServer, name: str) -> Namespace:
     """Return the namespace of a name; raise Refused."""
-    found = server.namespaces.get(name)
-    if found is None:
+    namespace = server.namespaces.get(name)
+    if namespace is None:
         raise Refused(f"No namespace named '{name}' on server '{server.name}'.")
-    return found
+    return namespace
 
 
 def linux_namespace(daemon: Daemon, client: Client) -> int:
@@ -75,36 +75,34 @@ def limits_given(
 
 
 def keeps_limits(count: int) -> str:
-    """Return a note on the clients that a change of limits does not reach."""
+    """Return a note on the clients that keep the limits they started with."""
     if not count:
         return ""
-    return (
-        "1 client keeps its limits" + " until it starts anew."
-        if count == 1
-        else (f"{count} clients keep their limits until they start anew.")
-    )
+    if count == 1:
+        return "1 client keeps its limits until it restarts."
+    return f"{count} clients keep their limits until they restart."
 
 
 def no_partition_yet(server: NamedServer, namespace: str, partition: str | None) -> str:
-    """Return a note on a namespace that is bound to an SM partition that its server does not have."""
-    if not partition or any(one.name == partition for one in server.partitions):
+    """Return a note on a namespace that is bound to an SM partition which its server does not have."""
+    if not partition or any(existing.name == partition for existing in server.partitions):
         return ""
     return no_partition_note(server.name, namespace, partition)
 
 
 def device_named(daemon: Daemon, word: str) -> int:
     """Return the index of the device that a word names; raise Refused."""
-    found = find_device(daemon.devices, word)
-    if found is None:
+    index = find_device(daemon.devices, word)
+    if index is None:
         raise Refused(f"No device '{word}'. Devices: {listed(daemon.devices)}.")
-    return found
+    return index
 
 
 def device_of(daemon: Daemon, server: NamedServer, word: str) -> int:
-    """Return the daemon's ordinal of a device that a word names as the server's clients do; raise Refused."""
-    ordinals = server.ordinals(len(daemon.devices))
-    facts = [daemon.devices[ordinal] for ordinal in ordinals]
-    found = find_device(facts, word)
-    if found is None:
-        raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {listed(facts) or 'none'}.")
-    return ordinals[found]
+    """Return the daemon's index of the device that a word names as the server's clients do; raise Refused."""
+    indices = server.ordinals(len(daemon.devices))
+    devices = [daemon.devices[each] for each in indices]
+    index = find_device(devices, word)
+    if index is None:
+        raise Refused(f"No device '{word}' of server '{server.name}'. Devices: {listed(devices) or 'none'}.")
+    return indices[index]

@@ -338,7 +338,7 @@ def test_nor_somebody_in_a_container_whose_user_is_not_known(daemon: Daemon, lin
 def test_limits_are_set_for_later_clients(daemon: Daemon) -> None:
     answer = _ask(daemon, "namespace set hi --server=a --active-thread-percentage=25 --pinned-memory-limit=1=4G", 7)
     assert (answer.refused, answer.printed) == (False, "")
-    assert answer.diagnostic == "1 client keeps its limits until it starts anew."
+    assert answer.diagnostic == "1 client keeps its limits until it restarts."
     assert _printed(daemon, "namespace get hi a pinned-memory-limit") == "0=unlimited,1=4G\n"
 
 
