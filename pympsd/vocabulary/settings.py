@@ -127,7 +127,8 @@ def _complaints(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return what is wrong with variables that prevent no start. The devices' memory limits are checked elsewhere."""
     found = variables.problems(environment, Reader.DAEMON, but_for=MEMORY_LIMITS)
     for name, (read_as, complaint) in _RECORDED.items():
-        if name in found and not _is_read(read_as, environment[name]):
+        # Of a client a percentage can be by device, of the daemon it is one number.
+        if (text := environment.get(name)) and not _is_read(read_as, text):
             found[name] = complaint
     return tuple(found.values())
 

@@ -61,6 +61,7 @@ PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
 MEMORY_LIMITS: Final = ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "CUDA_MPS_DEVICE_MEM_LIMIT")
 """The documents use the second name once."""
 MEMORY_LIMIT_FORM: Final = "DEVICE=LIMIT, as in 0=1G or GPU-...=512M, several with commas"
+PERCENTAGE_FORM: Final = "DEVICE=PERCENTAGE, as in 0=50 or GPU-...=25, several with commas"
 _SHOWN: Final = 100
 """The number of characters of a wrong value that are shown."""
 _MAX_PATIENCE: Final = 1e9
@@ -134,6 +135,8 @@ def _seconds(text: str) -> str:
 
 
 def _percentage(text: str) -> str:
+    if "=" in text:
+        return _by_device(text, ThreadPercentage.parse, PERCENTAGE_FORM, "a percentage is above 0, up to 100")
     try:
         percentage = ThreadPercentage.parse(text)
     except BadLimit:
@@ -151,14 +154,21 @@ def _priority(text: str) -> str:
 
 
 def _memory_limits(text: str) -> str:
+    return _by_device(
+        text, PinnedMemory.parse, MEMORY_LIMIT_FORM, "a limit is a whole number and G or M, or 0 for none"
+    )
+
+
+def _by_device(text: str, parse: Callable[[str], object], form: str, allowed: str) -> str:
+    """Return what a text of entries by device has to be; nothing if it is valid."""
     for entry in filter(None, (part.strip() for part in text.split(","))):
         device, equals, value = (part.strip() for part in entry.partition("="))
+        if not (device and equals):
+            return form
         try:
-            if not (device and equals):
-                return MEMORY_LIMIT_FORM
-            PinnedMemory.parse(value)
+            parse(value)
         except BadLimit:
-            return f"{MEMORY_LIMIT_FORM}; a limit is a whole number and G or M, or 0 for none"
+            return f"{form}; {allowed}"
     return ""
 
 
@@ -210,8 +220,9 @@ VARIABLES: Final = (
         PERCENTAGE,
         _BOTH,
         "active thread percentage, above 0 and up to 100: the daemon's default for servers, or a client's own, which "
-        "only lowers it",
-        "reported, and otherwise as if it were not set; `50%` is read as 50, and reported",
+        "only lowers it; a client's also by device, `0=50,GPU-...=25`",
+        "reported, and otherwise as if it were not set; `50%` is read as 50, and reported; with a wrong entry by "
+        "device a client's cuInit fails",
         _percentage,
     ),
     Variable(

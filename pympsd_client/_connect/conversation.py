@@ -24,7 +24,10 @@ class Ended(DaemonError):
 
 
 class Conversation:
-    """Messages both ways over a connected stream socket, which it owns. For one thread at a time."""
+    """Messages both ways over a connected stream socket, which it owns. For one thread at a time.
+
+    Ctrl-C during a wait loses no byte and no descriptor.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket: Final = connection

@@ -63,9 +63,11 @@ def check_work(old: Node, new: Node) -> None:
 
 
 def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield each node of a graph with its counterpart in another, those of graphs in them too.
+    """Yield each node of a graph with its counterpart in another, those of graphs in nodes too.
 
-    Nodes are paired from those that no other depends on, along edges in the order they were added. Raise Refusal.
+    Nodes are paired from those that no other depends on, along edges in the order in which they were added, as
+    cuGraphExecUpdate documents. Raise Refusal if the structures differ, or if a node cannot take over its
+    counterpart's work.
     """
     if len(old.nodes) != len(new.nodes):
         raise Refusal(Verdict.TOPOLOGY_CHANGED)

@@ -107,7 +107,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
 
 
 def _devices(daemon: Daemon, client: Client) -> list[int]:
-    """Return the indices of a client's devices; a server may know a device that this daemon does not."""
+    """Return the indices of a client's devices, less those that this daemon does not have."""
     ordinals = {context.device for context in client.contexts.values()}
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 
