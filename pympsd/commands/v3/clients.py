@@ -19,12 +19,8 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 
-COLUMNS: Final = (
-    Column("PID", "PID", "pid"),
-    Column("SERVER", "SERVER", "server"),
-    Column("DEVICE", "DEVICE", "device"),
-    Column("MAWS NS", "MAWS NS", "maws-ns"),
-    Column("CMD", "CMD", "cmd"),
+COLUMNS: Final = tuple(
+    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 _OF_DEVICES: Final = (
     "sm_partition",
@@ -111,7 +107,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
 
 
 def _devices(daemon: Daemon, client: Client) -> list[int]:
-    """Return the indices of a client's devices; a server may know a device that this daemon does not."""
+    """Return the indices of a client's devices, less those that this daemon does not have."""
     ordinals = {context.device for context in client.contexts.values()}
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 
