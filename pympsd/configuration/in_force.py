@@ -20,9 +20,9 @@ from pympsd.configuration.changes import State, changes
 from pympsd.configuration.plan import Features, Plan, Surroundings
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.configuration.show import shown
+from pympsd.state_machine.named_servers import clients
+from pympsd.state_machine.partitions import clients_in
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.v3.partitions import clients_in
-from pympsd.state_machine.v3.servers import clients
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.partitions import SmPartition
 

@@ -8,7 +8,7 @@ import trio
 from attrs import define, field
 
 from pympsd.service.sessions.server import ServerSession
-from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
+from pympsd.state_machine.memory_elsewhere import Elsewhere, memory_elsewhere
 from pympsd.wire.link_messages import MemoryElsewhere
 
 if TYPE_CHECKING:

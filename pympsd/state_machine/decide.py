@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import singledispatch
 
+from attrs import evolve
+
 from pympsd.state_machine import (
     admission,
+    cgroups,
     debuggers,
     events,
     failed_starts,
+    named_servers,
     queueing,
+    registration,
     shutdown,
+    sockets,
     takeover,
     terminations,
 )
@@ -30,7 +36,6 @@ from pympsd.state_machine.state.compound_commands import CompoundCommands
 from pympsd.state_machine.state.daemon import Count, Daemon
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import cgroups, log_names, servers, sockets, starts
 from pympsd.vocabulary.answers import lines, refusal
 from pympsd.vocabulary.results import ServerStatus
 
@@ -56,7 +61,7 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
     daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
     if daemon.options.policy.has_named_servers:
-        decided = list(log_names.with_server_names(daemon, gone, decided))
+        decided = list(_name_servers(daemon, gone, decided))
     return list(combine_answers(daemon.compound_commands, decided))
 
 
@@ -71,6 +76,17 @@ def combine_answers(commands: CompoundCommands, decided: Iterable[Instruction]) 
             yield instruction
     for session, answer in commands.take_answers():
         yield from reply(session, answer)
+
+
+def _name_servers(daemon: Daemon, gone: Server | None, decided: Iterable[Instruction]) -> Iterator[Instruction]:
+    """Add its server's name to each line that has a server's PID; ``gone``: the server that is known no more."""
+    for instruction in decided:
+        if isinstance(instruction, Log) and "server" in instruction.fields and "place" not in instruction.fields:
+            server = daemon.server_by_pid(int(instruction.fields["server"])) or gone
+            place = {} if server is None else {"place": server.name}
+            yield evolve(instruction, fields={**instruction.fields, **place})
+        else:
+            yield instruction
 
 
 @singledispatch
@@ -100,14 +116,14 @@ def _(event: events.ServerSpawned, daemon: Daemon) -> Iterator[Instruction]:
         yield Reply(session, lines())
     server.starters.clear()
     yield SetTimer(Timer(TimerKind.START, server.serial), admission.START_TIMEOUT)
-    yield from servers.process_started(daemon, server)
+    yield from named_servers.process_started(daemon, server)
     yield from shutdown.advance(daemon)
 
 
 @_decide.register
 def _(event: events.SpawnFailed, daemon: Daemon) -> Iterator[Instruction]:
     server = daemon.servers.pop(event.server)
-    where = log_names.name_field(daemon, server.name)
+    where = daemon.place_of(server.name)
     yield Log("server_spawn_failed", {"uid": server.uid, "reason": event.reason, **where})
     reason = f"{server.title} could not be started: {event.reason}"
     for session in server.starters:
@@ -127,8 +143,8 @@ def _(event: events.StatusPushed, daemon: Daemon) -> Iterator[Instruction]:
         return
     if server.phase is Phase.INITIALIZING:
         yield Log("server_ready", {"server": server.pid})
-        yield from failed_starts.begin_probation(server)
-        yield from starts.became_ready(daemon, server.name)
+        yield from failed_starts.begin_trial(server)
+        yield from registration.became_ready(daemon, server.name)
     server.become(target)
     daemon.lifetime.counts[Count.FAULTS] += target is Phase.FAULT
     yield from admission.serve_queue(daemon)
@@ -166,7 +182,7 @@ def _(event: events.ContextPushed, daemon: Daemon) -> Iterator[Instruction]:
     client.contexts[event.serial] = Context(event.serial, event.number, event.device)
     cgroups.note_context(server, client, event.device)
     failed_starts.has_served(daemon, server)
-    where = log_names.name_field(daemon, server.name, client.process.namespace)
+    where = daemon.place_of(server.name, client.process.namespace)
     yield Log("client_server_exists", {"pid": client.pid, "uid": client.uid, **where})
 
 
@@ -256,7 +272,7 @@ def _(event: events.PredecessorDied, daemon: Daemon) -> Iterator[Instruction]:
 def _(event: events.ServerTakenOver, daemon: Daemon) -> Iterator[Instruction]:
     yield from takeover.returned(daemon, event)
     if (server := daemon.servers.get(event.server)) is not None:
-        yield from servers.process_started(daemon, server)
+        yield from named_servers.process_started(daemon, server)
 
 
 @_decide.register
@@ -307,8 +323,8 @@ def _(event: events.TimerEnded, daemon: Daemon) -> Iterator[Instruction]:
         case TimerKind.RETRY:
             failed_starts.pause_ended(daemon, key)
             yield from admission.serve_queue(daemon)
-        case TimerKind.PROBATION:
-            failed_starts.probation_ended(daemon, key)
+        case TimerKind.TRIAL:
+            failed_starts.trial_ended(daemon, key)
         case TimerKind.FAILURE_EXPIRY:
             failed_starts.failure_expired(daemon, key)
         case TimerKind.TURN:
@@ -325,6 +341,6 @@ def _(event: events.StopSignal, daemon: Daemon) -> Iterator[Instruction]:
 
 
 def _next_after(daemon: Daemon, gone: Server) -> Iterator[Instruction]:
-    yield from servers.process_gone(daemon, gone.name)
+    yield from named_servers.process_gone(daemon, gone.name)
     yield from admission.serve_queue(daemon)
     yield from shutdown.advance(daemon)

@@ -14,9 +14,9 @@ from attrs import frozen
 from pympsd.state_machine import shares
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import Instruction
+from pympsd.state_machine.registration import NO_DEVICES, add
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Source
-from pympsd.state_machine.v3.routing import NO_DEVICES, add
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
 

@@ -11,16 +11,15 @@ from typing import Final
 
 from attrs import frozen
 
-from pympsd.state_machine import queueing
+from pympsd.state_machine import queueing, registration
 from pympsd.state_machine.instructions import Instruction, Log, SetTimer
 from pympsd.state_machine.state.daemon import Daemon, FailedStarts
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import log_names, starts
 
 PAUSES: Final = (0.1, 0.5, 2.0)
 """Seconds before the second, third and fourth try; there is no fifth."""
-PROBATION: Final = 10.0
+TRIAL: Final = 10.0
 """Seconds after which a ready server counts as working, whether or not its clients made a context."""
 FAILURE_EXPIRY: Final = 10.0
 """Seconds for which a server that ended with its clients counts, if no client connects again."""
@@ -51,12 +50,12 @@ def died_starting(daemon: Daemon, server: Server, death: Death) -> Iterator[Inst
     yield from _pause(daemon, server, FailedStarts(count, server.serial), reason)
 
 
-def begin_probation(server: Server) -> Iterator[Instruction]:
+def begin_trial(server: Server) -> Iterator[Instruction]:
     """Start the time after which a server that is ready counts as working."""
-    yield SetTimer(Timer(TimerKind.PROBATION, server.serial), PROBATION)
+    yield SetTimer(Timer(TimerKind.TRIAL, server.serial), TRIAL)
 
 
-def probation_ended(daemon: Daemon, serial: int) -> None:
+def trial_ended(daemon: Daemon, serial: int) -> None:
     """Count a server that has lived for a while as working."""
     server = daemon.servers.get(serial)
     if server is not None and server.phase in (Phase.ACTIVE, Phase.FAULT):
@@ -65,13 +64,13 @@ def probation_ended(daemon: Daemon, serial: int) -> None:
 
 def has_served(daemon: Daemon, server: Server) -> None:
     """Count a server as working: earlier failures are void."""
-    server.proven = daemon.lifetime.backend_works = True
+    server.verified = daemon.lifetime.backend_works = True
     clear(daemon, server)
 
 
 def died_unserving(daemon: Daemon, server: Server, death: Death) -> Iterator[Instruction]:
     """Pause before the next try, or give up, after a server ended soon after it was ready, with unserved clients."""
-    if server.proven or not server.clients or server.phase not in (Phase.ACTIVE, Phase.FAULT):
+    if server.verified or not server.clients or server.phase not in (Phase.ACTIVE, Phase.FAULT):
         clear(daemon, server)
         return
     count = _take_count(daemon, server)
@@ -130,7 +129,7 @@ def refuse_waiting(daemon: Daemon, server: str, reason: str, cause: str = "") ->
     """Refuse all clients that wait for a server, by name, and drop requests to start it; ``cause``: as in starts."""
     daemon.failed_starts.pop(server, None)
     yield from queueing.refuse(daemon, server, daemon.options.policy.failed_start_code, reason)
-    yield from starts.could_not_start(daemon, server, reason, cause)
+    yield from registration.could_not_start(daemon, server, reason, cause)
 
 
 def _take_count(daemon: Daemon, server: Server) -> int:
@@ -147,7 +146,7 @@ def _pause(daemon: Daemon, server: Server, failed: FailedStarts, reason: str) ->
 
 
 def _give_up(daemon: Daemon, server: Server, count: int, reason: str) -> Iterator[Instruction]:
-    where = log_names.name_field(daemon, server.name)
+    where = daemon.place_of(server.name)
     yield Log("server_start_given_up", {"uid": server.uid, "count": count, "reason": reason, **where})
     yield from refuse_waiting(daemon, server.name, f"{reason}; server.log says why; it was tried {count} times")
 

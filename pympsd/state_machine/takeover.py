@@ -10,8 +10,9 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.state_machine import debuggers, queueing, shutdown
+from pympsd.state_machine import debuggers, queueing, restoration, shutdown
 from pympsd.state_machine.admission import START_TIMEOUT, serve_queue
+from pympsd.state_machine.cgroups import note_context
 from pympsd.state_machine.events import PredecessorDied, ServerTakenOver
 from pympsd.state_machine.instructions import Instruction, KillServer, Log, SetTimer, WatchClient
 from pympsd.state_machine.limit_resolution import limits_update
@@ -19,8 +20,6 @@ from pympsd.state_machine.shutdown import time_leaving
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
-from pympsd.state_machine.v3 import restoration
-from pympsd.state_machine.v3.cgroups import note_context
 from pympsd.takeover.state.other_devices import moved
 from pympsd.takeover.state.protocol_2 import limits_of
 from pympsd.takeover.state.records import PersistentServer, PersistentState, in_memory, limits_of_cgroups
@@ -139,7 +138,7 @@ def _pending_server(daemon: Daemon, known: PersistentServer, left: PersistentSta
     limits = ThreadPercentage(percentage), in_memory(memory)
     server = Server(known.serial, known.uid, *limits, pid=known.pid, phase=Phase.RETURNING)
     server.name = known.name or server.name
-    server.pending = server.proven = True
+    server.pending = server.verified = True
     return server
 
 

@@ -1,4 +1,8 @@
-"""The daemon's timers: what each is for, and what it belongs to."""
+"""The daemon's timers: what each is for, and what it belongs to.
+
+The state machine sets and cancels timers by instructions and receives their ends as events (TimerEnded); it never
+reads a clock. A timer that has no meaning any more is ignored when it ends, so most are not cancelled.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,30 @@ from attrs import frozen
 
 
 class TimerKind(Enum):
-    """What a timer bounds or delays; its key is the serial of a server unless noted."""
+    """What a timer bounds or delays; its key is the id of a server unless noted."""
 
-    START = auto()  # a server becoming ready
-    LEAVE = auto()  # the end of a server without clients, or of a forced one
-    SILENCE = auto()  # a server's report that its clients, whose processes have ended, are gone
-    RETURN = auto()  # the return of a server of the previous daemon
-    PLACES = auto()  # the return of clients that waited when the previous daemon died; no key
-    RETRY = auto()  # the pause before a user's next server, after the server of the key
-    PROBATION = auto()  # after it, a ready server counts as working
-    FAILURE_EXPIRY = auto()  # after it, a server that ended with its clients no longer counts as a failed start
-    TURN = auto()  # the overtaking of a queue entry, by its ticket
-    TERMINATION = auto()  # a server's answer to terminate_client, by the termination's serial
-    FORCE = auto()  # a quit without force; no key
+    START = auto()
+    """The time until a server is ready."""
+    LEAVE = auto()
+    """The end of a server without clients, or of a forced one."""
+    SILENCE = auto()
+    """A server's report that its clients, whose processes have ended, are gone."""
+    RETURN = auto()
+    """The return of a server of the previous daemon."""
+    PLACES = auto()
+    """The return of clients that waited when the previous daemon died; no key."""
+    RETRY = auto()
+    """The pause before a user's next server, after the server of the key."""
+    TRIAL = auto()
+    """The trial period after which a ready server counts as working."""
+    FAILURE_EXPIRY = auto()
+    """The time after which a server that ended with its clients no longer counts as a failed start."""
+    TURN = auto()
+    """The time for which others may overtake a queue entry; the key is its ticket."""
+    TERMINATION = auto()
+    """A server's answer to terminate_client; the key is the termination's id."""
+    FORCE = auto()
+    """A quit without force; no key."""
 
 
 @frozen

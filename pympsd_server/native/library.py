@@ -9,6 +9,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, Final
 
+from pympsd.errors import StartError
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.native.states import SHARED_STATES, ContextState, DriverCalls, KernelRow, StreamState
 
@@ -30,7 +31,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
-class NoLibrary(Exception):
+class NoLibrary(StartError):
     """The native library cannot be used; the message has the reason."""
 
 

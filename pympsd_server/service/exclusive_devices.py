@@ -18,6 +18,7 @@ from attrs import define, field
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.registrations import InUse, Registration, register
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
+from pympsd.errors import StartError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.wire.link_messages import ServerSetup
 from pympsd_server.state_machine import start_checks
@@ -26,7 +27,7 @@ RETRY_SECONDS: Final = 0.5
 """The interval between attempts to register a device that could not be at the start."""
 
 
-class CannotStart(Exception):
+class CannotStart(StartError):
     """The server cannot start; ``reasons`` are sentences for its log."""
 
     def __init__(self, *reasons: str) -> None:

@@ -21,19 +21,20 @@ from pympsd.channel.allowance import BufferBudget
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.devices.memory_limits import OF_CONTAINER, BadEntry
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import LimitsInForce, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, ClientPriority, LimitsInForce, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.vocabulary.shares import BUFFERS
-from pympsd.vocabulary.variables import MEMORY_LIMITS, Reader, problems
+from pympsd.vocabulary.variables import MEMORY_LIMITS, PERCENTAGE, Reader, problems
 from pympsd.wire.executor_messages import MemoryAudited
 from pympsd.wire.link_messages import AdmitClient
 from pympsd.wire.messages import RequestRefused
 from pympsd_server.service.daemon_link import DaemonLink
+from pympsd_server.state_machine.client_limits import limits_of, own_priority
 from pympsd_server.state_machine.client_table import Client, ClientTable, Context
 from pympsd_server.state_machine.executor_slots import ExecutorSlot, slot_of
-from pympsd_server.state_machine.quotas import client_percentage, client_priority
 from pympsd_server.state_machine.server_phase import MOVES, Phase
 
 DELETED: Final = RequestRefused(
@@ -134,6 +135,12 @@ class Server:
                 self.log.info("server_memory_limit", device=ordinal, limit=limit)
         self.memory_limits = memory_limits
 
+    @property
+    def limits(self) -> Limits:
+        """The limits of its later clients, in protocol 2."""
+        memory = {ordinal: PinnedMemory(limit) for ordinal, limit in self.memory_limits.items()}
+        return Limits({ALL_DEVICES: self.thread_percentage}, memory)
+
     def client_admitted(self, admitted: AdmitClient) -> Client:
         """Add a client that the daemon hands over to the client table."""
         priority = self._priority_of(admitted)
@@ -151,18 +158,14 @@ class Server:
         if admitted.priority != self.client_priority and not admitted.mps_namespace:
             self.client_priority = admitted.priority
             self.log.info("client_priority", priority=admitted.priority)
-        return max(client_priority(admitted.priority, admitted.environment), admitted.least_priority)
-
-    def percentage_of(self, admitted: AdmitClient) -> ThreadPercentage:
-        """Return a client's percentage: its namespace's or this server's, lowered by its environment."""
-        own = admitted.thread_percentage
-        most = self.thread_percentage if own is None else ThreadPercentage(own)
-        return client_percentage(most, admitted.environment)
+        asked = Limits(client_priority=own_priority(admitted.environment))
+        return (limits_of(admitted, self.limits).combine(asked).client_priority or ClientPriority()).level
 
     def client_connected(self, client: Client) -> None:
         """Log a new client process, which is context 0 in the log, and its wrong settings."""
         self.log.info("client_requested", pid=client.pid, context=0)
-        for problem in problems(client.environment, Reader.CLIENT, but_for=_LIMITS_OF_MEMORY).values():
+        by_device = (*_LIMITS_OF_MEMORY, *([PERCENTAGE] if "=" in client.environment.get(PERCENTAGE, "") else []))
+        for problem in problems(client.environment, Reader.CLIENT, but_for=by_device).values():
             self.log.warning("client_setting_wrong", pid=client.pid, problem=problem)
         while self._dropped_devices:
             device = self._dropped_devices.pop(0)
@@ -174,7 +177,8 @@ class Server:
         """Report the limits in force for a client that was accepted; log it if it came to a namespace."""
         self.link.client_joined(client.id, limits)
         if client.namespace:
-            text = f"{limits.thread_percentage:.2f} %, priority {limits.priority}"
+            by_device = (f"{device}={percentage:.2f}" for device, percentage in limits.device_percentages.items())
+            text = f"{','.join(by_device) or f'{limits.thread_percentage:.2f}'} %, priority {limits.priority}"
             for device, count in limits.multiprocessors.items():
                 memory = limits.memory.get(device)
                 text += f"; device {device}: {count} SMs"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import define, field, frozen
 
+from pympsd.errors import InternalError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
 from pympsd.vocabulary.limits import MemoryGroup
@@ -11,7 +12,7 @@ from pympsd_server.state_machine.connections import Pool
 from pympsd_server.state_machine.executor_slots import ALL_USERS, ExecutorSlot, FaultDomain
 
 
-class NoSuchContext(KeyError):
+class NoSuchContext(InternalError, KeyError):
     """The client has no such context."""
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 VOLTA_SLOTS: Final = 48
@@ -19,7 +20,7 @@ DEFAULT_CONNECTIONS: Final = 2
 MAX_CONNECTIONS: Final = 32
 
 
-class PoolExhausted(Exception):
+class PoolExhausted(DeviceError):
     """A device has too few free connections for another context; ``size``: the number of its slots."""
 
     def __init__(self, size: int, slots: int, free: int) -> None:

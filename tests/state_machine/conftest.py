@@ -38,7 +38,7 @@ class Story:
     """The timers that were cancelled, kept apart too."""
 
     def feed(self, event: events.Event) -> list[Instruction]:
-        """Let an event happen; return the instructions except log lines, watches and PROBATION timers."""
+        """Let an event happen; return the instructions except log lines, watches and TRIAL timers."""
         left = []
         for instruction in handle(self.daemon, event, answer_line):
             match instruction:
@@ -48,7 +48,7 @@ class Story:
                     self.logged.append(template.format(**fields))
                 case SetTimer(timer, seconds) if timer.kind in WATCHES:
                     self.watches.append((timer, seconds))
-                case SetTimer(Timer(TimerKind.PROBATION)):
+                case SetTimer(Timer(TimerKind.TRIAL)):
                     pass  # set for every server that becomes ready
                 case CancelTimer(timer):
                     self.cancelled.append(timer)

@@ -222,7 +222,7 @@ def test_a_failure_is_dropped_after_a_while(story: Story) -> None:
     [
         events.ContextPushed(1, 1, 1, 1, 0),
         events.ClientGonePushed(1, 1),
-        events.TimerEnded(Timer(TimerKind.PROBATION, 1)),
+        events.TimerEnded(Timer(TimerKind.TRIAL, 1)),
     ],
     ids=["a context", "an orderly end", "a while"],
 )

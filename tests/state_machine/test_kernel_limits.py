@@ -9,12 +9,12 @@ from pympsd.devices.machine import describe
 from pympsd.state_machine.decide import handle
 from pympsd.state_machine.events import ClientConnected, StatusPushed
 from pympsd.state_machine.instructions import AdmitClient, Instruction
+from pympsd.state_machine.memory_elsewhere import memory_elsewhere
 from pympsd.state_machine.state.client import ClientProcess
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
-from pympsd.state_machine.v3.memory_elsewhere import memory_elsewhere
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import (
     MOST_MEMORY,

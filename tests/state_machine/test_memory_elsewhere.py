@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pympsd.devices.machine import describe
+from pympsd.state_machine.memory_elsewhere import Elsewhere, memory_elsewhere
 from pympsd.state_machine.state.client import Client, ClientProcess
 from pympsd.state_machine.state.daemon import Daemon, Defaults
 from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3.memory_elsewhere import Elsewhere, memory_elsewhere
 from pympsd.vocabulary.identities import Peer
 from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.rules import Origin

@@ -171,9 +171,9 @@ def test_a_connection_that_is_no_further_one_waits_in_turn(busy: Story) -> None:
 
 def test_a_further_connection_counts_as_served(busy: Story) -> None:
     """A program that makes contexts proves that the server works."""
-    assert not busy.daemon.servers[1].proven
+    assert not busy.daemon.servers[1].verified
     joins(busy, 2, FIRST)
-    assert busy.daemon.servers[1].proven
+    assert busy.daemon.servers[1].verified
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -240,9 +240,9 @@ def test_contexts_of_processes_that_are_not_visible_are_listed_under_the_first(b
 
 def test_a_report_of_contexts_counts_as_served_and_one_without_does_not(busy: Story) -> None:
     reports(busy, {FIRST: []})
-    assert not busy.daemon.servers[1].proven
+    assert not busy.daemon.servers[1].verified
     reports(busy, {FIRST: [(1, 1, 0)]})
-    assert busy.daemon.servers[1].proven
+    assert busy.daemon.servers[1].verified
 
 
 @pytest.mark.parametrize(("reported", "shown"), [("ACTIVE", "ACTIVE"), ("FAULT", "FAULT")])

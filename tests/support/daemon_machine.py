@@ -119,7 +119,7 @@ class DaemonMachine(RuleBasedStateMachine):
         """By user: the last of them, if it ended with its clients."""
         self.refusing: set[int] = set()
         """The users whose clients are refused for a while."""
-        self.proven: set[int] = set()
+        self.verified: set[int] = set()
         self.sent_limits: dict[int, tuple[float, dict[int, int]]] = {}
         self.timers: list[Timer] = []
         self.replies: Counter[int] = Counter()
@@ -556,7 +556,7 @@ class DaemonMachine(RuleBasedStateMachine):
                 del self.unserved[user]
             elif user not in self.refusing:
                 self._drop_failures(user)
-        elif kind is TimerKind.PROBATION and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
+        elif kind is TimerKind.TRIAL and self.phases.get(key) in (Phase.ACTIVE, Phase.FAULT):
             self._has_served(key)
 
     def _drop_failures(self, user: int) -> None:
@@ -565,7 +565,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.refusing.discard(user)
 
     def _has_served(self, server: int) -> None:
-        self.proven.add(server)
+        self.verified.add(server)
         self._drop_failures(self.uid_of_server[server])
 
     @precondition(lambda self: self.spawning)
@@ -602,7 +602,7 @@ class DaemonMachine(RuleBasedStateMachine):
         left = evolve(left, servers=tuple(server for server in left.servers if server.serial not in gone))
         self.daemon = self._new_daemon()
         self.pending = set(self.running)
-        self.proven |= self.pending
+        self.verified |= self.pending
         self.phases = dict.fromkeys(self.pending, Phase.RETURNING)
         for uid in map(self.serving, left.wishes):
             self._joins(("request", uid))
@@ -632,7 +632,7 @@ class DaemonMachine(RuleBasedStateMachine):
         self.shut_down |= self.shutting_down & set(self.running)
         self.shutting_down, self.ever_forced = set(), set()
         # If no server is left, serials begin anew.
-        for marked in (self.proven, self.killed, self.shut_down):
+        for marked in (self.verified, self.killed, self.shut_down):
             marked &= set(self.running)
         # Without servers there is nothing left that it waits for.
         self.quit_begun = self.quit_asked = self.quit_asked and bool(self.running)
@@ -784,7 +784,7 @@ class DaemonMachine(RuleBasedStateMachine):
             self._dies_at_start(server, status, stated=False)
             return
         ready = self.phases[server] in (Phase.ACTIVE, Phase.FAULT)
-        if ready and server not in self.proven and server in self.on_server.values():
+        if ready and server not in self.verified and server in self.on_server.values():
             self._dies_unserving(server, status)
         else:
             self._drop_failures(self.uid_of_server[server])

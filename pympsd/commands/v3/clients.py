@@ -12,19 +12,15 @@ from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, listing, moment
 from pympsd.state_machine import terminations
+from pympsd.state_machine.cgroups import limit_of, total_of
+from pympsd.state_machine.named_servers import clients as clients_of
+from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.state_machine.v3.cgroups import limit_of, total_of
-from pympsd.state_machine.v3.servers import clients as clients_of
-from pympsd.state_machine.v3.servers import server as server_named
 
-COLUMNS: Final = (
-    Column("PID", "PID", "pid"),
-    Column("SERVER", "SERVER", "server"),
-    Column("DEVICE", "DEVICE", "device"),
-    Column("MAWS NS", "MAWS NS", "maws-ns"),
-    Column("CMD", "CMD", "cmd"),
+COLUMNS: Final = tuple(
+    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 _OF_DEVICES: Final = (
     "sm_partition",
@@ -111,7 +107,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
 
 
 def _devices(daemon: Daemon, client: Client) -> list[int]:
-    """Return the indices of a client's devices; a server may know a device that this daemon does not."""
+    """Return the indices of a client's devices, less those that this daemon does not have."""
     ordinals = {context.device for context in client.contexts.values()}
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 

@@ -43,18 +43,18 @@ from pympsd.configuration.changes import (
 from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
+from pympsd.state_machine.cgroups import replace_limits, set_accounting, set_audit
 from pympsd.state_machine.decide import combine_answers
 from pympsd.state_machine.instructions import Instruction, Log, Reply
+from pympsd.state_machine.named_servers import NotPossible, create_server, delete_server, set_server
+from pympsd.state_machine.named_servers import status as status_of
+from pympsd.state_machine.namespaces import create_namespace, delete_namespace, set_namespace
+from pympsd.state_machine.partitions import create_partition, delete_partition
+from pympsd.state_machine.registration import set_default_socket
 from pympsd.state_machine.shares import set_shares
 from pympsd.state_machine.state.compound_commands import CompoundCommand, Configuration
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
-from pympsd.state_machine.v3.cgroups import replace_limits, set_accounting, set_audit
-from pympsd.state_machine.v3.namespaces import create_namespace, delete_namespace, set_namespace
-from pympsd.state_machine.v3.partitions import create_partition, delete_partition
-from pympsd.state_machine.v3.routing import set_default_socket
-from pympsd.state_machine.v3.servers import NotPossible, create_server, delete_server, set_server
-from pympsd.state_machine.v3.servers import status as status_of
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.texts import BadText
@@ -241,7 +241,7 @@ def _begin(
         case CreateServer(plan, uid):
             limits = plan.namespaces.get(DEFAULT)
             yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
-            yield from set_server(daemon, plan.name, plan.ceiling, plan.contains_partitions)
+            yield from set_server(daemon, plan.name, plan.maximum, plan.contains_partitions)
             for name, namespace_limits in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.compound_commands.add_part(compound)
@@ -256,8 +256,8 @@ def _begin(
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
             yield Reply(part, Answer())
-        case SetServer(server, ceiling, contains, _):
-            yield from set_server(daemon, server, ceiling, contains)
+        case SetServer(server, maximum, contains, _):
+            yield from set_server(daemon, server, maximum, contains)
             yield Reply(part, Answer())
         case CreatePartition(server, partition, _):
             yield from _create_partition(daemon, server, partition, part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -63,6 +63,16 @@ class Row:
 
     cells: tuple[Cell, ...]
     extra: dict[str, Any] = field(factory=dict)
+
+
+def columns(*names: str, heading: Callable[[str], str] = str.upper) -> tuple[Column, ...]:
+    """Return columns; ``heading`` makes the heading of a column of its name."""
+    return tuple(Column(name, heading(name)) for name in names)
+
+
+def in_words(name: str) -> str:
+    """Return the heading ``SERVER STATUS`` of a column ``server-status``."""
+    return name.upper().replace("-", " ")
 
 
 def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None) -> Decision:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from pympsd.devices.dmem import CgroupFiles, limits_in
-from pympsd.state_machine.v3.cgroups import MOUNT
+from pympsd.state_machine.cgroups import MOUNT
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.rules import at_or_above

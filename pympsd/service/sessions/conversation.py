@@ -14,8 +14,8 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
-from pympsd.service.sessions.running import run_with_sender
-from pympsd.state_machine.v3 import routing
+from pympsd.service.sessions.waiting import run_with_sender
+from pympsd.state_machine import registration
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.takeover.state.entries import KeptFd, serial_of
 from pympsd.vocabulary.identities import Peer
@@ -115,7 +115,9 @@ class Conversation:
             if first.body == frames.ASKS_MACHINE:
                 await run_with_sender(channel, MachineSession(channel).run, self.dispatcher)
                 return
-            if self.accepts_clients and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace):
+            if self.accepts_clients and registration.is_for_clients(
+                self.dispatcher.state, self.server, self.namespace
+            ):
                 await run_with_sender(channel, RefusedOperator(peer, channel, self.server).run, self.dispatcher)
                 return
             place = (self.server, self.namespace)

@@ -40,7 +40,9 @@ from pympsd.state_machine.state.turns import Turns
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.identities import Serials
-from pympsd.vocabulary.limits import CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimits, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import Shares
 
@@ -62,6 +64,11 @@ class Defaults:
     client_priority: ClientPriority = field(factory=ClientPriority)
     memory_limits: dict[int, PinnedMemory] = field(factory=dict)
     """By device ordinal."""
+
+    @property
+    def limits(self) -> Limits:
+        """The same as `Limits`; in protocol 3 those of a new server's namespace ``default``."""
+        return Limits({ALL_DEVICES: self.thread_percentage}, dict(self.memory_limits), self.client_priority)
 
 
 @define
@@ -199,6 +206,15 @@ class Daemon:
         """Return the ordinals of the devices that a server's clients may see, in their order."""
         named = self.named_servers.get(server.name)
         return tuple(range(len(self.devices))) if named is None else named.ordinals(len(self.devices))
+
+    def place_of(self, server: str, namespace: str | None = None) -> dict[str, str]:
+        """Return the field of a log line that names a server, or a namespace (empty: ``default``).
+
+        Protocol 2 has no such field: ``{}``. In protocol 3 it is ``{"place": "a"}`` or ``{"place": "a/default"}``.
+        """
+        if not self.options.policy.has_named_servers:
+            return {}
+        return {"place": server if namespace is None else f"{server}/{namespace or DEFAULT}"}
 
     @property
     def is_full(self) -> bool:

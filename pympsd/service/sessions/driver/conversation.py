@@ -15,9 +15,9 @@ from pympsd.service.sessions.driver.client import VendorClientSession
 from pympsd.service.sessions.driver.offer import Offer
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
-from pympsd.service.sessions.running import run_with_sender
+from pympsd.service.sessions.waiting import run_with_sender
+from pympsd.state_machine import registration
 from pympsd.state_machine.state.server import Phase
-from pympsd.state_machine.v3 import routing
 from pympsd.takeover.state.entries import KeptFd, link_name, serial_of
 from pympsd.vocabulary.identities import Peer
 from pympsd.wire.driver.handshake import CREDENTIALS, PACKET_BYTES, ROLE_BYTES, Role, encode_role, role_of
@@ -90,7 +90,7 @@ class VendorConversation:
         if (
             self.accepts_clients
             and (role is Role.TOOL or (role is not Role.CLIENT and self.server))
-            and routing.is_for_clients(self.dispatcher.state, self.server, self.namespace)
+            and registration.is_for_clients(self.dispatcher.state, self.server, self.namespace)
         ):
             if role is Role.TOOL:
                 self.dispatcher.drop(entry.name)

@@ -14,6 +14,8 @@ import select
 import sys
 from typing import Any, Final
 
+from pympsd.errors import CallError
+
 IDLE_SECONDS: Final = 10.0
 _INSUFFICIENT_SIZE: Final = 7
 _NOT_AVAILABLE: Final = (1 << 64) - 1
@@ -33,7 +35,7 @@ class _Process(ctypes.Structure):
     )
 
 
-class NvmlError(Exception):
+class NvmlError(CallError):
     """A call of NVML failed; the message names the call and the error."""
 
 

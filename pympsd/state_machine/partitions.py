@@ -10,10 +10,10 @@ from typing import Final
 
 from pympsd.state_machine import shares, terminations
 from pympsd.state_machine.instructions import Instruction, Log, reply
+from pympsd.state_machine.named_servers import NotPossible, check_share, clients, server
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
-from pympsd.state_machine.v3.servers import NotPossible, check_share, clients, server
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.partitions import (
     LEAST_CAPABILITY,

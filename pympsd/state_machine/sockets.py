@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pympsd.state_machine import registration
 from pympsd.state_machine.admission import request_server, serve_queue
 from pympsd.state_machine.events import NamespaceLost, NamespaceOpened
 from pympsd.state_machine.instructions import CloseNamespace, Instruction, Log, OpenNamespace, reply
+from pympsd.state_machine.named_servers import refuse_creators, refuse_waiting
+from pympsd.state_machine.registration import NO_DEVICES, could_not_start
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
-from pympsd.state_machine.v3 import routing
-from pympsd.state_machine.v3.routing import NO_DEVICES
-from pympsd.state_machine.v3.servers import refuse_creators, refuse_waiting
-from pympsd.state_machine.v3.starts import could_not_start
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.results import Result
@@ -69,7 +68,7 @@ def _server_not_opened(daemon: Daemon, named: NamedServer, problem: str) -> Iter
     elif named.opening and named.creators:
         yield from refuse_creators(named, f"could not be made: {problem}")
         daemon.named_servers.remove(named.name)
-        yield from routing.close_sockets(named)
+        yield from registration.close_sockets(named)
     # One of an earlier daemon's stays listed, so that its users see what has happened.
 
 
@@ -78,7 +77,7 @@ def _go_back(daemon: Daemon, named: NamedServer, uid: int, problem: str) -> Iter
     for session in named.creators:
         yield from reply(session, refusal(f"Server '{named.name}' stays that of user {uid}: {problem}"))
     named.creators.clear()
-    yield from routing.change_user(daemon, named, uid)
+    yield from registration.change_user(daemon, named, uid)
     named.former_uid = None
 
 

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine.instructions import (
-    ClientLimits,
     CloseNamespace,
     Instruction,
     Log,
     OpenNamespace,
+    reply,
 )
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.answers import Answer, refusal
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import DEFAULT
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
 
@@ -25,14 +27,10 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     yield Log("default_socket_set", {"state": "on" if on else "off"})
 
 
-def add(
-    daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
-) -> Iterator[Instruction]:
+def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
     """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
-    own = NamespaceLimits(
-        daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits), daemon.defaults.client_priority
-    )
-    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    own = daemon.defaults.limits
+    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or Limits()))
     named.created = daemon.lifetime.now
     if session:
         named.creators.append(session)
@@ -73,20 +71,30 @@ def close_sockets(named: NamedServer) -> Iterator[Instruction]:
     yield CloseNamespace(named.name, "")
 
 
-def client_limits(daemon: Daemon, server: str, namespace: str) -> ClientLimits | None:
-    """Return the limits of a client of a namespace; None in protocol 2, in which they are its server's."""
-    named = daemon.named_servers.get(server)
+def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:
+    """Note that a server is ready, and answer the command that made it."""
+    named = daemon.named_servers.get(name)
     if named is None:
-        return None
-    # It may be gone since this client was admitted: the connections of its further contexts are limited too.
-    found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
-    memory = {ordinal: limit.value for ordinal, limit in found.pinned_memory.items()}
-    return ClientLimits(found.thread_percentage.value, memory, named.allowed_devices, server, found.name)
+        return
+    if named.failed:
+        named.failed = ""
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, Answer())
+    named.creators.clear()
 
 
-def priority(daemon: Daemon, server: str, namespace: str) -> int:
-    """Return the priority of a client that sets none itself."""
-    named = daemon.named_servers.get(server)
+def could_not_start(daemon: Daemon, name: str, reason: str, cause: str = "") -> Iterator[Instruction]:
+    """Note why a server cannot start, and answer the command that made it; it stays, and the next client retries.
+
+    ``cause``: the reason as it continues "... could not be started: ", if that is another one.
+    """
+    named = daemon.named_servers.get(name)
     if named is None:
-        return daemon.defaults.client_priority.level
-    return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level
+        return
+    if named.failed != reason:
+        named.failed = reason
+        daemon.named_servers.changes += 1
+    for session in named.creators:
+        yield from reply(session, refusal(f"Server '{name}' could not be started: {cause or reason}"))
+    named.creators.clear()

@@ -10,10 +10,10 @@ from attrs import evolve
 
 from pympsd.state_machine.events import ClientConnected
 from pympsd.state_machine.instructions import Instruction, Log
+from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.state_machine.v3.servers import NotPossible
 from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 

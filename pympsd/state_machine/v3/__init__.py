@@ -1,1 +1,0 @@
-"""Named servers and their namespaces (protocol 3)."""
