@@ -22,7 +22,7 @@ from pympsd.takeover import state_file
 from pympsd.takeover.state.records import EMPTY_STATE, PersistentServer, PersistentState
 from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
 
 DEVICES = device_keys(describe("2xH200"))
 KNOWN = PersistentState(
@@ -173,7 +173,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         (lambda path: path.write_bytes(os.urandom(500)), "damaged"),
         (lambda path: path.write_bytes(b"[" * 100000), "damaged"),
         (lambda path: path.write_bytes(b"x" * ((4 << 20) + 1)), "longer than"),
-        (lambda path: _edit(path, lambda state: state.update(format=2)), "format 2"),
+        (lambda path: _edit(path, lambda state: state.update(format=3)), "format 3"),
         (lambda path: _edit(path, lambda state: state.update(boot="yesterday")), "was started"),
         (lambda path: _edit(path, lambda state: state.update(pid_namespace=5)), "was started"),
         (lambda path: _edit(path, lambda state: state["remembered"].update(thread_percentage=0)), "damaged"),
@@ -193,9 +193,9 @@ def test_a_file_that_is_not_ours_is_refused(saved: StateFile, spoil: Callable[[P
 
 def test_an_impossible_state_is_none_that_protocol_2_could_lose(saved: StateFile) -> None:
     saved.save(evolve(KNOWN, default_socket=False))
-    assert lost_in_protocol_2(saved.folder, NamespaceLimits()) == ["default_socket=off of context-share"]
+    assert lost_in_protocol_2(saved.folder, Limits()) == ["default_socket=off of context-share"]
     _edit(Path(saved.folder) / files.STATE, lambda state: state["remembered"].update(thread_percentage=0))
-    assert lost_in_protocol_2(saved.folder, NamespaceLimits()) == []
+    assert lost_in_protocol_2(saved.folder, Limits()) == []
 
 
 def test_while_its_writer_runs_it_is_refused(saved: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,18 +18,14 @@ from pympsd.state_machine.namespaces import set_namespace as set_limits
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import refusal
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
-from pympsd.vocabulary.partitions import NO_PARTITION
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
+from pympsd.vocabulary.namespaces import DEFAULT
 
 COLUMNS: Final = tuple(
     Column(name, name.upper().replace("-", " "))
     for name in (
-        "name",
-        "server",
-        "server-status",
-        "pinned-memory-limit",
-        "active-thread-percentage",
-        "client-priority",
+        *("name", "server", "server-status"),
+        *(row.name for row in VENDORS),
         "pipe-directory",
     )
 )
@@ -53,10 +49,10 @@ def create(
     """
     named = server_named(daemon, server)
     check_owner(caller, named, "namespace create")
-    change = view.limits_given(daemon, named, Namespace(name), **limits)
+    change = view.limits_given(daemon, named, Limits(), limits)
     compound = daemon.compound_commands.begin(caller.session)
     part = daemon.compound_commands.add_part(compound)
-    notes = _not_inherited(named, name, change), view.no_partition_yet(named, name, change.sm_partition)
+    notes = _not_inherited(daemon, named, name, change), view.no_partition_yet(named, name, change.sm_partition)
     compound.notes += filter(None, notes)
     try:
         made = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
@@ -110,8 +106,7 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
     owner = server_named(daemon, server)
     namespace = view.namespace_named(owner, name)
     fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
-    fields["total-memory-limit"] = view.memory_cell(daemon, owner, namespace.total_memory)
-    fields["sm-partition"] = namespace.limits.sm_partition or NO_PARTITION
+    fields |= {row.name: view.limit_cell(daemon, owner, row, namespace.limits) for row in OWN}
     wanted = field.replace("_", "-")
     if wanted not in fields:
         raise Refused(f"A namespace has no field '{field}'. Fields: {', '.join(sorted(fields))}.")
@@ -128,17 +123,17 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
     named = server_named(daemon, server)
     check_owner(caller, named, "namespace set")
-    change = view.limits_given(daemon, named, view.namespace_named(named, name), **limits)
+    change = view.limits_given(daemon, named, view.namespace_named(named, name).limits, limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
     missing = view.no_partition_yet(named, name, change.sm_partition)
     return Decision(done(kept, missing), tuple(set_limits(daemon, server, name, change)))
 
 
-def _not_inherited(server: NamedServer, name: str, limits: NamespaceLimits) -> str:
-    """Return a note on limits of the server's default namespace that a new namespace does not have."""
-    default = server.namespaces[DEFAULT]
-    is_capped = default.thread_percentage.value < 100.0 or default.pinned_memory
-    if not is_capped or limits != NamespaceLimits():
+def _not_inherited(daemon: Daemon, server: NamedServer, name: str, limits: Limits) -> str:
+    """Return a note on limits of the server's default namespace that a new one does not have."""
+    default, indices = server.namespaces[DEFAULT].limits, server.ordinals(len(daemon.devices))
+    is_capped = any(row.differs(default, Limits(), indices) for row in WITH_MAXIMUM)
+    if not is_capped or limits != Limits():
         return ""
     has = "100.00 % and unlimited memory until namespace set"
     return f"'{name}' does not inherit the limits of '{DEFAULT}': it has {has}."
@@ -150,15 +145,12 @@ def _row(daemon: Daemon, server: NamedServer, namespace: Namespace) -> Row:
             namespace.name,
             server.name,
             str(status(daemon, server)),
-            view.memory_cell(daemon, server, namespace.pinned_memory),
-            view.percentage_cell(namespace.thread_percentage),
-            namespace.client_priority.level,
+            *(view.limit_cell(daemon, server, row, namespace.limits) for row in VENDORS),
             f"{daemon.options.pipe_directory}/{server.name}/{namespace.name}",
         ),
         {
             "clients_only": namespace.clients_only,
             "reason": namespace.unopened or None,
-            "sm_partition": namespace.limits.sm_partition or None,
-            "total_memory_limit": view.memory_cell(daemon, server, namespace.total_memory).value,
+            **{row.key: view.limit_cell(daemon, server, row, namespace.limits).value for row in OWN},
         },
     )

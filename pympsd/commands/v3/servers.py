@@ -8,7 +8,7 @@ from pympsd.commands.grammar.privileges import Caller, check_owner, insufficient
 from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.options import FORMAT, LIMITS, UID
+from pympsd.commands.v3.options import FORMAT, LIMITS, MAXIMA, UID
 from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing, moment
 from pympsd.state_machine import shares
 from pympsd.state_machine.named_servers import (
@@ -23,9 +23,9 @@ from pympsd.state_machine.named_servers import (
 from pympsd.state_machine.named_servers import set_server as set_for_all
 from pympsd.state_machine.namespaces import set_namespace
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.named_server import NamedServer, Namespace
+from pympsd.state_machine.state.named_server import NamedServer
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import ThreadPercentage
+from pympsd.vocabulary.limit_table import VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.texts import CONTAINMENTS, read_boolean, read_containment
 
@@ -36,8 +36,7 @@ COLUMNS: Final = tuple(
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 NO_DOMAINS: Final = "Device {} ({}) has one locality domain: nothing to enable."
 FOR_ALL: Final = {
-    "max-active-thread-percentage": LIMITS["active-thread-percentage"],
-    "max-pinned-memory-limit": LIMITS["pinned-memory-limit"],
+    **MAXIMA,
     "contain": Option(read_containment, "|".join(CONTAINMENTS)),
 }
 LOCALITY: Final = {"locality-domains": Option(read_boolean, "true|false")}
@@ -122,13 +121,12 @@ def set_server(daemon: Daemon, caller: Caller, name: str, **given: Any) -> Decis
         raise Refused("--contain=partition is not possible with the driver's own server of this release.")
     if contains and not named.contains_partitions:
         check_share(shares.problem(daemon, caller.uid, shares.cost_of_containment(len(named.partitions))))
-    most = {each.removeprefix("max_"): given.pop(each) for each in tuple(given) if each.startswith("max_")}
-    ceiling = view.limits_given(daemon, named, Namespace(DEFAULT, named.ceiling), **most)
-    change = view.limits_given(daemon, named, named.namespaces[DEFAULT], **given)
-    kept = view.keeps_limits(len(clients(daemon, name, None if most else DEFAULT))) if given or most else ""
+    maximum = view.limits_given(daemon, named, named.maximum, given, "max_")
+    change = view.limits_given(daemon, named, named.namespaces[DEFAULT].limits, given)
+    kept = view.keeps_limits(len(clients(daemon, name, None if maximum != Limits() else DEFAULT))) if given else ""
     missing = view.no_partition_yet(named, DEFAULT, change.sm_partition)
     anew = tuple(set_user(daemon, name, uid, caller.session)) if uid != named.uid else ()
-    limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, ceiling, contains)
+    limits_set = *set_namespace(daemon, name, DEFAULT, change), *set_for_all(daemon, name, maximum, contains)
     return Decision(None if anew else done(kept, missing), (*limits_set, *anew))
 
 
@@ -159,13 +157,8 @@ def _row(daemon: Daemon, named: NamedServer) -> Row:
     default = named.namespaces.get(DEFAULT)
     extra = {
         "default_limits": default
-        and {
-            "active-thread-percentage": default.thread_percentage.value,
-            "pinned-memory-limit": view.memory_cell(daemon, named, default.pinned_memory).value,
-            "client-priority": default.client_priority.level,
-        },
-        "max_active_thread_percentage": (named.ceiling.thread_percentage or ThreadPercentage()).value,
-        "max_pinned_memory_limit": view.memory_cell(daemon, named, named.ceiling.pinned_memory or {}).value,
+        and {row.name: view.limit_cell(daemon, named, row, default.limits).value for row in VENDORS},
+        **{f"max_{row.key}": view.limit_cell(daemon, named, row, named.maximum).value for row in WITH_MAXIMUM},
         "contain": CONTAINMENTS[named.contains_partitions],
         "clients": len(present),
         "reason": named.unreachable or named.failed or None,

@@ -34,8 +34,8 @@ from pympsd.state_machine.state.options import DaemonOptions
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER, Peer
+from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import ClientPriority, PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.vocabulary.rules import Origin
 
@@ -47,7 +47,7 @@ LISTS = ("server list", "namespace list", "client list --all", "device list", "f
 def daemon() -> Daemon:
     """Root's daemon: server a of user 7 with namespaces default and hi, a client in hi; server b has no process."""
     daemon = Daemon(DaemonOptions(0, protocol=3, max_servers=9, pipe_directory="/p", pid_namespace=11), DEVICES)
-    half = NamespaceLimits(ThreadPercentage(50.0))
+    half = Limits(percentages(50.0))
     daemon.named_servers.add(
         NamedServer("a", 7, {"hi": Namespace("hi", half), "default": Namespace("default")}, (1, 0))
     )
@@ -348,7 +348,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
     for limit in ("0=4G", f"{one.uuid}=4G", "4G"):
         assert _printed(daemon, f"server set c --pinned-memory-limit={limit} --total-memory-limit={limit}") == ""
         assert _printed(daemon, f"server set c --max-pinned-memory-limit={limit}") == ""
-        for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].ceiling):
+        for limits in (daemon.named_servers["c"].namespaces["default"].limits, daemon.named_servers["c"].maximum):
             assert (limits.pinned_memory or {})[1] == PinnedMemory(4 << 30)
         (row,) = json.loads(_printed(daemon, "server list c --format=json"))
         assert (row["default_limits"]["pinned-memory-limit"], row["max_pinned_memory_limit"]) == (4 << 30, 4 << 30)
@@ -364,7 +364,7 @@ def test_limits_by_device_count_as_the_clients_of_the_server_do(daemon: Daemon) 
             assert refused.printed == f"No device '{word}' of server 'c'. Devices: 0 ({one.uuid}).\n"
     # Server a has both, the other way round.
     _ask(daemon, "namespace set hi --server=a --pinned-memory-limit=0=4G,1=2G")
-    assert daemon.named_servers["a"].namespaces["hi"].pinned_memory == {
+    assert daemon.named_servers["a"].namespaces["hi"].limits.pinned_memory == {
         1: PinnedMemory(4 << 30),
         0: PinnedMemory(2 << 30),
     }
@@ -403,7 +403,7 @@ def test_a_file_that_names_no_devices_counts_those_that_its_server_has(daemon: D
     assert _ask(daemon, "config apply F", file=text.format(0)).printed == (
         "set namespace 'c/default': pinned-memory-limit unlimited -> 4G\n"
     )
-    assert daemon.named_servers["c"].namespaces["default"].pinned_memory == {1: PinnedMemory(4 << 30)}
+    assert daemon.named_servers["c"].namespaces["default"].limits.pinned_memory == {1: PinnedMemory(4 << 30)}
     assert _ask(daemon, "config apply F", file=text.format(1)).diagnostic.startswith(
         "F:4: servers.c.pinned_memory_limit: no device '1' of this server; devices: 0 (GPU-af"
     )
@@ -607,7 +607,7 @@ def test_a_configuration_is_not_in_force_while_a_server_has_failed(daemon: Daemo
 
 def test_a_server_none_of_whose_devices_is_left(daemon: Daemon) -> None:
     uuid = daemon.devices[0].uuid
-    four = NamespaceLimits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
+    four = Limits(pinned_memory=dict.fromkeys((0, 1), PinnedMemory(4 << 30)))
     daemon.named_servers.add(NamedServer("c", 7, {"default": Namespace("default", four)}, (), failed="gone"))
     assert _printed(daemon, "namespace get default c pinned-memory-limit") == "-\n"
     assert _printed(daemon, "namespace get default c total-memory-limit") == "-\n"
@@ -723,7 +723,7 @@ def test_queries_of_protocol_2_are_answered(daemon: Daemon) -> None:
 
 
 def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Daemon) -> None:
-    half = NamespaceLimits(ThreadPercentage(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
+    half = Limits(percentages(50.0), {1: PinnedMemory(4 << 30)}, ClientPriority(1))
     daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", half)}))
     assert _printed(daemon, "get_default_active_thread_percentage", uid=7) == "50.0\n"
     assert _printed(daemon, "get_default_client_priority", uid=7) == "1\n"
