@@ -72,18 +72,18 @@ def check_chunks(tables: Tables, plans: Mapping[str, ServerPlan]) -> None:
     """Check that the partitions of all servers together fit the devices."""
     wanted = [(one, name) for name, plan in plans.items() for one in plan.partitions]
     for device in sorted({one.device for one, _ in wanted}):
-        facts, here = tables.surroundings.devices[device], [each for each in wanted if each[0].device == device]
+        properties, here = tables.surroundings.devices[device], [each for each in wanted if each[0].device == device]
         path: Path = ("servers", here[-1][1], "devices")
-        most, chunks = chunk_count(facts), sum(one.chunks for one, _ in here)
+        most, chunks = chunk_count(properties), sum(one.chunks for one, _ in here)
         if not most:
-            major, minor = facts.compute_capability
-            said = f"static partitions need compute capability 8.0; {facts.name} has {major}.{minor}"
+            major, minor = properties.compute_capability
+            said = f"static partitions need compute capability 8.0; {properties.name} has {major}.{minor}"
             tables.wrong(path, f"{dotted(path)}: {said}")
         elif chunks > most:
             servers = ", ".join(dict.fromkeys(name for _, name in here))
             said = f"the SM partitions of device {device} have {chunks} chunks together, and it has {most}"
             tables.wrong(path, f"{dotted(path)}: {said} (servers: {servers})")
-        elif any(one.include_remainder for one, _ in here) and not has_remainder(facts):
+        elif any(one.include_remainder for one, _ in here) and not has_remainder(properties):
             tables.wrong(path, f"{dotted(path)}: the chunks of device {device} leave no SMs over")
         if sum(one.include_remainder for one, _ in here) > 1:
             said = f"one SM partition of device {device} can have include_remainder"

@@ -94,11 +94,11 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
 
 def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str]:
     for device in sorted({one.device for one in server.partitions}):
-        facts = surroundings.devices[device]
-        yield from (f"[[servers.{server.name}.devices]]", f'uuid = "{facts.uuid}"')
+        properties = surroundings.devices[device]
+        yield from (f"[[servers.{server.name}.devices]]", f'uuid = "{properties.uuid}"')
         for one in server.partitions:
             if one.device == device:
-                remainder = chunk_count(facts) in one.chunks
+                remainder = chunk_count(properties) in one.chunks
                 yield f"[[servers.{server.name}.devices.sm_partitions]]"
                 yield from (f'name = "{one.name}"', f"chunks = {len(one.chunks) - remainder}")
                 if remainder:
