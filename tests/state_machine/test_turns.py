@@ -120,7 +120,7 @@ def test_closing_is_logged_once_for_a_server(busy: Story) -> None:
     busy.connects(3, C)
     turn_timer_ends(busy, 0)
     turn_timer_ends(busy, 1)
-    assert [line for line in busy.take_log() if "takes no new clients" in line] == [
+    assert [line for line in busy.take_log() if "no longer accepts new clients" in line] == [
         "User 600 has waited 30 s; server 847 no longer accepts new clients of user 500"
     ]
     busy.feed(events.ClientGonePushed(1, 1))
