@@ -94,6 +94,8 @@ class Variable:
     check: Check | None = None
     page: str = ""
     """The page of docs/ that says more."""
+    default: str = ""
+    """The value that an empty or missing variable has for `read`; `meaning` states it in words."""
 
     @property
     def reader_names(self) -> str:
@@ -287,6 +289,7 @@ VARIABLES: Final = (
         "the first of them that the machine has, or `emulated` if an emulated machine is asked for",
         _DOES_NOT_START,
         _one_of(*BACKENDS),
+        default=BACKENDS[0],
     ),
     Variable(
         "PYMPSD_VENDOR_SERVER",
@@ -300,6 +303,7 @@ VARIABLES: Final = (
         "what executes records on a GPU: `auto` (default), `native` (or start no executor) or `python`",
         _DOES_NOT_START,
         _one_of(*WORKERS),
+        default=WORKERS[0],
     ),
     Variable(
         LAUNCHES,
@@ -307,6 +311,7 @@ VARIABLES: Final = (
         "whether repeated launches skip the interpreter: `auto` (default), `native` (or fail) or `python`",
         _CUINIT_FAILS,
         _one_of(*WORKERS),
+        default="auto",
     ),
     Variable(
         CONNECTIONS,
@@ -315,6 +320,7 @@ VARIABLES: Final = (
         "backend `cuda`: the daemon does not start; others: reported",
         _whole_number(MAX_CONNECTIONS),
         "operations.md",
+        default=str(MAX_CONNECTIONS),
     ),
     Variable(
         "PYMPSD_EMULATED_DEVICES",
@@ -345,6 +351,7 @@ VARIABLES: Final = (
         "`in-turn` (default) or `together`, as `--users`",
         _DOES_NOT_START,
         _one_of(*USERS),
+        default=USERS[0],
     ),
     Variable(
         TURN_PATIENCE,
@@ -352,6 +359,7 @@ VARIABLES: Final = (
         "seconds, as `--turn-patience`; default 30",
         _DOES_NOT_START,
         _seconds,
+        default="30",
     ),
     Variable(
         "PYMPSD_TURN_POLICY",
@@ -376,6 +384,7 @@ VARIABLES: Final = (
         "refused, or served as one user, 65534",
         _DOES_NOT_START,
         _one_of(*UNMAPPED_USERS),
+        default=UNMAPPED_USERS[0],
     ),
     Variable(
         shares.VARIABLE,
@@ -401,6 +410,7 @@ VARIABLES: Final = (
         "`documented` (default), `r580` or `json`: the dialect of the logs",
         _DOES_NOT_START,
         _one_of(*DIALECTS),
+        default=DIALECTS[0],
     ),
     Variable(
         STRICT_BOUNDS,
@@ -408,6 +418,7 @@ VARIABLES: Final = (
         "`1`: the emulated GPU ends every allocation at its last byte, and not, as a GPU does, at the next 512 bytes",
         "backend `emulated`: the daemon does not start; others: reported",
         _switch,
+        default="0",
     ),
     Variable(
         EXPLAIN,
@@ -455,9 +466,16 @@ def readme_table() -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def read(environment: Mapping[str, str], name: str, default: str) -> str:
-    """Return a variable's value, or the default if it is empty or not set; raise BadSetting for a wrong value."""
-    text = environment.get(name) or default
+def read(environment: Mapping[str, str], name: str) -> str:
+    """Return a variable's value, or its row's default if it is empty or not set.
+
+    Raises:
+        BadSetting: The value is wrong. The message names the variable and what is allowed.
+
+    >>> read({"PYMPSD_USERS": "together"}, "PYMPSD_USERS"), read({}, "PYMPSD_TURN_PATIENCE")
+    ('together', '30')
+    """
+    text = environment.get(name) or BY_NAME[name].default
     if problem := BY_NAME[name].problem(text):
         raise BadSetting(problem)
     return text

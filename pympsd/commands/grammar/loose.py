@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
-from pympsd.commands.grammar.recorded import RECORDED, WITHOUT_EFFECT, Recorded
+from pympsd.commands.grammar.recorded import AS_DECLARED, RECORDED, WITHOUT_EFFECT, Recorded
 from pympsd.commands.grammar.syntax import JSON_OPTION, Refused, Syntax, keyword
 from pympsd.vocabulary.answers import Answer, Part, refusal
 from pympsd.vocabulary.mistyped import find_similar
@@ -32,7 +32,7 @@ def read_words(syntax: Syntax, words: Sequence[str], *, flags_anywhere: bool) ->
 
     ``flags_anywhere``: flags may stand before the arguments. The driver counts them among the positions.
     """
-    recorded = RECORDED.get(syntax.command, Recorded())
+    recorded = RECORDED.get(syntax.command, AS_DECLARED)
     rest = list(words)
     for spelling, usual in recorded.spellings.items():
         if tuple(rest[: len(spelling)]) == spelling:
