@@ -19,7 +19,7 @@ from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import RESOURCES, Shares
 from pympsd.vocabulary.texts import CONTAINMENTS
 
-MOST_NAMED: Final = 3
+MAX_NAMED: Final = 3
 """Of those that differ, in a line."""
 
 
@@ -375,9 +375,9 @@ def _pruned_server(name: str, state: State, force: bool) -> Change:
 
 def _named(differing: Sequence[str]) -> str:
     """Return which ones of several are new, gone or others, to go on with; nothing if none is."""
-    more = len(differing) - MOST_NAMED
+    more = len(differing) - MAX_NAMED
     rest = f" and {more} more" if more > 0 else ""
-    return f" (changed: {', '.join(differing[:MOST_NAMED])}{rest})" if differing else ""
+    return f" (changed: {', '.join(differing[:MAX_NAMED])}{rest})" if differing else ""
 
 
 def _clients(count: int) -> str:

@@ -10,7 +10,7 @@ from pympsd.configuration.plan import PartitionPlan, ServerPlan
 from pympsd.configuration.positions import Path
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.vocabulary.partitions import chunk_count, has_remainder, partition_name_problem
-from pympsd.vocabulary.texts import MOST_COUNT
+from pympsd.vocabulary.texts import MAX_COUNT
 
 DEVICE_KEYS: Final = ("uuid", "sm_partitions")
 PARTITION_KEYS: Final = ("name", "chunks", "include_remainder")
@@ -58,8 +58,8 @@ def _partition(tables: Tables, path: Path, given: dict[str, Any], device: int) -
         tables.wrong((*path, "name"), f"{dotted((*path, 'name'))}: {problem.rstrip('.')}")
     if chunks is None:
         tables.wrong((*path, "chunks"), f"{dotted((*path, 'chunks'))} is missing: the number of chunks")
-    elif isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MOST_COUNT:
-        said = f"{dotted((*path, 'chunks'))} is a number from 1 to {MOST_COUNT},"
+    elif isinstance(chunks, bool) or not isinstance(chunks, int) or not 1 <= chunks <= MAX_COUNT:
+        said = f"{dotted((*path, 'chunks'))} is a number from 1 to {MAX_COUNT},"
         tables.wrong((*path, "chunks"), said, chunks)
         chunks = None
     if not isinstance(remainder, bool):

@@ -26,7 +26,7 @@ from pympsd.vocabulary.shares import BY_NAME, TABLE, BadShare, read_share
 from pympsd.vocabulary.texts import BadText, read_containment
 
 SCHEMA: Final = "1.0"
-MOST_NAME: Final = 64
+MAX_NAME: Final = 64
 """Characters of a rule's name."""
 LIMIT_KEYS: Final = tuple(row.key for row in VENDORS)
 OWN_KEYS: Final = ("clients_only", *(row.key for row in OWN))
@@ -143,10 +143,10 @@ class _Reading(Tables):
         path = ("rules", number)
         self.check_keys(path, given, RULE_KEYS, "a rule")
         name = given.get("name", "")
-        if not isinstance(name, str) or not name.isprintable() or len(name) > MOST_NAME:
+        if not isinstance(name, str) or not name.isprintable() or len(name) > MAX_NAME:
             self.wrong(
                 (*path, "name"),
-                f"{dotted((*path, 'name'))} is a text of one line, {MOST_NAME} characters at most,",
+                f"{dotted((*path, 'name'))} is a text of one line, {MAX_NAME} characters at most,",
                 name,
             )
             name = ""

@@ -16,7 +16,7 @@ from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
-_MOST_BITS: Final = 64
+_MAX_BITS: Final = 64
 """Those of a whole number in TOML."""
 
 
@@ -127,7 +127,7 @@ def number_text(value: Any) -> str:
     """Return a number as a text has it; nothing of what no value can be, nan or one of thousands of digits."""
     if isinstance(value, int):
         # Python refuses to write numbers of thousands of digits, and none that means anything is that long.
-        return str(value) if value.bit_length() <= _MOST_BITS else ""
+        return str(value) if value.bit_length() <= _MAX_BITS else ""
     return f"{value:g}" if value == value else ""
 
 
