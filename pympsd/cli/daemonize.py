@@ -44,7 +44,8 @@ from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
 from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
 from pympsd.vocabulary import files
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
     SCHEDULING_POLICIES,
@@ -252,9 +253,9 @@ def _configuration(
     return (os.path.abspath(options.apply), text), plan
 
 
-def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
+def _defaults(settings: Settings, machine: Machine) -> Limits:
     limits, _ = default_limits(machine.devices, settings.memory_limits)
-    return NamespaceLimits(settings.thread_percentage, limits, settings.client_priority)
+    return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:

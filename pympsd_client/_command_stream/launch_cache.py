@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def _choose() -> Any:
     """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
     try:
-        choice = read(os.environ, LAUNCHES, "auto")
+        choice = read(os.environ, LAUNCHES)
     except BadSetting as error:
         raise invalid_value(str(error)) from None
     if choice == "python":
@@ -103,7 +103,7 @@ def launcher() -> Launcher | None:
 
 def fits_plan(parameters: tuple[Any, ...] | int, count: int, record: bytes) -> bool:
     """Return whether a launch with these ``count`` parameters fits into a plan."""
-    if _library is None or len(record) > _library.MOST_BYTES or count > _library.MOST_VALUES:
+    if _library is None or len(record) > _library.MAX_BYTES or count > _library.MAX_VALUES:
         return False
     return isinstance(parameters, int) or (len(parameters) == 2 and type(parameters[1]) is tuple)
 

@@ -98,9 +98,11 @@ class AccessibleMemory(ABC):
         """Return the bytes themselves, writable. Raises IllegalAddress unless all lie in one allocation."""
 
     def read(self, address: int, nbytes: int) -> bytes:
+        """Return a copy of bytes. Raises IllegalAddress as `view`."""
         return bytes(self.view(address, nbytes))
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
+        """Write bytes. Raises IllegalAddress as `view`."""
         source = memoryview(data).cast("B")
         self.view(address, source.nbytes)[:] = source
 

@@ -105,6 +105,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
+        """Whether all threads have exited."""
         return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:
