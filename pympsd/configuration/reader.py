@@ -12,7 +12,7 @@ from attrs import frozen
 from pympsd.configuration.cgroups import read_cgroups
 from pympsd.configuration.partitions import check_chunks, read_partitions
 from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
-from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
+from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.errors import InputError
@@ -80,8 +80,8 @@ def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, .
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if is_of_long_number(error):
-        return Problem(line_of_long_number(text), "no TOML: a number of thousands of digits")
+    if "set_int_max_str_digits" in str(error):  # Python's error, which has no line
+        return Problem(1, "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")

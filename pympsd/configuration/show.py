@@ -9,7 +9,7 @@ from pympsd.configuration.plan import Features, Surroundings
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
-from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limit, Limits
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, LimitRow, Limits
 from pympsd.vocabulary.limits import CgroupLimits
 from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import chunk_count
@@ -111,7 +111,7 @@ def _own_keys(namespace: Namespace, ordinals: Sequence[int]) -> Iterator[str]:
     yield from _limits(namespace.limits, OWN, ordinals)
 
 
-def _limits(limits: Limits, rows: Iterable[Limit], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:
+def _limits(limits: Limits, rows: Iterable[LimitRow], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:
     """Yield the lines of limits; ``ordinals``: those of the devices, in the order in which the table counts them."""
     for row in rows:
         if row.of(limits) is not None:

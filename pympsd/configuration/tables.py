@@ -11,7 +11,7 @@ from attrs import frozen
 from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.positions import Path
 from pympsd.devices.visible import find_device, listed
-from pympsd.vocabulary.limit_table import Limit, Limits
+from pympsd.vocabulary.limit_table import LimitRow, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
@@ -99,7 +99,7 @@ class Tables:
         self,
         path: Path,
         given: Mapping[str, Any],
-        rows: Iterable[Limit],
+        rows: Iterable[LimitRow],
         allowed: tuple[int, ...] | None = None,
         prefix: str = "",
     ) -> Limits:
@@ -116,7 +116,7 @@ class Tables:
         return Limits(**stated)
 
     def by_index(
-        self, path: Path, row: Limit, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
+        self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
     ) -> dict[int, Any]:
         """Return the entries of a limit by device index, of devices named as in `device`."""
         entries = {self.device(path, word, allowed) if word else ALL_DEVICES: one for word, one in value.items()}

@@ -184,8 +184,8 @@ class ClientSession:
         known = self.client.environment, self.ordinals, visible
         self.limits, bad = combine_with_environment(self.limits, *known)
         lenient = self.client.environment.get("PYMPSD_LENIENT_LIMITS") == "1"
-        for each in bad[:LOGGED_LIMITS]:
-            self.server.limit_rejected(self.client, each, lenient)
+        for entry in bad[:LOGGED_LIMITS]:
+            self.server.limit_rejected(self.client, entry, lenient)
         if lenient or not bad:
             return ""
         others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -212,17 +212,17 @@ class ClientSession:
             reason = "this process has no such context"
             self.channel.send(messages.RequestRefused(request, Result.ERROR_INVALID_CONTEXT, reason))
 
-    async def _open(self, asked: messages.OpenContext) -> None:
-        if not 0 <= asked.device < len(self.ordinals):
-            reason = f"there is no device {asked.device}: this client sees {len(self.ordinals)}"
+    async def _open(self, message: messages.OpenContext) -> None:
+        if not 0 <= message.device < len(self.ordinals):
+            reason = f"there is no device {message.device}: this client sees {len(self.ordinals)}"
             raise ExecutorError(Result.ERROR_INVALID_DEVICE, reason)
-        device = self.ordinals[asked.device]
-        multiprocessors = self._multiprocessors(device, asked)
+        device = self.ordinals[message.device]
+        multiprocessors = self._multiprocessors(device, message)
         try:
-            await self._open_on(device, multiprocessors, asked.request)
+            await self._open_on(device, multiprocessors, message.request)
         except ExecutorGone:
             # It has just ended. If of a fault, containment has the client's error; else try the next executor.
-            await self._retry_open(device, multiprocessors, asked.request)
+            await self._retry_open(device, multiprocessors, message.request)
 
     async def _retry_open(self, device: int, multiprocessors: int, request: int) -> None:
         try:
@@ -266,10 +266,10 @@ class ClientSession:
         if refusal is not None:
             raise ExecutorError(*refusal)
 
-    def _multiprocessors(self, device: int, asked: messages.OpenContext) -> int:
+    def _multiprocessors(self, device: int, message: messages.OpenContext) -> int:
         environment, properties = self.client.environment, self.server.devices[device]
         try:
-            return multiprocessors(self.limits, device, properties, environment, asked)
+            return multiprocessors(self.limits, device, properties, environment, message)
         except PartitionRefused as error:
             self.server.log.info("partition_refused", pid=self.client.pid, reason=str(error))
             reason = f"this process {error}"

@@ -114,8 +114,8 @@ def _register(devices: RegisteredDevices, ordinal: int) -> None:
     try:
         folder.make()
         # What blocks one device blocks all: wait only once.
-        patience = 0.0 if devices.unregistered else None
-        devices.add(ordinal, register(folder, device.uuid, alone, patience))
+        timeout = 0.0 if devices.unregistered else None
+        devices.add(ordinal, register(folder, device.uuid, alone, timeout))
     except InUse as error:
         raise CannotStart(start_checks.in_use(ordinal, device, _holder(error.pid))) from None
     except OSError as error:
@@ -141,7 +141,9 @@ def _holder(pid: int) -> start_checks.DeviceHolder:
         variables = (process / "environ").read_bytes().split(b"\0")
     except OSError:  # another user's
         return start_checks.DeviceHolder(pid, name, uid)
-    directories = [each.partition(b"=")[2] for each in variables if each.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")]
+    directories = [
+        variable.partition(b"=")[2] for variable in variables if variable.startswith(b"CUDA_MPS_PIPE_DIRECTORY=")
+    ]
     if not directories:
         return start_checks.DeviceHolder(pid, name, uid)
     return start_checks.DeviceHolder(

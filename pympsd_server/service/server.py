@@ -120,8 +120,8 @@ class Server:
 
     def groups_of(self, client: int, device: int) -> Iterable[str]:
         """Return the groups whose limits of memory on a device hold for a client, by id."""
-        found = self.client_table.clients.get(client)
-        return [group.name for group in found.groups.get(device, ())] if found is not None else ()
+        entry = self.client_table.clients.get(client)
+        return [group.name for group in entry.groups.get(device, ())] if entry is not None else ()
 
     def start_serving(self) -> None:
         """End the initialisation."""
@@ -148,7 +148,9 @@ class Server:
             admitted.client, admitted.pid, priority, admitted.environment, admitted.uid
         )
         client.groups, client.audited, client.namespace = admitted.groups, admitted.audited, admitted.mps_namespace
-        client.partitions = {device: one.name for device, one in admitted.partitions.items() if one.has_executor}
+        client.partitions = {
+            device: partition.name for device, partition in admitted.partitions.items() if partition.has_executor
+        }
         return client
 
     def _priority_of(self, admitted: AdmitClient) -> int:
@@ -176,13 +178,13 @@ class Server:
         self.link.client_joined(client.id, limits)
         if client.namespace:
             by_device = (f"{device}={percentage:.2f}" for device, percentage in limits.device_percentages.items())
-            shown = f"{','.join(by_device) or f'{limits.thread_percentage:.2f}'} %, priority {limits.priority}"
+            text = f"{','.join(by_device) or f'{limits.thread_percentage:.2f}'} %, priority {limits.priority}"
             for device, count in limits.multiprocessors.items():
                 memory = limits.memory.get(device)
-                shown += f"; device {device}: {count} SMs"
-                shown += f" of SM partition '{partitions[device]}'" if partitions.get(device) else ""
-                shown += f", memory {PinnedMemory(memory)}" if memory else ""
-            self.log.info("client_limits", pid=client.pid, uid=client.uid, limits=shown)
+                text += f"; device {device}: {count} SMs"
+                text += f" of SM partition '{partitions[device]}'" if partitions.get(device) else ""
+                text += f", memory {PinnedMemory(memory)}" if memory else ""
+            self.log.info("client_limits", pid=client.pid, uid=client.uid, limits=text)
 
     def devices_refused(self, client: Client) -> None:
         """Log that a client's CUDA_VISIBLE_DEVICES leaves it no device."""
@@ -198,8 +200,8 @@ class Server:
     def limit_rejected(self, client: Client, bad: BadEntry, ignored: bool) -> None:
         """Log an invalid entry of a client's memory limits: it is ignored, or the client is refused."""
         event = "client_limit_ignored" if ignored else "client_limit_refused"
-        said = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
-        self.log.warning(event, pid=client.pid, **said)
+        fields = {"variable": bad.variable, "entry": bad.entry, "reason": bad.reason}
+        self.log.warning(event, pid=client.pid, **fields)
 
     def context_opened(self, client: Client, context: Context) -> None:
         """Report a new context."""
@@ -227,10 +229,12 @@ class Server:
         """Report the end of a context, which the client table no longer has."""
         # As recorded: contexts on the same device.
         others = self.client_table.clients.values()
-        left = sum(each.device == context.device for other in others for each in other.contexts.values())
+        remaining = sum(
+            other_context.device == context.device for other in others for other_context in other.contexts.values()
+        )
         names = {"pid": client.pid, "context": context.number}
         self.log.info("client_receive_failed", **names)
-        self.log.info("context_exit", **names, left=left)
+        self.log.info("context_exit", **names, left=remaining)
         self.link.context_closed(client.id, context.id)
         for observer in self.observers:
             observer.context_closed(context)

@@ -77,7 +77,7 @@ class ClientTable:
 
     clients: dict[int, Client] = field(factory=dict)
     pools: dict[int, Pool] = field(factory=dict)
-    _serials: Serials = field(factory=Serials, init=False)
+    _ids: Serials = field(factory=Serials, init=False)
 
     @classmethod
     def of(cls, devices: tuple[DeviceFacts, ...]) -> ClientTable:
@@ -106,7 +106,7 @@ class ClientTable:
         pool = self.pools.setdefault(device, Pool())
         pool.check(slots)
         client.contexts_made += 1
-        numbers = self._serials.take(), client.contexts_made, device, client.id, generation
+        numbers = self._ids.take(), client.contexts_made, device, client.id, generation
         context = Context(*numbers, user, partition, has_executor)
         pool.take(context.id, slots)
         client.contexts[context.id] = context

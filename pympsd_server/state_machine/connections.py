@@ -40,8 +40,8 @@ def connection_slots(environment: Mapping[str, str]) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         return -(-DEFAULT_CONNECTIONS // 2)
     # The length first: never convert thousands of digits.
-    asked = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
-    return -(-asked // 2)
+    requested = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
+    return -(-requested // 2)
 
 
 @define

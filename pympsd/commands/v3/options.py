@@ -35,5 +35,7 @@ SERVER: Final = Option(str, "<s>")
 UID: Final = Option(read_uid, "<n>")
 SECONDS: Final = Option(read_seconds, "<seconds>")
 LIMITS: Final = {row.name: Option(row.read, row.form) for row in sorted(TABLE, key=lambda row: row.name)}
+"""An option for each row of the table of limits, by name."""
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)
 MAXIMA: Final = {f"max-{row.name}": LIMITS[row.name] for row in WITH_MAXIMUM}
+"""An option for the maximum of each limit that a server may have one of."""
