@@ -8,7 +8,7 @@ from typing import Any, Final
 from pympsd.configuration.positions import Path
 from pympsd.configuration.rules import quoted
 from pympsd.configuration.tables import Tables, dotted
-from pympsd.state_machine.cgroups import MOST_CGROUPS, cgroup_path
+from pympsd.state_machine.cgroups import MAX_CGROUPS, cgroup_path
 from pympsd.state_machine.named_servers import NotPossible
 from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
 from pympsd.vocabulary.texts import memory_text, read_memory_by_device
@@ -27,8 +27,8 @@ def read_cgroups(tables: Tables, given: Any) -> CgroupLimits:
         if path in found:
             tables.wrong((*place, "path"), f"{dotted((*place, 'path'))} names {path} a second time")
         found[path] = _limits(tables, place, table)
-    if len(found) > MOST_CGROUPS:
-        tables.wrong(("cgroups",), f"cgroups: {MOST_CGROUPS} can have limits,", len(found))
+    if len(found) > MAX_CGROUPS:
+        tables.wrong(("cgroups",), f"cgroups: {MAX_CGROUPS} can have limits,", len(found))
     return found
 
 

@@ -1,4 +1,30 @@
-"""Which clients get a server, and which wait: users in turn (see `turns`), or each with a server at once."""
+"""Admission: assign clients to servers, queue them or refuse them, and start and end servers for them.
+
+The problem: every client needs the server of its user (protocol 2) or of its namespace (protocol 3), but only so many
+servers may run at the same time, in protocol 2 often only one. A user must neither be kept waiting for ever by
+another's clients, nor by what another user does to a server, such as stopping it.
+
+The idea: whatever happens, `serve_queue` is called at the end, and derives what has to be done from the state alone:
+
+1. clients are admitted to the servers that are open, in the order and as far as the queue allows;
+2. servers are started for those that wait without one, the next user's only if users take turns;
+3. if the maximum of servers is reached, servers without clients are asked to end;
+4. the time of servers that somebody waits for is bounded.
+
+So no handler has to know for whom an event makes room, and it is harmless to call `serve_queue` once too often.
+
+A server that is asked to end has time limits: START (it becomes ready), LEAVE (it ends once it has no clients) and
+SILENCE (it reports that clients whose processes have ended are gone). All of them end with force: only in SILENCE
+does the server still have clients, and none of these lives, so no work is lost.
+
+Invariants:
+
+- A client is answered once: admitted, refused, or continued without MPS.
+- A client is admitted only by a server in an `OPEN` phase, of the same name, and never by one of a previous daemon
+  that has not reported yet.
+- No server is ended for another user while it has a client whose process lives.
+- A server is started for a queue entry, which is then the first to be admitted (``has_turn``).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +73,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         reason = f"this process cannot be let in: {error}"
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
-        server = _joined_server(daemon, event.process, target) if event.joins else None
+        server = _server_of_client(daemon, event.process, target) if event.joins else None
         if server is not None:
             yield from _join(daemon, server, event, target, rule)
         elif (refusal := _refusal(daemon, event, target)) is not None:
@@ -201,19 +227,19 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
     return server.phase is Phase.LEAVING or (daemon.is_full and bool(_without_server(daemon)))
 
 
-def close_to_newcomers(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
+def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
     """End the time for which newcomers of the active user may overtake a queue entry."""
     daemon.queue.raise_barrier(ticket)
     yield from serve_queue(daemon)
 
 
-def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+def remove_client(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Remove a client from its server, and serve the queue: it may have been the last one."""
     daemon.named_servers.occupied.pop(client, None)
     if server.clients.pop(client, None) is not None:
         failed_starts.has_served(daemon, server)
         if server.silence_timed:
-            # The server responds, so its time to report the other ended clients begins anew.
+            # The server responds, so its time to report the other ended clients begins again.
             server.silence_timed = False
             yield CancelTimer(Timer(TimerKind.SILENCE, server.serial))
         if server.phase is Phase.LEAVING:
@@ -221,7 +247,7 @@ def client_left(daemon: Daemon, server: Server, client: int) -> Iterator[Instruc
     yield from serve_queue(daemon)
 
 
-def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
+def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> None:
     """Note which contexts a server's clients have; clients are in its order, those it does not list come last."""
     order = {pid: place for place, pid in enumerate(event.contexts)}
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
@@ -233,9 +259,9 @@ def reported(daemon: Daemon, server: Server, event: ServerReported) -> None:
             failed_starts.has_served(daemon, server)
 
 
-def ends(daemon: Daemon, server: Server, untaken: Sequence[int]) -> Iterator[Instruction]:
-    """Give an idle server that ends no more clients; those that it had have left, ``untaken`` were never its own."""
-    for client in untaken:
+def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) -> Iterator[Instruction]:
+    """Give an idle server that ends no more clients; its own have left, it never took the ``unaccepted``."""
+    for client in unaccepted:
         server.clients.pop(client, None)
     if server.clients:
         failed_starts.has_served(daemon, server)
@@ -246,7 +272,7 @@ def ends(daemon: Daemon, server: Server, untaken: Sequence[int]) -> Iterator[Ins
     yield from serve_queue(daemon)
 
 
-def client_ended(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
+def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck."""
     known = server.clients.get(client)
     if known is None:
@@ -307,7 +333,7 @@ def _refusal(daemon: Daemon, event: ClientConnected, target: Destination) -> tup
     return (daemon.options.policy.failed_start_code, given_up) if given_up else None
 
 
-def _joined_server(daemon: Daemon, process: ClientProcess, target: Destination) -> Server | None:
+def _server_of_client(daemon: Daemon, process: ClientProcess, target: Destination) -> Server | None:
     """Return the server of its user that the process is a client of, unless the server is to end immediately."""
     for server in daemon.servers.values():
         # Of another user's client with this PID the end has not been seen yet.

@@ -17,7 +17,7 @@ from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 
-MOST_CGROUPS: Final = 4096
+MAX_CGROUPS: Final = 4096
 NO_CGROUPS: Final = "Limits of cgroups are not possible with the driver's own server: it knows single clients."
 MOUNT: Final = "/sys/fs/cgroup"
 _OF_PATTERNS: Final = frozenset("*?[")
@@ -47,8 +47,8 @@ def set_limits(
                 f"The soft limit of a cgroup is at most its hard limit, {limit.hard}; not {limit.soft}."
             )
     kept = {ordinal: limit for ordinal, limit in limits.items() if limit != CgroupLimit()}
-    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MOST_CGROUPS:
-        raise NotPossible(f"{MOST_CGROUPS} cgroups have limits, and no more are possible.")
+    if kept and path not in daemon.process_limits.cgroups and len(daemon.process_limits.cgroups) >= MAX_CGROUPS:
+        raise NotPossible(f"{MAX_CGROUPS} cgroups have limits, and no more are possible.")
     known = daemon.process_limits.cgroups.pop(path, None)
     if kept:
         daemon.process_limits.cgroups[path] = kept

@@ -1,4 +1,20 @@
-"""Making, changing and deleting named servers: what is not possible raises NotPossible and changes nothing."""
+"""Creating, changing and deleting named servers.
+
+A named server is what an operator, the configuration file, or the first client of a user creates; whether it has a
+process is another matter (`status` combines both)::
+
+    create_server --> sockets open --> Configured --> Starting --> Ready <--> Fault
+                           |               ^                         |
+                           v               +----- process ends ------+
+                        refused                                    Failed (its start failed; the next client retries)
+
+- What is not possible raises NotPossible with the sentence for the operator, and changes nothing: all checks come
+  before the first change of the state. `config apply --check` relies on that, and begins changes on a copy.
+- A command that takes time is answered later: its session is kept with the server or the namespace (``creators``,
+  ``deleters``) and answered when the sockets are open, the process is ready, or has ended.
+- A deleted server keeps its name until its process has ended; nothing else is possible with it.
+- Each change that the next daemon has to know increases `NamedServers.changes`, which makes the saved state new.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +121,7 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
     named = server(daemon, name)
     present = len(clients(daemon, name))
     if present:
-        raise NotPossible(f"Server '{name}' has {counted(present)}: its user can change when it has none.")
+        raise NotPossible(f"Server '{name}' has {count_clients(present)}: its user can change when it has none.")
     found = status(daemon, named)
     if found not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
         raise NotPossible(f"Server '{name}' is {found}: its user can change when it is Ready.")
@@ -156,7 +172,7 @@ def delete_server(daemon: Daemon, name: str, forced: bool, session: int = 0) -> 
     named = server(daemon, name)
     present = len(clients(daemon, name))
     if present and not forced and not named.deleted:
-        raise NotPossible(f"Server '{name}' has {active(present)}")
+        raise NotPossible(f"Server '{name}' has {end_of_refusal(present)}")
     if session:
         named.deleters.append(session)
     yield from _working(session)
@@ -181,14 +197,14 @@ def check_share(problem: str) -> None:
         raise NotPossible(f"{problem[0].upper()}{problem[1:]}.")
 
 
-def counted(count: int) -> str:
+def count_clients(count: int) -> str:
     """Return a number of clients in words."""
     return "1 active client" if count == 1 else f"{count} active clients"
 
 
-def active(count: int) -> str:
+def end_of_refusal(count: int) -> str:
     """Return the end of the sentence that refuses to delete what has clients."""
-    return f"{counted(count)}; --force terminates {'it' if count == 1 else 'them'} first."
+    return f"{count_clients(count)}; --force terminates {'it' if count == 1 else 'them'} first."
 
 
 def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:

@@ -67,7 +67,7 @@ def first_serial(generation: int) -> int:
     return (generation << GENERATION_BITS) + 1
 
 
-def returned(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
+def adopt(daemon: Daemon, event: ServerTakenOver) -> Iterator[Instruction]:
     """Adopt an awaited server that is back, with its clients."""
     server = daemon.servers.get(event.server)
     if server is None or not server.pending:

@@ -1,4 +1,21 @@
-"""terminate_client under way: each is answered once, by its server, its timeout or its server's end."""
+"""Pending terminate_client commands: each is answered once, by its server, by its timeout or by its server's end.
+
+The problem: ending a client's contexts takes as long as its kernels run; the server may be stopped meanwhile, may
+end, or may answer after the operator has been told that it did not. And deleting a namespace or an SM partition
+terminates its clients as a part of a larger command, which has an answer of its own.
+
+The idea: every termination has an id that is never used again (the *token* of TerminateClient). Whichever comes first
+of the server's answer, the TERMINATION timer and the server's end takes the termination out of the table and answers
+its session; what comes later finds nothing. The server gives up by itself after `SERVER_TIMEOUT` seconds; the daemon
+waits a little longer, so that its own time limit is met only if the server is stopped.
+
+Invariants:
+
+- A session is answered exactly once; session 0 means that nobody waits for the answer.
+- The answer of another server, or with a token that is not pending, is ignored.
+- SM partitions of evicted clients stay occupied until nothing of the client runs any more (`_OVER`): their chunks are
+  given to nobody else while a kernel may still use them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +31,7 @@ from pympsd.state_machine.timers import Timer, TimerKind
 from pympsd.vocabulary.answers import Answer, lines, refusal
 from pympsd.vocabulary.results import Result
 
-SERVERS_PATIENCE: Final = 10.0
+SERVER_TIMEOUT: Final = 10.0
 """Seconds after which a server gives up."""
 TERMINATION_TIMEOUT: Final = 15.0
 """Seconds a server has to answer: it gives up by itself before, unless it is stopped."""
@@ -66,7 +83,7 @@ def begin(
     yield SetTimer(Timer(TimerKind.TERMINATION, token), timeout)
 
 
-def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
+def end_with_answer(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Instruction]:
     """Answer with a server's CUresult number, if that server works on the termination."""
     known = daemon.terminations.pending.get(token)
     if known is not None and known.server == server:
@@ -74,7 +91,7 @@ def answered(daemon: Daemon, server: int, token: int, code: int) -> Iterator[Ins
         yield from _end(daemon, token, _answer(known, code), code)
 
 
-def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
+def end_with_server(daemon: Daemon, server: Server) -> Iterator[Instruction]:
     """Answer the terminations that a server worked on when it ended."""
     for token in [token for token, known in daemon.terminations.pending.items() if known.server == server.serial]:
         yield CancelTimer(Timer(TimerKind.TERMINATION, token))
@@ -82,7 +99,7 @@ def server_gone(daemon: Daemon, server: Server) -> Iterator[Instruction]:
         yield from _end(daemon, token, _answer(daemon.terminations.pending[token], code), code)
 
 
-def timed_out(daemon: Daemon, token: int) -> Iterator[Instruction]:
+def end_with_timeout(daemon: Daemon, token: int) -> Iterator[Instruction]:
     """Answer a termination whose server did not answer in time."""
     known = daemon.terminations.pending.get(token)
     if known is not None and known.pid:
@@ -110,7 +127,7 @@ def _in_words(known: Termination, code: int) -> Answer:
     if code == Result.ERROR_INVALID_CONTEXT:
         return refusal(f"No client with PID {known.pid}.")
     if code == Result.ERROR_LAUNCH_TIMEOUT:
-        seconds = min(known.timeout, SERVERS_PATIENCE)
+        seconds = min(known.timeout, SERVER_TIMEOUT)
         return refusal(f"Client {known.pid} still runs a kernel after {seconds:g} s.", diagnostic=_CAUSES[code])
     return refusal(f"Client {known.pid} could not be terminated.", diagnostic=_CAUSES.get(code, f"CUresult {code}"))
 

@@ -104,9 +104,9 @@ class ServerSession:
         """Send it the limits of its later clients."""
         self.send(link.LimitsChanged(percentage, memory_limits))
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
-        """Have it end the contexts of a client process, and give clients that are ``expelled`` no new ones."""
-        self.send(link.TerminateClient(token, pid, by_reset, expelled))
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
+        """Have it end the contexts of a client process, and give clients that are ``evicted`` no new ones."""
+        self.send(link.TerminateClient(token, pid, by_reset, evicted))
 
     def note_waiting(self) -> None:
         """Do nothing: the server reports by itself that clients have gone."""

@@ -30,7 +30,7 @@ class Phase(Enum):
     ACTIVE = "active"
     FAULT = "fault"
     LEAVING = "leaving"
-    """Asked to end: when its clients have gone, or at once."""
+    """Asked to end: when its clients have gone, or immediately."""
     GONE = "gone"
 
 
