@@ -199,7 +199,7 @@ async def _keep(keeper: KeeperLink, ended: trio.Event, *, task_status: trio.Task
 def _listening(setup: DaemonSetup, left: KeptEntries) -> dict[str, trio.socket.SocketType]:
     """Return the listening sockets by file: the earlier daemon's, whose backlogs hold clients, or new ones."""
     is_vendor = setup.settings.backend == "vendor"
-    # libcuda, finding a stream socket, goes on without MPS: programs that are not ours work beside an own server.
+    # libcuda, finding a stream socket, continues without MPS: other programs work next to an own server.
     kind = socket.SOCK_SEQPACKET if is_vendor else socket.SOCK_STREAM
     kinds = {files.CONTROL: kind, files.CONTROL_PRIVILEGED: kind}
     if is_vendor:

@@ -70,7 +70,7 @@ def connect(daemon: Daemon, event: ClientConnected) -> Iterator[Instruction]:
         rule = limits_by_rule(daemon, event.process, target)
         check_cgroups(daemon, event.process)
     except Unknown as error:
-        reason = f"this process cannot be let in: {error}"
+        reason = f"this process is not allowed to connect: {error}"
         yield RefuseClient(event.client, Result.ERROR_NOT_PERMITTED, reason)
     else:
         server = _server_of_client(daemon, event.process, target) if event.joins else None
@@ -122,7 +122,7 @@ def _queue_entry(
 
 
 def _enqueue(daemon: Daemon, entry: QueueEntry, process: ClientProcess) -> Iterator[Instruction]:
-    """Let a client wait for its server, be that for no time because the server is ready."""
+    """Let a client wait for its server; if the server is ready, it is admitted in the same event."""
     server = daemon.server_named(entry.server)
     is_ready = server is not None and server.phase in OPEN and daemon.queue.barrier_for(entry.uid) is None
     where = daemon.place_of(entry.server, process.namespace)
@@ -178,7 +178,7 @@ def _start_servers(daemon: Daemon) -> Iterator[Instruction]:
         server.uid for server in daemon.servers.values() if server.phase in (Phase.SPAWNING, Phase.INITIALIZING)
     )
     for entry in _without_server(daemon):
-        # In protocol 2 no user waits for another's start while there is room, and start_server begins one at once.
+        # In protocol 2 no user waits for another's start below the maximum of servers: start_server begins one.
         is_next = starting[entry.uid] < daemon.options.policy.max_starts or entry.server in waited_for
         if (
             not is_next
@@ -214,10 +214,10 @@ def _without_server(daemon: Daemon) -> list[QueueEntry]:
 
 def _make_room(daemon: Daemon) -> Iterator[Instruction]:
     """End as many servers without clients as users wait for, the oldest first."""
-    wanted = len(_without_server(daemon))
+    needed = len(_without_server(daemon))
     ending = sum(server.phase is Phase.LEAVING and server.is_empty for server in daemon.servers.values())
     for server in _open_servers(daemon):
-        if not server.clients and ending < wanted:
+        if not server.clients and ending < needed:
             ending += 1
             yield from shut_down_server(server, forced=False)
 
@@ -228,7 +228,7 @@ def _is_waited_for(daemon: Daemon, server: Server) -> bool:
 
 
 def close_to_new_clients(daemon: Daemon, ticket: int) -> Iterator[Instruction]:
-    """End the time for which newcomers of the active user may overtake a queue entry."""
+    """End the time for which new clients of the active user may overtake a queue entry."""
     daemon.queue.raise_barrier(ticket)
     yield from serve_queue(daemon)
 
@@ -253,7 +253,7 @@ def update_contexts(daemon: Daemon, server: Server, event: ServerReported) -> No
     server.clients = dict(sorted(server.clients.items(), key=lambda item: order.get(item[1].pid, len(order))))
     remaining = dict(event.contexts)
     for client in server.clients.values():
-        # The server knows those with PID 0 as one process: its contexts are listed under the first.
+        # The server takes all clients with PID 0 for one process: its contexts are listed under the first.
         client.contexts = {context.serial: context for context in remaining.pop(client.pid, ())}
         if client.contexts:
             failed_starts.has_served(daemon, server)
@@ -274,10 +274,10 @@ def release_server(daemon: Daemon, server: Server, unaccepted: Sequence[int]) ->
 
 def note_client_end(daemon: Daemon, server: Server, client: int) -> Iterator[Instruction]:
     """Note that a client's process has ended: its server reports that too, unless it is stopped or stuck."""
-    known = server.clients.get(client)
-    if known is None:
+    record = server.clients.get(client)
+    if record is None:
         return
-    known.ended = True
+    record.ended = True
     if _is_waited_for(daemon, server):
         yield from time_silence(server)
 
@@ -362,8 +362,8 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
         if entry.process is None:
             continue
         process = entry.process
-        known = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
-        limits = client_limits(daemon, server, *known)
+        arguments = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
+        limits = client_limits(daemon, server, *arguments)
         granted = grant(daemon, server, entry.client, process.namespace, limits)
         if not (entry.joins and _has_client(server, process)):
             client = server.clients[entry.client] = Client(entry.client, entry.uid, process)

@@ -88,8 +88,8 @@ def handle(daemon: Daemon, event: events.Event, answer_line: AnswerLine) -> list
     else:
         decided = list(_decide(event, daemon))
     decided += [*queueing.cancel_stale_timers(daemon), *debuggers.release(daemon)]
-    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(each, RefuseClient) for each in decided)
-    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(each, SpawnServer) for each in decided)
+    daemon.lifetime.counts[Count.REFUSED] += sum(isinstance(instruction, RefuseClient) for instruction in decided)
+    daemon.lifetime.counts[Count.SERVERS] += sum(isinstance(instruction, SpawnServer) for instruction in decided)
     if daemon.options.policy.has_named_servers:
         decided = list(_name_servers(daemon, gone, decided))
     return list(combine_answers(daemon.compound_commands, decided))
@@ -121,7 +121,7 @@ def _name_servers(daemon: Daemon, gone: Server | None, decided: Iterable[Instruc
 
 @singledispatch
 def _decide(event: object, daemon: Daemon) -> Iterator[Instruction]:
-    raise TypeError(f"{type(event).__name__} is no event of the daemon")
+    raise TypeError(f"{type(event).__name__} is not an event of the daemon")
 
 
 @_decide.register

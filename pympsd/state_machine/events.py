@@ -214,7 +214,7 @@ class ServerNotTakenOver:
 
 @frozen
 class DevicesReported:
-    """A server reported the devices, which this daemon could not find out by itself."""
+    """A server reported the devices, which this daemon could not find out."""
 
     devices: tuple[DeviceFacts, ...]
 

@@ -6,7 +6,7 @@ processes; with a limit of one, a short disturbance refuses programs that could 
 
 The idea: failures are counted by the name of the server. `PAUSES` are the seconds before the second, third and fourth
 try; after the fourth failure the clients that wait are refused, and if it was a server that ended *with* its clients,
-new clients are refused for `REFUSED_FOR` seconds too, because they connect again by themselves.
+new clients are refused for `REFUSED_FOR` seconds too, because they connect again without their users.
 
 ::
 

@@ -74,8 +74,8 @@ def status(daemon: Daemon, named: NamedServer) -> NamedStatus:
 def clients(daemon: Daemon, name: str, namespace: str | None = None) -> list[Client]:
     """Return the clients of a server, or of one of its namespaces."""
     process = daemon.server_named(name)
-    known = process.clients.values() if process is not None else ()
-    return [client for client in known if namespace in (None, client.process.namespace or DEFAULT)]
+    all_clients = process.clients.values() if process is not None else ()
+    return [client for client in all_clients if namespace in (None, client.process.namespace or DEFAULT)]
 
 
 def create_server(
@@ -114,7 +114,7 @@ def create_server(
 
 
 def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[Instruction]:
-    """Have a server without clients run as another user: its process and its sockets are made anew.
+    """Change the user of a server without clients: its process and its sockets are recreated.
 
     Its ``session`` is answered as by create_server. If the sockets cannot be made, it stays that of its user.
     """
@@ -122,9 +122,9 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
     present = len(clients(daemon, name))
     if present:
         raise NotPossible(f"Server '{name}' has {count_clients(present)}: its user can change when it has none.")
-    found = status(daemon, named)
-    if found not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
-        raise NotPossible(f"Server '{name}' is {found}: its user can change when it is Ready.")
+    current = status(daemon, named)
+    if current not in (NamedStatus.READY, NamedStatus.CONFIGURED, NamedStatus.FAILED):
+        raise NotPossible(f"Server '{name}' is {current}: its user can change when it is Ready.")
     _check_user(daemon, name, uid)
     yield from _working(session)
     if session:
@@ -145,8 +145,8 @@ def set_server(
     if changed != named.ceiling:
         named.ceiling = changed
         daemon.named_servers.changes += 1
-        shown = _shown(changed, named.ordinals(len(daemon.devices)))
-        yield Log("server_ceiling_set", {"name": name, "limits": shown})
+        text = _shown(changed, named.ordinals(len(daemon.devices)))
+        yield Log("server_ceiling_set", {"name": name, "limits": text})
     if contains_partitions not in (None, named.contains_partitions):
         named.contains_partitions = bool(contains_partitions)
         daemon.named_servers.changes += 1
@@ -156,14 +156,14 @@ def set_server(
 def change_limits(
     daemon: Daemon, named: NamedServer, namespace: str, limits: NamespaceLimits
 ) -> Iterator[Instruction]:
-    """Change what is said of a namespace's limits; its clients keep theirs."""
-    found = named.namespaces[namespace]
+    """Change the limits of a namespace; its clients keep theirs."""
+    target = named.namespaces[namespace]
     ordinals = named.ordinals(len(daemon.devices))
-    changed, before = found.limits.changed_by(limits), _shown_of(found, ordinals)
-    if changed != found.limits:
-        found.limits = changed
+    changed, before = target.limits.changed_by(limits), _shown_of(target, ordinals)
+    if changed != target.limits:
+        target.limits = changed
         daemon.named_servers.changes += 1
-        name, after = f"{named.name}/{namespace}", _shown_of(found, ordinals)
+        name, after = f"{named.name}/{namespace}", _shown_of(target, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
@@ -208,7 +208,7 @@ def end_of_refusal(count: int) -> str:
 
 
 def process_started(daemon: Daemon, process: Server) -> Iterator[Instruction]:
-    """End a process that has started, or is back, for a server that has been deleted meanwhile."""
+    """End a process that has started, or is back, for a server that has been deleted since."""
     named = daemon.named_servers.get(process.name)
     if named is not None and named.deleted:
         yield from shut_down_server(process, forced=True, is_deletion=True)
@@ -293,4 +293,4 @@ def _shown_of(namespace: Namespace, ordinals: tuple[int, ...]) -> str:
 
 def _by_device(memory: Mapping[int, PinnedMemory], ordinals: tuple[int, ...]) -> str:
     """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
-    return ", ".join(f"{shown}={memory[ordinal]}" for shown, ordinal in enumerate(ordinals) if ordinal in memory)
+    return ", ".join(f"{index}={memory[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in memory)

@@ -49,7 +49,7 @@ def add(
 def open_sockets(named: NamedServer) -> Iterator[Instruction]:
     """Open the sockets of a server and its namespaces; that of ``default`` last, after which it may start."""
     yield OpenNamespace(named.name, "", named.uid)
-    for namespace in (*(one for one in named.namespaces if one != DEFAULT), DEFAULT):
+    for namespace in (*(name for name in named.namespaces if name != DEFAULT), DEFAULT):
         yield OpenNamespace(named.name, namespace, named.uid)
 
 
@@ -67,8 +67,8 @@ def is_for_clients(daemon: Daemon, server: str, namespace: str) -> bool:
     if not server:
         return daemon.options.clients_only
     named = daemon.named_servers.get(server)
-    found = named.namespaces.get(namespace) if named is not None else None
-    return found is not None and found.clients_only
+    target = named.namespaces.get(namespace) if named is not None else None
+    return target is not None and target.clients_only
 
 
 def close_sockets(named: NamedServer) -> Iterator[Instruction]:

@@ -121,7 +121,7 @@ def shut_down_server(server: Server, *, forced: bool, is_deletion: bool = False)
         server.forced = True
         yield Log("server_forced", {"server": server.pid})
     yield ShutDownServer(server.serial, forced, is_deletion)
-    # A user must not keep the others waiting by what is done to the server, such as stopping it.
+    # A user must not keep other users waiting by what is done to the server, such as stopping it.
     if forced:
         yield from _time_leaving(server, FORCED_TIMEOUT)
     else:

@@ -44,7 +44,7 @@ def handle_lost(daemon: Daemon, event: NamespaceLost) -> Iterator[Instruction]:
 def _of(
     daemon: Daemon, event: NamespaceOpened | NamespaceLost
 ) -> tuple[NamedServer | None, NamedServer | Namespace | None]:
-    """Return the server of a socket, and whose it is; None if that is gone meanwhile."""
+    """Return the server of a socket, and the server or namespace that owns it; None if they are gone."""
     named = daemon.named_servers.get(event.server)
     if named is None or named.deleted:
         return None, None
