@@ -6,12 +6,15 @@ built-in type (ValueError, OSError, KeyError) have that type as a second base. E
 flow of one module are private to it and are not errors. Imports nothing, because the command line uses it.
 """
 
+BAD_USAGE = 2
+"""The exit status of every program for options that cannot be carried out."""
+
 
 class PympsdError(Exception):
     """Base of all errors of the daemon, the server and the client library."""
 
 
-class InputError(PympsdError, ValueError):
+class InputError(PympsdError):
     """What somebody wrote cannot be used: a command, an option, a setting, a limit, a description, PTX.
 
     Raised by readers and parsers before anything has changed. A caller shows the message to whoever wrote it.
@@ -61,7 +64,10 @@ class CallError(PympsdError):
 
 
 class InternalError(PympsdError):
-    """pympsd broke a rule of its own, such as an illegal transition. It is a bug: report it."""
+    """pympsd broke a rule of its own, such as an illegal transition.
+
+    Raised where the rule is checked; nothing has changed then. A caller logs it and continues. It is a bug.
+    """
 
 
 class ProtocolError(PympsdError):

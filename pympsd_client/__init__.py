@@ -1,8 +1,40 @@
 """The client of pympsd: the CUDA driver API for a program that shares a GPU through an MPS daemon.
 
-``from pympsd_client import driver as cuda``. cuInit looks for the daemon's socket in CUDA_MPS_PIPE_DIRECTORY
-(default /tmp/nvidia-mps). Without a daemon the program runs natively where libcuda is, else on a private emulated
-device, and a `PrivateExecutorWarning` says so; PYMPSD_REQUIRE_MPS=1 makes it CUDA_ERROR_MPS_CONNECTION_FAILED.
+Public names:
+
+- `driver`: the functions of the driver API, by the names and with the arguments of ``cuda.bindings.driver``.
+- `last_error`: the message of this thread's last failed call.
+- `PrivateExecutorWarning`: the warning of a program that finds no daemon and no GPU.
+- `pympsd_client.pytest_plugin`: fixtures for tests of programs that use MPS.
+- ``python -m pympsd_client``: a report of what a program sees here, and of what is wrong.
+
+A program that uses cuda.bindings itself, as PyTorch does, is started with ``pympsd-run`` and needs none of these.
+
+An example: allocate memory on the first device, and free it twice.
+
+>>> from pympsd_client import driver as cuda, last_error
+>>> cuda.cuInit(0)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> result, context = cuda.cuDevicePrimaryCtxRetain(0)
+>>> cuda.cuCtxSetCurrent(context)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> result, address = cuda.cuMemAlloc(64)
+>>> cuda.cuMemFree(address)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> cuda.cuMemFree(address)
+(<CUresult.CUDA_ERROR_INVALID_VALUE: 1>,)
+>>> last_error()
+'0x... is not the start of an allocation of this process'
+
+cuInit decides how the program runs:
+
+1. It looks for the daemon's socket in the pipe directory, CUDA_MPS_PIPE_DIRECTORY (default /tmp/nvidia-mps). A daemon
+   gives the program a server of its user; the call waits while the program is queued.
+2. Without a daemon the program runs natively where libcuda is: every call goes to the driver.
+3. Otherwise it runs on a private emulated device, and a `PrivateExecutorWarning` reports that.
+
+PYMPSD_REQUIRE_MPS=1 replaces steps 2 and 3 by CUDA_ERROR_MPS_CONNECTION_FAILED. PYMPSD_EXPLAIN=1 writes every failed
+call with its message to standard error; PYMPSD_TRACE=FILE writes all calls with their times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,19 @@
-"""Report a program's devices, what is wrong and what to do: ``python -m pympsd_client``. Exit status 1: wrong.
+"""Report a program's devices, what is wrong and what to do: ``python -m pympsd_client``.
 
-As any program does, it calls cuInit, for which a daemon may start a server of this user. The backend is the one that
-the environment chooses: a daemon that was started in another one may have another.
+The report has a line for each finding: versions, what was compiled, the daemon and its backend, the variables of
+CUDA and pympsd, how the program reaches its devices, and each device with its memory and SMs. Lines that begin with
+``wrong:`` name a problem and its remedy. An example::
+
+    pympsd:        0.1.0, Python 3.11.9 (/usr/bin/python3)
+    daemon:        at /tmp/nvidia-mps/control: no daemon (No such file or directory)
+    devices by:    a private executor, without MPS
+    device 0:      NVIDIA H200, 143155 MiB, SMs by percentage: steps of 2, at least 8
+    wrong: no MPS control daemon at ...: start a daemon (pympsd -d), or name the pipe directory of ...
+
+Exit status: 0 if nothing is wrong, 1 if something is, 74 if the report could not be printed.
+
+Like any program it calls cuInit, so a daemon may start a server of this user. The backend is the one that the present
+environment selects: a daemon that was started in another environment may have another.
 """
 
 from __future__ import annotations
@@ -41,7 +53,7 @@ COMPILED = {
 NO_OUTPUT = 74
 SECONDS = 60.0
 INIT_SECONDS = 30.0
-"""How long cuInit may take; after 10 s it warns of what it waits for."""
+"""The longest wait for cuInit, which warns after 10 s of what it waits for."""
 START = "start a daemon (pympsd -d), or name the pipe directory of the one that runs in CUDA_MPS_PIPE_DIRECTORY"
 
 
@@ -54,24 +66,25 @@ def main() -> int:
     parser = Parser(prog="python -m pympsd_client", description=description, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this help")
     if parser.parse_args(sys.argv[1:]).help:
-        return 0 if _printed(parser.format_help()) else NO_OUTPUT
+        return 0 if _print(parser.format_help()) else NO_OUTPUT
     wrong: list[str] = []
-    lines = [f"{name + ':':<15}{value}" for name, value in _seen(wrong)]
+    lines = [f"{name + ':':<15}{value}" for name, value in _inspect(wrong)]
     lines += [f"wrong: {problem}" for problem in dict.fromkeys(wrong)]
-    if not _printed("".join(f"{line}\n" for line in lines)):
+    if not _print("".join(f"{line}\n" for line in lines)):
         return NO_OUTPUT
     return 1 if wrong else 0
 
 
-def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
+def _inspect(wrong: list[str]) -> Iterator[tuple[str, str]]:
     """Yield the findings, by name; add the problems to ``wrong``."""
     yield "pympsd", f"{VERSION}, Python {platform.python_version()} ({sys.executable})"
     for package in PACKAGES:
         yield package, _version(package, wrong)
     names = {module: module.rpartition(".")[2] for module in COMPILED}
     missing = [module for module in COMPILED if find_spec(module) is None]
-    wrong += [f"{names[one]} was not compiled: {COMPILED[one]}; install pympsd with a C compiler" for one in missing]
-    yield "compiled", ", ".join(sorted(names[one] for one in COMPILED if one not in missing)) or "nothing"
+    for module in missing:
+        wrong.append(f"{names[module]} was not compiled: {COMPILED[module]}; install pympsd with a C compiler")
+    yield "compiled", ", ".join(sorted(names[module] for module in COMPILED if module not in missing)) or "nothing"
     daemon, status = _ask_module("pympsd.cli.found_daemon")
     yield "daemon", daemon
     answer = json.loads(_ask_module("pympsd.devices", "--daemon")[0])
@@ -84,7 +97,7 @@ def _seen(wrong: list[str]) -> Iterator[tuple[str, str]]:
     if status == SILENT:
         wrong.append(f"the daemon does not answer: {daemon}")
         return
-    yield from _limited_devices(wrong)
+    yield from _list_devices_in_time(wrong)
 
 
 def _version(package: str, wrong: list[str]) -> str:
@@ -106,7 +119,7 @@ def _ask_module(module: str, *arguments: str, **variables: str) -> tuple[str, in
     return (done.stdout or done.stderr).strip().rpartition("\n")[2], done.returncode
 
 
-def _limited_devices(wrong: list[str]) -> list[tuple[str, str]]:
+def _list_devices_in_time(wrong: list[str]) -> list[tuple[str, str]]:
     """Return what _devices yields within INIT_SECONDS."""
     seen: list[tuple[str, str]] = []
     with warnings.catch_warnings(record=True) as warned:
@@ -116,8 +129,8 @@ def _limited_devices(wrong: list[str]) -> list[tuple[str, str]]:
         asking.start()
         asking.join(INIT_SECONDS)
     if asking.is_alive():
-        said = "; ".join(str(each.message) for each in warned)
-        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {said or 'both logs may say why'}")
+        messages = "; ".join(str(warning.message) for warning in warned)
+        wrong.append(f"cuInit has not returned within {INIT_SECONDS:.0f} s; {messages or 'see both logs'}")
     return seen
 
 
@@ -132,7 +145,7 @@ def _devices(wrong: list[str], warned: list[warnings.WarningMessage]) -> Iterato
         wrong += _daemons_elsewhere()
     elif isinstance(process.connection, PrivateExecutors):
         yield "devices by", "a private executor, without MPS"
-        wrong += _daemons_elsewhere() or [f"{each.message}; {START}" for each in warned]
+        wrong += _daemons_elsewhere() or [f"{warning.message}; {START}" for warning in warned]
     else:
         yield "devices by", "a server of the daemon"
     yield "driver API", str(driver.cuDriverGetVersion()[1])
@@ -150,7 +163,7 @@ def _sms(number: int) -> Iterator[str]:
 
 
 def _daemons_elsewhere() -> list[str]:
-    """Return what to set for the daemons of pympsd's units, which are not where a program looks by default."""
+    """Return the settings by which a program reaches the daemons of pympsd's units."""
     own = os.environ.get("XDG_RUNTIME_DIR")
     folders = [files.SYSTEM_PIPE_DIRECTORY, *([f"{own}/nvidia-mps"] if own else [])]
     current = os.path.realpath(files.pipe_directory(dict(os.environ)))
@@ -162,8 +175,8 @@ def _daemons_elsewhere() -> list[str]:
     ]
 
 
-def _printed(text: str) -> bool:
-    """Print a text, and return whether all of it could be printed; what kept it from that is said."""
+def _print(text: str) -> bool:
+    """Print a text and return whether all of it could be printed; report the error otherwise."""
     try:
         if sys.stdout is None:  # closed
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))

@@ -1,8 +1,43 @@
 """The CUDA driver API by the names, argument order and returns of ``cuda.bindings.driver``.
 
-``from pympsd_client import driver as cuda`` and go on as with ``from cuda.bindings import driver as cuda``: every
-call returns ``(CUresult, output, ...)``; `pympsd_client.last_error` returns the message of a failed one. Enums,
-handle and structure types are those of cuda-bindings, reached through this module too.
+Import it as ``from pympsd_client import driver as cuda`` and use it like ``from cuda.bindings import driver as
+cuda``:
+
+- Every function returns a tuple: the `CUresult`, then its outputs; on failure None for each output. Functions raise
+  only for arguments of wrong types (TypeError, OverflowError), as those of cuda.bindings do.
+- `pympsd_client.last_error` returns the message of the thread's last failed call: what was wrong, what is allowed,
+  what to do.
+- Enums, handle types, structures and constants are those of cuda-bindings, reached through this module too.
+- Sizes are in bytes unless a name states another unit. Handles are ints or objects of cuda-bindings, 0 or None is
+  NULL.
+- Host memory is an address, or an object with a buffer (bytes, bytearray, a NumPy array); it needs no page-locking.
+- Asynchronous errors are reported as CUDA does: by a later call of the same context.
+
+>>> import numpy as np
+>>> from pympsd_client import driver as cuda
+>>> cuda.cuInit(0)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> result, context = cuda.cuDevicePrimaryCtxRetain(0)
+>>> cuda.cuCtxSetCurrent(context)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> values = np.arange(4, dtype=np.float32)
+>>> result, address = cuda.cuMemAlloc(values.nbytes)
+>>> cuda.cuMemcpyHtoD(address, values, values.nbytes)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> copy = np.empty_like(values)
+>>> cuda.cuMemcpyDtoH(copy, address, copy.nbytes)
+(<CUresult.CUDA_SUCCESS: 0>,)
+>>> copy.tolist()
+[0.0, 1.0, 2.0, 3.0]
+
+Functions are made from the rows of `pympsd_client.signatures` when they are first used. ``help`` shows for each what
+it does, its parameters with C's types, and its outputs:
+
+>>> print(cuda.cuMemGetInfo.__doc__.splitlines()[-1])
+cuMemGetInfo() -> (CUresult, size_t free, size_t total)
+
+A driver function that pympsd does not have is an AttributeError that names the nearest ones, unless the program runs
+natively: then it is the driver's own. docs/differences.md lists what is missing and what differs.
 """
 
 from __future__ import annotations
@@ -18,12 +53,15 @@ from pympsd_client.signatures import SIGNATURES as _SIGNATURES
 _CUDA_12: Final = frozenset({"cuCtxCreate_v3", "cuCtxCreate_v4"})
 """Functions of the MPS documents that cuda-bindings 13 has no more: here by their names, and not in ``import *``."""
 _FUNCTIONS: Final = tuple(sorted(name for name in _SIGNATURES if name not in _CUDA_12))
-"""The driver functions that are here; what a program takes with ``import *`` has the types and constants too."""
+"""The driver functions that are here. ``import *`` has the types and constants of cuda-bindings too."""
 _making: Final = Lock()
 
 
 def __getattr__(name: str) -> Any:
-    """Return a driver function, or what cuda-bindings has: enums, types, constants."""
+    """Return a driver function, made from its row on first use, or an enum, type or constant of cuda-bindings.
+
+    AttributeError for a driver function that pympsd does not have, unless the program runs natively.
+    """
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _SIGNATURES:
@@ -31,20 +69,20 @@ def __getattr__(name: str) -> Any:
             if name not in globals():
                 globals()[name] = _entry_point.make(_SIGNATURES[name])
         return globals()[name]
-    found = getattr(_bindings, name)
-    # A driver function that pympsd does not have is there only where the program runs natively.
+    value = getattr(_bindings, name)
+    # A driver function that pympsd does not have exists only if the program runs natively.
     if _is_driver_function(name) and _process.native is None:
         raise AttributeError(_missing(name))
-    return found
+    return value
 
 
 def _missing(name: str) -> str:
-    from difflib import get_close_matches  # not on the way of a program that is right
+    from difflib import get_close_matches  # here, because a correct program does not need it
 
     near = ", ".join(get_close_matches(name, _FUNCTIONS))
     nearest = f" (the nearest names it has: {near})" if near else ""
     missing = f"pympsd does not have {name} yet{nearest}"
-    return f"{missing}; docs/differences.md says what is missing"
+    return f"{missing}; docs/differences.md lists what is missing"
 
 
 def _is_driver_function(name: str) -> bool:
@@ -57,5 +95,5 @@ def __dir__() -> list[str]:
     return sorted({*_FUNCTIONS, *(name for name in public if not _is_driver_function(name))})
 
 
-cuLaunchKernel = _entry_point.make(_SIGNATURES["cuLaunchKernel"])  # at once: the launch cache is made with it
+cuLaunchKernel = _entry_point.make(_SIGNATURES["cuLaunchKernel"])  # now, because the launch cache is made with it
 __all__ = __dir__()  # made from the rows

@@ -1,6 +1,17 @@
 """Fixtures for tests of programs that use MPS: a daemon with an emulated machine, clients, faults; docs/python.md.
 
-A project asks for them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in its conftest.py.
+A project enables them with ``pytest_plugins = ["pympsd_client.pytest_plugin"]`` in its conftest.py. A test that a
+program of one client survives the fault of another, which shares its server::
+
+    @pytest.mark.mps(machine="2xH200")  # arguments of pympsd.control.Daemon
+    def test_training_reports_a_fault(mps_client, mps_fault):
+        training = mps_client("train.py", "--epochs=1")
+        assert training.stdout.readline() == "ready\\n"
+        assert mps_fault() == "CUDA_ERROR_LAUNCH_FAILED"
+        assert training.wait(60) == 3
+
+Every daemon has its own directories, so tests can run in parallel. It ends with its test (`mps_daemon`) or with the
+session (`mps_session_daemon`), and clients are killed before it.
 """
 
 from __future__ import annotations
@@ -50,7 +61,7 @@ def mps_machine() -> str:
 
 @pytest.fixture
 def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Daemon]:
-    """A daemon for one test."""
+    """A `pympsd.control.Daemon` for one test; the mark ``mps`` has its arguments."""
     mark = request.node.get_closest_marker(MARK)
     arguments: dict[str, Any] = {"machine": mps_machine, **(mark.kwargs if mark else {})}
     with Daemon(**arguments) as daemon:
@@ -59,7 +70,7 @@ def mps_daemon(request: pytest.FixtureRequest, mps_machine: str) -> Iterator[Dae
 
 @pytest.fixture(scope="session")
 def mps_session_daemon() -> Iterator[Daemon]:
-    """A daemon with one emulated H200 for the whole session; what tests set in it stays for the next ones."""
+    """A daemon with one emulated H200 for the session; settings that a test changes stay for later tests."""
     with Daemon(machine="H200") as daemon:
         yield daemon
 
@@ -69,7 +80,7 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
     """Start Python programs as clients of the test's daemon; they are killed after the test.
 
     ``mps_client("train.py", "--epochs=1", server="a", namespace="hi", CUDA_MPS_CLIENT_PRIORITY="1")``: the arguments
-    of the interpreter, where the client comes to in protocol 3, and more variables. The pipes are of texts.
+    of the interpreter, the server and the namespace of protocol 3, and more variables. The pipes are text.
     """
     started: list[subprocess.Popen[str]] = []
 
@@ -99,7 +110,7 @@ def mps_client(mps_daemon: Daemon) -> Iterator[Callable[..., subprocess.Popen[st
 
 @pytest.fixture
 def mps_fault(mps_client: Callable[..., subprocess.Popen[str]]) -> Callable[..., str]:
-    """Have another client's kernel trap, a fatal fault of its device; return the error that it got.
+    """Make another client's kernel trap, a fatal fault of its device; return the name of the error that it gets.
 
     The arguments are ``server``, ``namespace`` and variables, as of ``mps_client``.
     """

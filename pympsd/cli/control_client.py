@@ -6,6 +6,7 @@ Imports almost nothing: scripts and health probes run this in loops (docs/perfor
 import _socket
 import posix
 
+from pympsd.errors import DaemonError
 from pympsd.vocabulary import files
 from pympsd.wire import frames
 
@@ -50,7 +51,7 @@ CLOSED = b"The MPS control daemon closed the connection without an answer\n"
 UNFINISHED = b"The MPS control daemon closed the connection before '%s' was done; part of it may have been done\n"
 
 
-class DaemonGone(Exception):
+class DaemonGone(DaemonError):
     """The daemon closed the connection; the argument, if there is one, is the line that it was working on."""
 
 

@@ -1,4 +1,15 @@
-"""Start the daemon: errors that can be found early are reported before the fork; the parent waits for the child."""
+"""Start the daemon: find errors before the fork, claim the pipe directory, and wait in the parent until it is ready.
+
+    pympsd -d                    the parent                        the child
+      _prepare                     settings, devices, policies, configuration file; the directory is claimed last,
+                                   because an error in this start must not end a daemon that runs
+      fork ----------------------> waits on a pipe                   a session of its own; runs the daemon
+                                   READY: exit 0  <----------------- both sockets accept, keeper started
+                                   REPORTED, or end of file: exit 1   it could not start
+
+Every error of `_prepare` is a PympsdError, or a ValueError of a setting. `_report` alone turns it into a text and an
+exit status: 1, or the number of the CUDA result if CUDA_VISIBLE_DEVICES is wrong.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +30,12 @@ from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
 from pympsd.devices.state_folder import unusable_directory, with_machine_file
 from pympsd.devices.visible import DuplicateDevice, NoVisibleDevice
+from pympsd.errors import InputError, PympsdError, StartError
 from pympsd.journal.dialects import Dialect
 from pympsd.journal.files import LogFile
 from pympsd.journal.setup import Journal
 from pympsd.process.title import show_as
-from pympsd.service.files.pipe_directory import AlreadyRunning, Unusable
+from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory, Unusable
 from pympsd.service.files.symbolic_links import check_links
 from pympsd.service.metrics import end, listen
 from pympsd.service.run import DaemonSetup, run
@@ -32,7 +44,8 @@ from pympsd.state_machine.state.turns import TurnPolicy, order
 from pympsd.takeover.directory_claim import CannotReplace, claim, replace
 from pympsd.takeover.state_file import lost_in_protocol_2, trace_left
 from pympsd.vocabulary import files
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.settings import (
     SCHEDULING_POLICIES,
@@ -60,94 +73,28 @@ def start_daemon(options: Options, protocol: int = 2) -> int:
     if not foreground:
         # A caller that waits for the end of a pipe of its own must not wait for the daemon.
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    prepared = _prepare(options, foreground, protocol)
-    if isinstance(prepared, int):
-        return prepared
+    try:
+        prepared = _prepare(options, foreground, protocol)
+    except (PympsdError, ValueError) as error:
+        return _report(error, options)
     return _foreground(prepared, options.shown) if foreground else _background(prepared, options.shown)
 
 
-def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup | int:
-    if options.multiuser and os.geteuid() != 0:
-        return _complain("-multiuser-server: only root can serve other users; start without it for your own", 1)
-    try:
-        settings = Settings.from_environment(with_machine_file(os.environ))
-        if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
-            settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
-        if options.dialect:
-            settings = evolve(settings, log_dialect=options.dialect)
-        if options.users:
-            settings = evolve(settings, users=options.users)
-        if options.multiuser and settings.users == "together":
-            return _complain(
-                "-multiuser-server: it has one server for all users, and --users together (or PYMPSD_USERS) one for "
-                "each; choose one of them",
-                1,
-            )
-        settings = with_shares(settings, options.user_shares, protocol)
-        if options.turn_patience is not None:
-            settings = evolve(settings, turn_patience=options.turn_patience)
-        machine = visible_machine(
-            settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ)
-        )
-        settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
-        for each in (machine, machine.instead):
-            if each is not None:
-                check_executor_settings(os.environ, each.backend)
-        if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
-            return _complain(
-                "-multiuser-server: before Volta all clients of a server share one address space; several users can "
-                "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)",
-                1,
-            )
-        turn_policy = _policies(machine)
-        configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
-        lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
-        if lost and options.replace:
-            return _complain(_would_lose(lost, settings), 1)
-        if options.metrics and options.replace:
-            _check_metrics(options.metrics, settings.pipe_directory)
-        trace = trace_left(settings.pipe_directory)
-        # Last: an error in this start must not end the daemon that runs.
-        directory = (replace if options.replace else claim)(settings.pipe_directory)
-        if lost:
-            return _complain(_would_lose(lost, settings), 1)
-        if trace:
-            _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
-        metrics, complaint = _metrics(options, settings.pipe_directory) if options.metrics else (None, "")
-    except AlreadyRunning as error:
-        print("An instance of this daemon is already running")
-        return _complain(str(error), 1) if str(error) else 1
-    except CannotReplace as error:
-        return _complain(f"--replace: {error}", 1)
-    except Unusable as error:
-        print(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={error.directory}")
-        return _complain(str(error), 1)
-    except NoVisibleDevice as error:
-        return _complain(str(error), Result.ERROR_NO_DEVICE)
-    except DuplicateDevice as error:
-        return _complain(str(error), Result.ERROR_INVALID_DEVICE)
-    except BadFile as error:
-        return _complain("\n".join(problem.shown(options.apply) for problem in error.problems), 1)
-    except LookupError as error:  # the file cannot be read
-        return _complain(error.args[0], 1)
-    except (BadSetting, ValueError) as error:
-        return _complain(str(error), 1)
-    unusable = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
-    complaints = (*settings.complaints, *filter(None, (unusable, complaint)))
-    settings = evolve(settings, complaints=complaints)
-    for complaint in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
-        _complain(complaint, 0)
-    for variable, folder in (
-        ("CUDA_MPS_PIPE_DIRECTORY", settings.pipe_directory),
-        ("CUDA_MPS_LOG_DIRECTORY", settings.log_directory),
-    ):
-        _warn_of_owner(variable, folder)
-    journal = _open_journal(settings, foreground, protocol)
+def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup:
+    """Return everything that the daemon starts with, its directory claimed; raise PympsdError or ValueError."""
+    settings = _read_settings(options, protocol)
+    machine = visible_machine(settings, ask_driver, lambda: find_vendor_server(settings.vendor_server, os.environ))
+    settings = evolve(settings, backend=machine.backend, vendor_server=machine.vendor_server)
+    _check_machine(options, machine)
+    turn_policy = _policies(machine)
+    configuration, plan = _configuration(options, settings, machine, protocol) if options.apply else (None, None)
+    directory, metrics, complaint = _claim_directory(options, settings, machine, protocol)
+    settings = _complain_of_settings(settings, machine, complaint)
     return DaemonSetup(
         settings,
         machine,
         directory,
-        journal,
+        _open_journal(settings, foreground, protocol),
         SERVER_NAMES[options.name],
         options.multiuser,
         options.terminate_by_reset,
@@ -158,6 +105,91 @@ def _prepare(options: Options, foreground: bool, protocol: int) -> DaemonSetup |
         metrics,
         turn_policy,
     )
+
+
+def _report(error: Exception, options: Options) -> int:
+    """Report why the daemon does not start; return the exit status."""
+    status, text = 1, str(error)
+    match error:
+        case AlreadyRunning():
+            print("An instance of this daemon is already running")
+        case Unusable():
+            print(f"Cannot access CUDA_MPS_PIPE_DIRECTORY={error.directory}")
+        case CannotReplace():
+            text = f"--replace: {error}"
+        case BadFile():
+            text = "\n".join(problem.shown(options.apply) for problem in error.problems)
+        case NoVisibleDevice():
+            status = Result.ERROR_NO_DEVICE
+        case DuplicateDevice():
+            status = Result.ERROR_INVALID_DEVICE
+    return _complain(text, status) if text else status
+
+
+def _read_settings(options: Options, protocol: int) -> Settings:
+    """Return the settings of the environment and the command line, which wins."""
+    if options.multiuser and os.geteuid() != 0:
+        raise StartError("-multiuser-server: only root can serve other users; start without it for your own")
+    settings = Settings.from_environment(with_machine_file(os.environ))
+    if protocol == 3 and os.geteuid() == 0 and not os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
+        settings = evolve(settings, pipe_directory=files.SYSTEM_PIPE_DIRECTORY)
+    if options.dialect:
+        settings = evolve(settings, log_dialect=options.dialect)
+    if options.users:
+        settings = evolve(settings, users=options.users)
+    if options.multiuser and settings.users == "together":
+        raise StartError(
+            "-multiuser-server: it has one server for all users, and --users together (or PYMPSD_USERS) one for "
+            "each; choose one of them"
+        )
+    settings = with_shares(settings, options.user_shares, protocol)
+    if options.turn_patience is not None:
+        settings = evolve(settings, turn_patience=options.turn_patience)
+    return settings
+
+
+def _check_machine(options: Options, machine: Machine) -> None:
+    """Raise BadSetting or StartError if servers on the devices could not be as the settings require."""
+    for each in (machine, machine.instead):
+        if each is not None:
+            check_executor_settings(os.environ, each.backend)
+    if options.multiuser and not all(device.is_volta_or_newer for device in machine.devices):
+        raise StartError(
+            "-multiuser-server: before Volta all clients of a server share one address space; several users can "
+            "share a server on Volta or newer devices only (CUDA_VISIBLE_DEVICES selects)"
+        )
+
+
+def _claim_directory(
+    options: Options, settings: Settings, machine: Machine, protocol: int
+) -> tuple[PipeDirectory, socket.socket | None, str]:
+    """Claim the pipe directory; return it, the socket of --metrics, and a complaint about that.
+
+    Everything that may fail is checked first: an error in this start must not end the daemon that runs.
+    """
+    lost = lost_in_protocol_2(settings.pipe_directory, _defaults(settings, machine)) if protocol == 2 else []
+    if lost and options.replace:
+        raise StartError(_would_lose(lost, settings))
+    if options.metrics and options.replace:
+        _check_metrics(options.metrics, settings.pipe_directory)
+    trace = trace_left(settings.pipe_directory)
+    directory = (replace if options.replace else claim)(settings.pipe_directory)
+    if lost:
+        raise StartError(_would_lose(lost, settings))
+    if trace:
+        _complain(f"the trace {trace} ended with the daemon before: begin another with 'trace start'", 0)
+    return directory, *(_metrics(options, settings.pipe_directory) if options.metrics else (None, ""))
+
+
+def _complain_of_settings(settings: Settings, machine: Machine, complaint: str) -> Settings:
+    """Report what is wrong with the settings although the daemon starts; return them with all complaints."""
+    unusable = unusable_directory(settings.emulated_devices) if machine.backend == "emulated" else ""
+    settings = evolve(settings, complaints=(*settings.complaints, *filter(None, (unusable, complaint))))
+    for text in (*settings.complaints, *default_limits(machine.devices, settings.memory_limits)[1]):
+        _complain(text, 0)
+    _warn_of_owner("CUDA_MPS_PIPE_DIRECTORY", settings.pipe_directory)
+    _warn_of_owner("CUDA_MPS_LOG_DIRECTORY", settings.log_directory)
+    return settings
 
 
 def _policies(machine: Machine) -> TurnPolicy:
@@ -202,8 +234,11 @@ def _cannot_listen(address: str, error: OSError) -> str:
 def _configuration(
     options: Options, settings: Settings, machine: Machine, protocol: int
 ) -> tuple[tuple[str, bytes], Plan]:
-    """Return the path and the text of the configuration file, and its plan; raise BadFile or LookupError."""
-    text = text_of([options.apply])
+    """Return the path and the text of the configuration file, and its plan; raise InputError."""
+    try:
+        text = text_of([options.apply])
+    except LookupError as error:
+        raise InputError(error.args[0]) from None
     surroundings = Surroundings(
         machine.devices,
         os.geteuid(),
@@ -218,9 +253,9 @@ def _configuration(
     return (os.path.abspath(options.apply), text), plan
 
 
-def _defaults(settings: Settings, machine: Machine) -> NamespaceLimits:
+def _defaults(settings: Settings, machine: Machine) -> Limits:
     limits, _ = default_limits(machine.devices, settings.memory_limits)
-    return NamespaceLimits(settings.thread_percentage, limits, settings.client_priority)
+    return Limits({ALL_DEVICES: settings.thread_percentage}, limits, settings.client_priority)
 
 
 def _would_lose(lost: list[str], settings: Settings) -> str:

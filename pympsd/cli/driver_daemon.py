@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from pympsd.channel.descriptors import UCRED
-from pympsd.cli.options import BAD_USAGE
-from pympsd.errors import RemoteError
+from pympsd.errors import BAD_USAGE, DaemonError, RemoteError
 from pympsd.vocabulary import files
 from pympsd.vocabulary.answers import CLIENTS_ONLY, CLIENTS_ONLY_AT_CONTROL
 from pympsd.vocabulary.untrusted import escape_controls
@@ -27,7 +26,7 @@ _REFUSALS = {CLIENTS_ONLY.encode(), CLIENTS_ONLY_AT_CONTROL.encode()}
 """Printed by our daemon at a socket for clients only: the protocol has no place for what is wrong."""
 
 
-class _TakesNoCommands(ConnectionError):
+class _TakesNoCommands(DaemonError, ConnectionError):
     """The message is what the daemon says."""
 
 

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
+from pympsd.errors import StartError
 from pympsd.process.files import write_whole
 from pympsd.process.version import EXTRAS
 
@@ -40,7 +41,7 @@ _WRITTEN_BIN: Final = "/usr/local/bin/"
 """The folder of pympsd as units and scripts have it."""
 
 
-class CannotInstall(Exception):
+class CannotInstall(StartError):
     """Something could not be installed; the message says what and why."""
 
 

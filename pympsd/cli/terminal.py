@@ -7,6 +7,7 @@ import readline
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 from pympsd.commands.grammar.registry import COMMANDS, find_command, first_words, verbs_of
 from pympsd.commands.help import help_of, list_commands
@@ -27,7 +28,7 @@ def typed_lines(in_v3: bool = False) -> Iterator[bytes]:
 
     Help is answered here, or in protocol 3 by the daemon.
     """
-    readline.set_completer(_complete_v3 if in_v3 else _complete)
+    readline.set_completer(partial(_complete, 3 if in_v3 else 2))
     readline.set_completer_delims(" \t")
     readline.parse_and_bind("tab: complete")
     readline.set_history_length(HISTORY_LINES)
@@ -62,45 +63,32 @@ def _ask() -> str | None:
         return ""
 
 
-def _complete(text: str, state: int) -> str | None:
-    before = readline.get_line_buffer()[: readline.get_begidx()].split()
-    names = _candidates(before, text) if state == 0 else _found
-    _found[:] = names
-    return f"{names[state]} " if state < len(names) else None
+_candidates: list[str] = []
+"""The candidates of the completion that readline asks for one after the other."""
 
 
-def _complete_v3(text: str, state: int) -> str | None:
+def _complete(protocol: int, text: str, state: int) -> str | None:
     before = readline.get_line_buffer()[: readline.get_begidx()].split()
+    if state == 0:
+        _candidates[:] = sorted(word for word in _words_after(before, protocol) if word.startswith(text))
+    return _candidates[state] if state < len(_candidates) else None
+
+
+def _words_after(before: list[str], protocol: int) -> Iterator[str]:
+    """Yield the words that may follow others, with the blank after them: commands, verbs, servers, options."""
     if before and before[0] in HELP:
         before = before[1:]
-    found = sorted(each for each in _words_v3(before) if each.startswith(text))
-    return found[state] if state < len(found) else None
-
-
-def _words_v3(before: list[str]) -> Iterator[str]:
-    """Yield the words that may follow others: modules, verbs, options."""
     command = find_command(before)
     if not before:
-        yield from (f"{name} " for name in (*(each for each in first_words(3) if verbs_of(each, 3)), *HELP))
-    elif len(before) == 1:
-        yield from (f"{verb} " for verb in (*verbs_of(before[0], 3), "help"))
-    elif command is not None:
-        yield from (f"--{option}=" for option in command.syntax.options)
-        yield from (f"{flag.spelling} " for flag in command.syntax.flags)
-
-
-_found: list[str] = []
-"""The candidates of the completion that goes on."""
-
-
-def _candidates(before: list[str], text: str) -> list[str]:
-    if not before or (before[0] in HELP and len(before) == 1):
-        words = KNOWN
-    elif len(before) == 1 and before[0] in COMMANDS and COMMANDS[before[0]].names_server:
-        words = tuple(_servers())
+        yield from (f"{word} " for word in (*first_words(protocol), *HELP))
+    elif command is None:
+        yield from (f"{verb} " for verb in (*verbs_of(before[0], protocol), "help"))
+    elif command.names_server and len(before) == 1:
+        yield from (f"{pid} " for pid in _servers())
     else:
-        words = ()
-    return sorted(word for word in words if word.startswith(text))
+        options = command.syntax.options.items()
+        yield from (f"{option.spelling} " if option.spelling else f"--{name}=" for name, option in options)
+        yield from (f"{flag.spelling} " for flag in command.syntax.flags)
 
 
 def _servers() -> list[str]:

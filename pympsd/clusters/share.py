@@ -13,6 +13,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from pympsd.control import Device, RunningDaemon
+from pympsd.errors import InputError
 
 MIB: Final = 1 << 20
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
@@ -20,7 +21,7 @@ PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY: Final = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 
-class BadShare(Exception):
+class BadShare(InputError):
     """A share that cannot be; the message says why, and what is allowed."""
 
 

@@ -10,8 +10,9 @@ from pympsd.configuration.rules import quoted
 from pympsd.configuration.tables import Tables, dotted
 from pympsd.state_machine.cgroups import MAX_CGROUPS, cgroup_path
 from pympsd.state_machine.named_servers import NotPossible
+from pympsd.vocabulary.limit_table import PINNED_MEMORY
 from pympsd.vocabulary.limits import CgroupLimit, CgroupLimits, PinnedMemory
-from pympsd.vocabulary.texts import memory_text, read_memory_by_device
+from pympsd.vocabulary.texts import memory_text
 
 _LIMITS: Final = ("hard_limit", "soft_limit")
 _KEYS: Final = ("path", *_LIMITS)
@@ -46,7 +47,9 @@ def _path(tables: Tables, place: Path, given: Any) -> str:
 def _limits(tables: Tables, place: Path, table: Mapping[str, Any]) -> dict[int, CgroupLimit]:
     known = len(tables.problems)
     hard, soft = (
-        tables.by_ordinal((*place, key), tables.value(place, table, key, read_memory_by_device, (str,)) or {})
+        tables.by_index(
+            (*place, key), PINNED_MEMORY, tables.value(place, table, key, PINNED_MEMORY.read, (str,)) or {}
+        )
         for key in _LIMITS
     )
     above = [ordinal for ordinal in sorted(hard.keys() & soft.keys()) if soft[ordinal] > hard[ordinal]]

@@ -8,12 +8,12 @@ from typing import Final
 from attrs import evolve, field, frozen
 
 from pympsd.configuration.cgroups import count as count_cgroups
-from pympsd.configuration.differences import differences_of
 from pympsd.configuration.plan import Features, PartitionPlan, Plan, ServerPlan, Surroundings
 from pympsd.configuration.rules import count
-from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, Source
+from pympsd.vocabulary.limit_table import LIMITS, Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import SmPartition, chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import RESOURCES, Shares
@@ -41,7 +41,7 @@ class CreateNamespace:
 
     server: str
     name: str
-    limits: NamespaceLimits
+    limits: Limits
     clients_only: bool = False
 
     @property
@@ -55,7 +55,7 @@ class SetNamespace:
 
     server: str
     name: str
-    limits: NamespaceLimits
+    limits: Limits
     """What is set, and nothing else."""
     differences: tuple[str, ...]
 
@@ -69,7 +69,7 @@ class SetServer:
     """Set what no client of a server is above, and what a fault reaches."""
 
     server: str
-    ceiling: NamespaceLimits
+    maximum: Limits
     """What is set, and nothing else."""
     contains_partitions: bool | None
     differences: tuple[str, ...]
@@ -302,12 +302,12 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
     ordinals = present.ordinals(len(state.surroundings.devices))
     if server.devices not in (None, ordinals):
         yield Impossible(f"server '{name}' keeps its devices: delete it first to give it others")
-    own = [f"max-{each}" for each in differences_of(Namespace(DEFAULT, present.ceiling), server.ceiling, ordinals)]
+    own = [f"max-{each}" for each in _differences(present.maximum, server.maximum, ordinals)]
     contains, before = server.contains_partitions, present.contains_partitions
     if contains not in (None, before):
         own.append(f"contain {CONTAINMENTS[before]} -> {CONTAINMENTS[not before]}")
     if own:
-        yield SetServer(name, server.ceiling, contains, tuple(own))
+        yield SetServer(name, server.maximum, contains, tuple(own))
     for each, limits in sorted(server.namespaces.items()):
         namespace = present.namespaces.get(each)
         if namespace is None:
@@ -316,10 +316,19 @@ def _of_server(server: ServerPlan, present: NamedServer, state: State) -> Iterat
         if server.clients_only.get(each, namespace.clients_only) != namespace.clients_only:
             kind = "for clients only" if namespace.clients_only else "open to operators"
             yield Impossible(f"namespace '{name}/{each}' stays {kind}: delete it first")
-        if differences := differences_of(namespace, limits, ordinals):
+        if differences := _differences(namespace.limits, limits, ordinals):
             yield SetNamespace(name, each, limits, differences)
     for wanted in (one for one in server.partitions if one.device in ordinals):
         yield from _of_partition(wanted, present, state)
+
+
+def _differences(present: Limits, wanted: Limits, ordinals: tuple[int, ...]) -> tuple[str, ...]:
+    """Return in words what differs from what a file states of limits; of those by device, on a server's devices."""
+    return tuple(
+        f"{row.name} {row.text(present, ordinals)} -> {row.text(wanted, ordinals)}"
+        for row in LIMITS
+        if row.of(wanted) is not None and row.differs(present, wanted, ordinals)
+    )
 
 
 def _of_partition(wanted: PartitionPlan, present: NamedServer, state: State) -> Iterator[Change]:

@@ -7,31 +7,32 @@ import tomllib
 from collections.abc import Mapping, Set
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from pympsd.configuration.cgroups import read_cgroups
 from pympsd.configuration.partitions import check_chunks, read_partitions
 from pympsd.configuration.plan import Features, Plan, Problem, ServerPlan, Surroundings
-from pympsd.configuration.positions import Path, is_of_long_number, line_of, line_of_long_number, positions
+from pympsd.configuration.positions import Path, line_of, positions
 from pympsd.configuration.rules import read_condition
 from pympsd.configuration.tables import Tables, dotted
+from pympsd.errors import InputError
 from pympsd.state_machine.state.named_server import MAX_NAMESPACES
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import PinnedMemory
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
-from pympsd.vocabulary.partitions import NO_PARTITION, no_partition_note
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.partitions import no_partition_note
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 from pympsd.vocabulary.shares import BY_NAME, TABLE, BadShare, read_share
-from pympsd.vocabulary.texts import BadText, read_containment, read_memory_by_device, read_percentage, read_priority
+from pympsd.vocabulary.texts import BadText, read_containment
 
 SCHEMA: Final = "1.0"
 MOST_NAME: Final = 64
 """Characters of a rule's name."""
-LIMIT_KEYS: Final = ("pinned_memory_limit", "active_thread_percentage", "client_priority")
-OWN_KEYS: Final = ("clients_only", "total_memory_limit", "sm_partition")
+LIMIT_KEYS: Final = tuple(row.key for row in VENDORS)
+OWN_KEYS: Final = ("clients_only", *(row.key for row in OWN))
 NAMESPACE_KEYS: Final = (*LIMIT_KEYS, "pympsd")
 SERVER_KEYS: Final = ("allowed_devices", "uid", "locality_domains", *LIMIT_KEYS, "namespaces", "devices", "pympsd")
-OWN_SERVER_KEYS: Final = ("max_active_thread_percentage", "max_pinned_memory_limit", "contain")
+OWN_SERVER_KEYS: Final = (*(f"max_{row.key}" for row in WITH_MAXIMUM), "contain")
 RULE_KEYS: Final = ("name", *KINDS, *LIMIT_KEYS)
 TOP_KEYS: Final = ("schema_version", "servers", "features", "rules", "cgroups", TABLE)
 FEATURE_KEYS: Final = {"memacct": ("enabled", "audit_log"), "context-share": ("enabled", "default_socket")}
@@ -41,7 +42,7 @@ _NAMED_AFTER_USER: Final = re.compile("uid_([0-9]{1,10})")
 _AT_LINE: Final = re.compile(r" \(at line ([0-9]+), column [0-9]+\)$")
 
 
-class BadFile(Exception):
+class BadFile(InputError):
     """A file is no valid configuration; ``problems`` has all that is wrong with it, by line."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
@@ -79,8 +80,8 @@ def _plan(text: str, surroundings: Surroundings) -> tuple[Plan, tuple[Problem, .
 
 
 def _syntax_problem(text: str, error: Exception) -> Problem:
-    if is_of_long_number(error):
-        return Problem(line_of_long_number(text), "no TOML: a number of thousands of digits")
+    if "set_int_max_str_digits" in str(error):  # Python's error, which has no line
+        return Problem(1, "no TOML: a number of thousands of digits")
     found = _AT_LINE.search(str(error))
     line = int(found[1]) if found else text.count("\n") + 1 if "end of document" in str(error) else 1
     return Problem(line, f"no TOML: {_AT_LINE.sub('', str(error))}")
@@ -150,7 +151,7 @@ class _Reading(Tables):
             )
             name = ""
         conditions = (self._condition((*path, kind), kind, given[kind]) for kind in KINDS if kind in given)
-        return Rule(number + 1, name, tuple(filter(None, conditions)), self._limits(path, given))
+        return Rule(number + 1, name, tuple(filter(None, conditions)), self.limits(path, given, VENDORS))
 
     def _condition(self, path: Path, kind: str, given: Any) -> Condition | None:
         if kind == "namespace" and self.surroundings.protocol == 2:
@@ -172,13 +173,13 @@ class _Reading(Tables):
             self._locality_domains(path, given["locality_domains"])
         devices = self._devices(path, given)
         ordinals = self.surroundings.allowed_devices.get(name) if devices is None else devices
-        own = self._limits(path, given, ordinals)
+        own = self.limits(path, given, VENDORS, ordinals)
         tables = self.table(path, given, "namespaces")
         namespaces = {
             each: self._namespace(name, each, (*path, "namespaces", each), tables[each], ordinals) for each in tables
         }
-        if own != NamespaceLimits():
-            namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, NamespaceLimits()))
+        if own != Limits():
+            namespaces[DEFAULT] = self._merged(path, own, namespaces.get(DEFAULT, Limits()))
         if (count := len({DEFAULT, *namespaces})) > MAX_NAMESPACES:
             said = f"{dotted(path)} has {count} namespaces with {DEFAULT}; at most {MAX_NAMESPACES} are possible"
             self.wrong((*path, "namespaces"), said)
@@ -195,17 +196,12 @@ class _Reading(Tables):
         self._warn_of_missing_partitions(name, path, namespaces, {one.name for one in partitions})
         path, table = (*path, "pympsd"), self.table(path, given, "pympsd")
         self.check_keys(path, table, OWN_SERVER_KEYS, "pympsd's table of a server")
-        percentage, memory, contain = OWN_SERVER_KEYS
-        ceiling = NamespaceLimits(
-            self._percentage(path, table, percentage), self._memory(path, table, memory, ordinals)
-        )
-        self.needs_own_servers((*path, contain), table)
-        contains = self.value(path, table, contain, read_containment, (str,))
-        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, ceiling, contains)
+        maximum = self.limits(path, table, WITH_MAXIMUM, ordinals, "max_")
+        self.needs_own_servers((*path, "contain"), table)
+        contains = self.value(path, table, "contain", read_containment, (str,))
+        return ServerPlan(name, uid, devices, namespaces, clients_only, partitions, maximum, contains)
 
-    def _namespace(
-        self, server: str, name: str, path: Path, given: Any, ordinals: tuple[int, ...] | None
-    ) -> NamespaceLimits:
+    def _namespace(self, server: str, name: str, path: Path, given: Any, ordinals: tuple[int, ...] | None) -> Limits:
         reason = name_problem(name) or socket_problem(
             self.surroundings.pipe_directory, server, name, for_libcuda=not self.surroundings.has_own_servers
         )
@@ -213,14 +209,10 @@ class _Reading(Tables):
             self.wrong(path, reason.rstrip("."))
         if not isinstance(given, dict):
             self.wrong(path, f"{dotted(path)} is a table,", given)
-            return NamespaceLimits()
+            return Limits()
         self.check_keys(path, given, NAMESPACE_KEYS, "a namespace")
-        path, own = (*path, "pympsd"), self.table(path, given, "pympsd")
-        for key in ("total_memory_limit", "sm_partition"):
-            self.needs_own_servers((*path, key), own)
-        total = self._memory(path, own, "total_memory_limit", ordinals)
-        partition = self.value(path, own, "sm_partition", _read_partition, (str,))
-        return evolve(self._limits(path[:-1], given, ordinals), total_memory=total, sm_partition=partition)
+        own = self.limits((*path, "pympsd"), self.table(path, given, "pympsd"), OWN, ordinals)
+        return self.limits(path, given, VENDORS, ordinals).changed_by(own)
 
     def _clients_only(self, path: Path, name: str, given: Any) -> bool | None:
         """Return whether a namespace is for clients only, as its table of pympsd's own keys says."""
@@ -234,47 +226,23 @@ class _Reading(Tables):
             self.wrong((*path, "clients_only"), f"{dotted(path)}: the sockets of {DEFAULT} are its server's, too")
         return said
 
-    def _limits(
-        self, path: Path, given: Mapping[str, Any], ordinals: tuple[int, ...] | None = None
-    ) -> NamespaceLimits:
-        """Return the limits in a table; ``ordinals``: of its server's devices, None: all."""
-        return NamespaceLimits(
-            self._percentage(path, given, "active_thread_percentage"),
-            self._memory(path, given, "pinned_memory_limit", ordinals),
-            self.value(path, given, "client_priority", read_priority, (str, int)),
-        )
-
-    def _percentage(self, path: Path, given: Mapping[str, Any], key: str) -> Any:
-        return self.value(path, given, key, read_percentage, (str, int, float))
-
-    def _memory(
-        self, path: Path, given: Mapping[str, Any], key: str, ordinals: tuple[int, ...] | None
-    ) -> dict[int, PinnedMemory] | None:
-        memory = self.value(path, given, key, read_memory_by_device, (str,))
-        return None if memory is None else self.by_ordinal((*path, key), memory, ordinals)
-
-    def _merged(self, path: Path, own: NamespaceLimits, default: NamespaceLimits) -> NamespaceLimits:
+    def _merged(self, path: Path, own: Limits, default: Limits) -> Limits:
         """Return the limits of namespace ``default``: its own table beats the server's keys."""
-        for key, one, other in zip(
-            LIMIT_KEYS,
-            (own.pinned_memory, own.thread_percentage, own.client_priority),
-            (default.pinned_memory, default.thread_percentage, default.client_priority),
-            strict=True,
-        ):
-            if one is not None and other is not None and one != other:
-                beaten = dotted((*path, key))
-                self.warnings.append(((*path, key), f"{beaten} is beaten by that of namespaces.{DEFAULT}"))
+        for row in VENDORS:
+            if None not in (row.of(own), row.of(default)) and row.of(own) != row.of(default):
+                beaten = (*path, row.key)
+                self.warnings.append((beaten, f"{dotted(beaten)} is beaten by that of namespaces.{DEFAULT}"))
         return own.changed_by(default)
 
-    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, NamespaceLimits]) -> None:
-        default = namespaces.get(DEFAULT, NamespaceLimits())
-        capped = any(each.thread_percentage or each.pinned_memory for each in namespaces.values())
-        if capped and not (default.thread_percentage or default.pinned_memory):
+    def _warn_of_uncapped(self, path: Path, namespaces: dict[str, Limits]) -> None:
+        default = namespaces.get(DEFAULT, Limits())
+        capped = any(row.of(each) for each in namespaces.values() for row in WITH_MAXIMUM)
+        if capped and not any(row.of(default) for row in WITH_MAXIMUM):
             who = f"{dotted(path)}: namespace {DEFAULT} has no limits"
             self.warnings.append((path, f"{who}, and others have; namespaces.{DEFAULT} may set them"))
 
     def _warn_of_missing_partitions(
-        self, server: str, path: Path, namespaces: Mapping[str, NamespaceLimits], own: Set[str]
+        self, server: str, path: Path, namespaces: Mapping[str, Limits], own: Set[str]
     ) -> None:
         there = own | self.surroundings.partitions.get(server, set())
         for name, limits in namespaces.items():
@@ -346,9 +314,3 @@ class _Reading(Tables):
             self.wrong(path, f"{dotted(path)} is true or false,", value)
         elif "context-share" in path and not value:
             self.wrong(path, f"{dotted(path)}: {ALWAYS_SHARED}")
-
-
-def _read_partition(text: str) -> str:
-    if text and name_problem(text):
-        raise BadText("the name of an SM partition, or none;", text)
-    return "" if text == NO_PARTITION else text

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pympsd.configuration.cgroups import shown_cgroups
 from pympsd.configuration.plan import Features, Surroundings
 from pympsd.configuration.reader import SCHEMA
 from pympsd.configuration.rules import shown_conditions
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
+from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, LimitRow, Limits
 from pympsd.vocabulary.limits import CgroupLimits
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.namespaces import DEFAULT
 from pympsd.vocabulary.partitions import chunk_count
 from pympsd.vocabulary.rules import Rule
 from pympsd.vocabulary.shares import TABLE
-from pympsd.vocabulary.texts import CONTAINMENTS, memory_limits_text, percentage_text
+from pympsd.vocabulary.texts import CONTAINMENTS
 
 
 def shown(
@@ -40,7 +41,12 @@ def shown(
     if shares:
         lines += ["", f"[{TABLE}]", *(f"{name} = {value}" for name, value in shares.items())]
     for rule in rules:
-        lines += ["", "[[rules]]", *shown_conditions(rule), *_limits(rule.limits, range(len(surroundings.devices)))]
+        lines += [
+            "",
+            "[[rules]]",
+            *shown_conditions(rule),
+            *_limits(rule.limits, VENDORS, range(len(surroundings.devices))),
+        ]
     lines += shown_cgroups(cgroups or {}, len(surroundings.devices))
     for name, server in sorted(servers.items()):
         said = [*_namespaces(server, surroundings), *_partitions(server, surroundings)]
@@ -60,7 +66,7 @@ def _namespaces(server: NamedServer, surroundings: Surroundings) -> Iterator[str
     ordinals = _ordinals(server, surroundings)
     for name in sorted(server.namespaces, key=lambda other: (other != DEFAULT, other)):
         namespace = server.namespaces[name]
-        limits, own = [*_limits(namespace.limits, ordinals)], [*_own_keys(namespace, ordinals)]
+        limits, own = [*_limits(namespace.limits, VENDORS, ordinals)], [*_own_keys(namespace, ordinals)]
         if name != DEFAULT or limits:
             yield from (f"[servers.{server.name}.namespaces.{name}]", *limits)
         if own:
@@ -79,9 +85,9 @@ def _of_server(server: NamedServer, surroundings: Surroundings) -> Iterator[str]
     if server.allowed_devices is not None:
         uuids = (surroundings.devices[ordinal].uuid for ordinal in server.allowed_devices)
         yield f'allowed_devices = "{",".join(uuids)}"'
-    if server.ceiling != NamespaceLimits() or server.contains_partitions:
+    if server.maximum != Limits() or server.contains_partitions:
         yield f"[servers.{server.name}.pympsd]"
-        yield from (f"max_{line}" for line in _limits(server.ceiling, _ordinals(server, surroundings)))
+        yield from _limits(server.maximum, WITH_MAXIMUM, _ordinals(server, surroundings), "max_")
         if server.contains_partitions:
             yield f'contain = "{CONTAINMENTS[True]}"'
 
@@ -102,17 +108,11 @@ def _partitions(server: NamedServer, surroundings: Surroundings) -> Iterator[str
 def _own_keys(namespace: Namespace, ordinals: Sequence[int]) -> Iterator[str]:
     if namespace.clients_only:
         yield "clients_only = true"
-    if namespace.limits.sm_partition:
-        yield f'sm_partition = "{namespace.limits.sm_partition}"'
-    if namespace.limits.total_memory is not None:
-        yield f'total_memory_limit = "{memory_limits_text(namespace.limits.total_memory, ordinals)}"'
+    yield from _limits(namespace.limits, OWN, ordinals)
 
 
-def _limits(limits: NamespaceLimits, ordinals: Sequence[int]) -> Iterator[str]:
+def _limits(limits: Limits, rows: Iterable[LimitRow], ordinals: Sequence[int], prefix: str = "") -> Iterator[str]:
     """Yield the lines of limits; ``ordinals``: those of the devices, in the order in which the table counts them."""
-    if limits.pinned_memory is not None:
-        yield f'pinned_memory_limit = "{memory_limits_text(limits.pinned_memory, ordinals)}"'
-    if limits.thread_percentage is not None:
-        yield f'active_thread_percentage = "{percentage_text(limits.thread_percentage)}"'
-    if limits.client_priority is not None:
-        yield f'client_priority = "{limits.client_priority}"'
+    for row in rows:
+        if row.of(limits) is not None:
+            yield f'{prefix}{row.key} = "{row.text(limits, ordinals)}"'

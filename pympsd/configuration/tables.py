@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json import dumps
 from typing import Any, Final
 
@@ -11,7 +11,8 @@ from attrs import frozen
 from pympsd.configuration.plan import Surroundings
 from pympsd.configuration.positions import Path
 from pympsd.devices.visible import find_device, listed
-from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.limit_table import LimitRow, Limits
+from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.mistyped import find_similar
 from pympsd.vocabulary.texts import BadText
 
@@ -94,19 +95,32 @@ class Tables:
             self.wrong(path, f"{dotted(path)}: no device '{word}'{of}; devices: {listed(devices) or 'none'}")
         return -1 if found is None else ordinals[found]
 
-    def by_ordinal(
-        self, path: Path, given: Mapping[str, PinnedMemory | None], allowed: tuple[int, ...] | None = None
-    ) -> dict[int, PinnedMemory]:
-        """Return limits by the daemon's ordinals of devices, named as in `device`; those of ``""`` are for all that
-        there are, None is none.
-        """
-        every = range(len(self.surroundings.devices))
-        limits: dict[int, PinnedMemory] = {}
-        for word, limit in given.items():
-            places = [self.device(path, word, allowed)] if word else every
-            if limit is not None:
-                limits.update(dict.fromkeys(places, limit))
-        return limits
+    def limits(
+        self,
+        path: Path,
+        given: Mapping[str, Any],
+        rows: Iterable[LimitRow],
+        allowed: tuple[int, ...] | None = None,
+        prefix: str = "",
+    ) -> Limits:
+        """Return what a table states of some limits; ``prefix``: that of the keys, ``allowed``: as in `device`."""
+        stated: dict[str, Any] = {}
+        for row in rows:
+            key = f"{prefix}{row.key}"
+            place, value = (*path, key), self.value(path, given, key, row.read, row.types)
+            if value is None:
+                continue
+            if not self.surroundings.has_own_servers and (lack := row.driver_lacks(value)):
+                self.wrong(place, f"{dotted(place)} is not possible with the driver's own server{lack}")
+            stated[row.field] = self.by_index(place, row, value, allowed) if row.is_by_device else value
+        return Limits(**stated)
+
+    def by_index(
+        self, path: Path, row: LimitRow, value: Mapping[str, Any], allowed: tuple[int, ...] | None = None
+    ) -> dict[int, Any]:
+        """Return the entries of a limit by device index, of devices named as in `device`."""
+        entries = {self.device(path, word, allowed) if word else ALL_DEVICES: one for word, one in value.items()}
+        return row.changed(None, entries, range(len(self.surroundings.devices)))
 
 
 def number_text(value: Any) -> str:

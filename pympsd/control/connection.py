@@ -10,11 +10,12 @@ from typing import Any
 
 from pympsd.channel.attached_file import text_of, with_full_path
 from pympsd.cli import control_client
+from pympsd.errors import DaemonError
 from pympsd.vocabulary.untrusted import ESCAPED, is_query
 from pympsd.wire import frames
 
 
-class CannotAsk(Exception):
+class CannotAsk(DaemonError):
     """There is no daemon, or it is silent, or it refused; the message says which."""
 
 

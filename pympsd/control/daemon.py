@@ -19,6 +19,7 @@ from typing import Any, Final, Self
 from pympsd.cli import control_client
 from pympsd.control.connection import CannotAsk, Control
 from pympsd.control.records import Client, Device, Machine, Server, Waiting, convert
+from pympsd.errors import StartError
 from pympsd.vocabulary import files
 
 START_SECONDS: Final = 60.0
@@ -29,7 +30,7 @@ OWN_VARIABLES: Final = ("CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "PYMPSD_", "NOTIFY_
 """Beginnings of the variables that a daemon which is started does not inherit."""
 
 
-class CannotStart(Exception):
+class CannotStart(StartError):
     """A daemon did not start; the message is what it says."""
 
 

@@ -15,11 +15,12 @@ from attrs import evolve, frozen
 
 from pympsd.devices.machine import describe
 from pympsd.devices.visible import keep_one_generation, select
+from pympsd.errors import StartError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.settings import Settings
 
 
-class NoDriver(ValueError):
+class NoDriver(StartError, ValueError):
     """The driver is required, and missing or not working; the message says why."""
 
 

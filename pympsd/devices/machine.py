@@ -28,6 +28,7 @@ from uuid import NAMESPACE_OID, uuid5
 from attrs import evolve
 
 from pympsd.devices.profiles import PROFILES, Profile
+from pympsd.errors import InputError
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 VARIABLE: Final = "PYMPSD_EMULATED_DEVICES"
@@ -56,7 +57,7 @@ _KEYS: Final = frozenset(
 )
 
 
-class BadMachine(ValueError):
+class BadMachine(InputError, ValueError):
     """An invalid machine description; the message says what is allowed."""
 
 

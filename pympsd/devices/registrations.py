@@ -20,6 +20,7 @@ from attrs import define, frozen
 
 from pympsd.devices.machine import BadMachine
 from pympsd.devices.state_folder import READ_BYTES, StateFolder, read, replace
+from pympsd.errors import DeviceError
 
 GONE: Final = -1
 """Stands for departed clients whose kernels still run, in place of a PID."""
@@ -27,7 +28,7 @@ _SERVER: Final = ".server"
 _USE: Final = ".use"
 
 
-class InUse(Exception):
+class InUse(DeviceError):
     """A device that a server needs exclusively has another server, whose PID is ``pid``."""
 
     def __init__(self, pid: int) -> None:

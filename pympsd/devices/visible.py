@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 
-class NoVisibleDevice(ValueError):
+class NoVisibleDevice(InputError, ValueError):
     """No device is visible; the message says why. The daemon's exit status is CUDA_ERROR_NO_DEVICE."""
 
 
-class DuplicateDevice(ValueError):
+class DuplicateDevice(InputError, ValueError):
     """A device is named twice. The daemon's exit status is CUDA_ERROR_INVALID_DEVICE."""
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from pympsd.errors import InputError
 
-class BadTrace(ValueError):
+
+class BadTrace(InputError, ValueError):
     """A text is no trace; the message says why."""
 
 

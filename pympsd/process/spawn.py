@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import trio
 
+__all__ = ["map_buffers", "open_process"]
+
 
 async def open_process(arguments: list[str], **options: Any) -> trio.Process:
     """Start a process; raise OSError: EAGAIN if no process or thread can be created, ENOMEM without memory."""

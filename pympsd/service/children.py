@@ -17,6 +17,7 @@ import trio
 
 from pympsd.channel.descriptors import explain
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import StartError
 from pympsd.journal.line_format import sanitised
 from pympsd.process.files import unreachable_folder
 from pympsd.process.spawn import open_process
@@ -54,7 +55,7 @@ INSTALL_FOR_ALL: Final = (
 )
 
 
-class CannotSpawn(Exception):
+class CannotSpawn(StartError):
     """The server's process cannot be started; the message says why and what to do."""
 
 

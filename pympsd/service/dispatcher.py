@@ -47,6 +47,7 @@ from pympsd.takeover.keeper.link import KeeperLink
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import Peer, Serials
+from pympsd.vocabulary.limit_table import ClientLimits
 from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Origin
@@ -86,7 +87,7 @@ class WaitingClient(Protocol):
 
     @property
     def peer(self) -> Peer: ...
-    def grant(self, server: RunningServer, priority: int, limits: do.ClientLimits | None) -> None: ...
+    def grant(self, server: RunningServer, priority: int, limits: ClientLimits | None) -> None: ...
     def refuse(self, code: int, reason: str) -> None: ...
     def go_without_mps(self, reason: str) -> None: ...
 

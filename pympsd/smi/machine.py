@@ -10,6 +10,7 @@ from attrs import frozen
 from pympsd.devices.machine import COMPUTE_MODES, describe
 from pympsd.devices.registrations import GONE, registered
 from pympsd.devices.state_folder import StateFolder, state_folder_of, with_current_modes
+from pympsd.errors import InputError
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.untrusted import printable
 
@@ -17,7 +18,7 @@ MODE_NAMES: Final = {number: name for name, number in COMPUTE_MODES.items()}
 _COMMAND_BYTES: Final = 1 << 12
 
 
-class NoSuchDevice(Exception):
+class NoSuchDevice(InputError):
     """-i names a device that does not exist."""
 
 

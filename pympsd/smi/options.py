@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from attrs import frozen
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.mistyped import suggest
 
 BAD_VALUE: Final = 2
@@ -23,7 +24,7 @@ _MAX_INTERVAL: Final = 1 << 31
 """In the unit of the option; nvidia-smi takes a 32-bit number."""
 
 
-class Refused(Exception):
+class Refused(InputError):
     """A request that is refused; ``text`` is the message, with ``{program}`` for the program's name."""
 
     def __init__(self, text: str, status: int) -> None:

@@ -50,8 +50,9 @@ from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.queue import QueueEntry
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.state_machine.timers import Timer, TimerKind
+from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import ThreadPercentage
-from pympsd.vocabulary.namespaces import NamespaceLimits, server_of_user
+from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.partitions import VARIABLE
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.rules import Unknown
@@ -95,19 +96,17 @@ def forget_reservations(daemon: Daemon) -> Iterator[Instruction]:
 
 
 def _join(
-    daemon: Daemon, server: Server, event: ClientConnected, target: Destination, rule: NamespaceLimits | None
+    daemon: Daemon, server: Server, event: ClientConnected, target: Destination, rule: Limits | None
 ) -> Iterator[Instruction]:
     """Admit one more connection of a client to the client's server."""
     where = daemon.place_of(target.server, target.namespace)
     yield Log("client_server_exists", {"pid": event.process.peer.pid, "uid": target.uid, **where})
     failed_starts.has_served(daemon, server)
     limits = client_limits(daemon, server, event.process.namespace, rule)
-    yield grant(daemon, server, event.client, event.process.namespace, limits)
+    yield grant(daemon, server, event.client, limits)
 
 
-def _queue_entry(
-    event: ClientConnected, target: Destination, ticket: int, rule: NamespaceLimits | None
-) -> QueueEntry:
+def _queue_entry(event: ClientConnected, target: Destination, ticket: int, rule: Limits | None) -> QueueEntry:
     return QueueEntry(
         ticket,
         target.uid,
@@ -364,7 +363,7 @@ def _admit(daemon: Daemon, server: Server) -> Iterator[Instruction]:
         process = entry.process
         arguments = process.namespace, entry.rule, process.cgroups, process.kernel_limits, entry.sm_partition
         limits = client_limits(daemon, server, *arguments)
-        granted = grant(daemon, server, entry.client, process.namespace, limits)
+        granted = grant(daemon, server, entry.client, limits)
         if not (entry.joins and _has_client(server, process)):
             client = server.clients[entry.client] = Client(entry.client, entry.uid, process)
             if limits is not None:

@@ -14,8 +14,7 @@ from attrs import field, frozen
 from pympsd.state_machine.timers import Timer
 from pympsd.vocabulary.answers import Answer
 from pympsd.vocabulary.identities import Peer
-from pympsd.vocabulary.limits import MemoryGroup
-from pympsd.vocabulary.partitions import ChosenPartition
+from pympsd.vocabulary.limit_table import ClientLimits
 
 
 @frozen
@@ -35,27 +34,6 @@ class SpawnServer:
     peer: Peer | None
     name: str = ""
     """In protocol 3."""
-
-
-@frozen
-class ClientLimits:
-    """The limits of a client by its namespace, in protocol 3, and by rule."""
-
-    thread_percentage: float
-    memory_limits: dict[int, int]
-    """Bytes by device ordinal."""
-    devices: tuple[int, ...] | None = None
-    """The ordinals of the devices that it may see, in their order; None: all."""
-    server: str = ""
-    namespace: str = ""
-    least_priority: int = 0
-    """The level that its own variable cannot go beyond: 1 keeps it below normal."""
-    partitions: dict[int, ChosenPartition] = field(factory=dict)
-    """By ordinal, of devices in static use."""
-    groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
-    """Limits of memory that it shares with other clients, by device ordinal."""
-    audited: bool = False
-    """Whether the memory that it takes and returns is logged."""
 
 
 @frozen

@@ -21,17 +21,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from pympsd.errors import InputError
 from pympsd.state_machine import queueing, registration, shares
 from pympsd.state_machine.instructions import Instruction, Log, Working, reply
 from pympsd.state_machine.shutdown import shut_down_server
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Namespace, Source
+from pympsd.state_machine.state.named_server import NamedServer, NamedStatus, Source
 from pympsd.state_machine.state.server import Phase, Server
 from pympsd.vocabulary.answers import Answer, refusal
 from pympsd.vocabulary.identities import NO_USER
-from pympsd.vocabulary.limits import PinnedMemory, ThreadPercentage
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits, name_problem, server_of_user, socket_problem
+from pympsd.vocabulary.limit_table import PERCENTAGE, PRIORITY, Limits
+from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.namespaces import DEFAULT, name_problem, server_of_user, socket_problem
 from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.texts import CONTAINMENTS
 
@@ -45,7 +47,7 @@ _STATUS = {
 }
 
 
-class NotPossible(ValueError):
+class NotPossible(InputError, ValueError):
     """What an operator asks for is not possible; the message is the sentence for the operator."""
 
 
@@ -83,7 +85,7 @@ def create_server(
     name: str,
     uid: int,
     allowed_devices: tuple[int, ...] | None = None,
-    limits: NamespaceLimits | None = None,
+    limits: Limits | None = None,
     source: Source = Source.COMMAND,
     session: int = 0,
     asker: int = 0,
@@ -137,13 +139,13 @@ def set_user(daemon: Daemon, name: str, uid: int, session: int = 0) -> Iterator[
 
 
 def set_server(
-    daemon: Daemon, name: str, ceiling: NamespaceLimits, contains_partitions: bool | None = None
+    daemon: Daemon, name: str, maximum: Limits, contains_partitions: bool | None = None
 ) -> Iterator[Instruction]:
     """Set what no later client of a server is above, and whether its faults stay in its SM partition."""
     named = server(daemon, name)
-    changed = named.ceiling.changed_by(ceiling)
-    if changed != named.ceiling:
-        named.ceiling = changed
+    changed = named.maximum.changed_by(maximum)
+    if changed != named.maximum:
+        named.maximum = changed
         daemon.named_servers.changes += 1
         text = _shown(changed, named.ordinals(len(daemon.devices)))
         yield Log("server_ceiling_set", {"name": name, "limits": text})
@@ -153,17 +155,15 @@ def set_server(
         yield Log("server_contains", {"name": name, "reach": f"the {CONTAINMENTS[named.contains_partitions]}"})
 
 
-def change_limits(
-    daemon: Daemon, named: NamedServer, namespace: str, limits: NamespaceLimits
-) -> Iterator[Instruction]:
+def change_limits(daemon: Daemon, named: NamedServer, namespace: str, limits: Limits) -> Iterator[Instruction]:
     """Change the limits of a namespace; its clients keep theirs."""
     target = named.namespaces[namespace]
     ordinals = named.ordinals(len(daemon.devices))
-    changed, before = target.limits.changed_by(limits), _shown_of(target, ordinals)
+    changed, before = target.limits.changed_by(limits), _shown_of(target.limits, ordinals)
     if changed != target.limits:
         target.limits = changed
         daemon.named_servers.changes += 1
-        name, after = f"{named.name}/{namespace}", _shown_of(target, ordinals)
+        name, after = f"{named.name}/{namespace}", _shown_of(changed, ordinals)
         yield Log("namespace_set", {"name": name, "before": before, "limits": after})
 
 
@@ -278,19 +278,19 @@ def _check_devices(daemon: Daemon, ordinals: tuple[int, ...]) -> None:
         raise NotPossible("--allowed-devices names each device once, and at least one.")
 
 
-def _shown(limits: NamespaceLimits, ordinals: tuple[int, ...]) -> str:
-    percentage = limits.thread_percentage or ThreadPercentage()
-    memory = _by_device(limits.pinned_memory or {}, ordinals) or "unlimited"
-    return f"{percentage.value:.2f} %, memory {memory}"
+def _shown(limits: Limits, ordinals: tuple[int, ...]) -> str:
+    memory = _by_device(limits.pinned_memory, ordinals) or "unlimited"
+    return f"{PERCENTAGE.text(limits, ordinals)} %, memory {memory}"
 
 
-def _shown_of(namespace: Namespace, ordinals: tuple[int, ...]) -> str:
-    total = _by_device(namespace.total_memory, ordinals)
+def _shown_of(limits: Limits, ordinals: tuple[int, ...]) -> str:
+    total = _by_device(limits.total_memory, ordinals)
     together = f" each, {total} together" if total else ""
-    partition = f", SM partition {namespace.limits.sm_partition}" if namespace.limits.sm_partition else ""
-    return f"{_shown(namespace.limits, ordinals)}{together}, priority {namespace.client_priority}{partition}"
+    partition = f", SM partition {limits.sm_partition}" if limits.sm_partition else ""
+    return f"{_shown(limits, ordinals)}{together}, priority {PRIORITY.text(limits, ordinals)}{partition}"
 
 
-def _by_device(memory: Mapping[int, PinnedMemory], ordinals: tuple[int, ...]) -> str:
+def _by_device(memory: Mapping[int, PinnedMemory] | None, ordinals: tuple[int, ...]) -> str:
     """Return limits by the ordinals that the clients of a server see, whose devices have these in the daemon."""
-    return ", ".join(f"{index}={memory[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in memory)
+    limits = memory or {}
+    return ", ".join(f"{index}={limits[ordinal]}" for index, ordinal in enumerate(ordinals) if ordinal in limits)

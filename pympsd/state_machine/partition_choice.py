@@ -41,7 +41,7 @@ def chosen(daemon: Daemon, server_name: str, namespace: str, text: str) -> dict[
 
 def _bind(daemon: Daemon, named: NamedServer, namespace: str, found: dict[int, ChosenPartition]) -> None:
     """Change what a client has named to the partition that its namespace is bound to, if it is bound to one."""
-    bound = (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).limits.sm_partition
+    bound = named.namespace(namespace).limits.sm_partition
     if not bound:
         return
     its = {one.device: one for one in named.partitions if one.name == bound}

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from pympsd.state_machine.instructions import (
-    ClientLimits,
     CloseNamespace,
     Instruction,
     Log,
@@ -19,7 +18,8 @@ from pympsd.state_machine.instructions import (
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
 from pympsd.vocabulary.answers import Answer, refusal
-from pympsd.vocabulary.namespaces import DEFAULT, NamespaceLimits
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.namespaces import DEFAULT
 
 NO_DEVICES: Final = "none of its devices is there any more: delete it, and create it with others"
 
@@ -30,14 +30,10 @@ def set_default_socket(daemon: Daemon, on: bool) -> Iterator[Instruction]:
     yield Log("default_socket_set", {"state": "on" if on else "off"})
 
 
-def add(
-    daemon: Daemon, named: NamedServer, limits: NamespaceLimits | None = None, session: int = 0
-) -> Iterator[Instruction]:
+def add(daemon: Daemon, named: NamedServer, limits: Limits | None = None, session: int = 0) -> Iterator[Instruction]:
     """Add a server; ``limits``: those of its namespace ``default``, where they differ from the daemon's own."""
-    own = NamespaceLimits(
-        daemon.defaults.thread_percentage, dict(daemon.defaults.memory_limits), daemon.defaults.client_priority
-    )
-    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or NamespaceLimits()))
+    own = daemon.defaults.limits
+    named.namespaces[DEFAULT] = Namespace(DEFAULT, own.changed_by(limits or Limits()))
     named.created = daemon.lifetime.now
     if session:
         named.creators.append(session)
@@ -76,25 +72,6 @@ def close_sockets(named: NamedServer) -> Iterator[Instruction]:
     for namespace in named.namespaces:
         yield CloseNamespace(named.name, namespace)
     yield CloseNamespace(named.name, "")
-
-
-def client_limits(daemon: Daemon, server: str, namespace: str) -> ClientLimits | None:
-    """Return the limits of a client of a namespace; None in protocol 2, in which they are its server's."""
-    named = daemon.named_servers.get(server)
-    if named is None:
-        return None
-    # It may be gone since this client was admitted: the connections of its further contexts are limited too.
-    found = named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]
-    memory = {ordinal: limit.value for ordinal, limit in found.pinned_memory.items()}
-    return ClientLimits(found.thread_percentage.value, memory, named.allowed_devices, server, found.name)
-
-
-def priority(daemon: Daemon, server: str, namespace: str) -> int:
-    """Return the priority of a client that sets none itself."""
-    named = daemon.named_servers.get(server)
-    if named is None:
-        return daemon.defaults.client_priority.level
-    return (named.namespaces.get(namespace or DEFAULT) or named.namespaces[DEFAULT]).client_priority.level
 
 
 def became_ready(daemon: Daemon, name: str) -> Iterator[Instruction]:

@@ -12,6 +12,7 @@ import signal
 import time
 from typing import Final
 
+from pympsd.errors import StartError
 from pympsd.service.files.lock_holders import Holder, listener_of
 from pympsd.service.files.pipe_directory import AlreadyRunning, PipeDirectory
 from pympsd.service.processes.status import STATE, has_ended, is_stopped, stat
@@ -30,7 +31,7 @@ PAUSE_SECONDS: Final = 0.02
 _REMEDY: Final = "commands reach it there; choose another CUDA_MPS_PIPE_DIRECTORY for another daemon"
 
 
-class CannotReplace(Exception):
+class CannotReplace(StartError):
     """The running daemon cannot be replaced; the message says why and what to do."""
 
 

@@ -23,15 +23,15 @@ from attrs import define, evolve, field
 from pympsd.channel import descriptors
 from pympsd.channel.message_channel import MessageChannel
 from pympsd.channel.packet_channel import PacketChannel
-from pympsd.errors import RemoteError
+from pympsd.errors import ProcessError, RemoteError
 from pympsd.journal.line_format import sanitised
 from pympsd.service.children import LEAVE_SECONDS
 from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import container_pid_of, process_of
 from pympsd.service.processes.status import started_at
 from pympsd.service.sessions.driver.server import VendorServerSession
-from pympsd.service.sessions.running import LAST_SECONDS
 from pympsd.service.sessions.server import MOST_CONTEXTS, ServerSession
+from pympsd.service.sessions.waiting import LAST_SECONDS
 from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.takeover import first_serial
@@ -58,7 +58,7 @@ READY_SECONDS: Final = 2.0
 """Time that a start waits for the servers, so that answers to the first commands include them."""
 
 
-class Ended(Exception):
+class Ended(ProcessError):
     """A server ended before it had reported."""
 
 

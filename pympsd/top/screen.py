@@ -8,6 +8,7 @@ import os
 import time
 
 from pympsd.control import CannotAsk, Control
+from pympsd.errors import StartError
 from pympsd.top.table import COLUMNS, QUERIES, SORTS, Answers, Rates, Row, lines, rows, summary
 from pympsd.vocabulary.untrusted import printable
 
@@ -42,7 +43,7 @@ def show(daemon: Control, interval: float, sort: str, wanted: str) -> None:
     curses.wrapper(lambda window: _Screen(window, daemon, interval, sort, wanted).run())
 
 
-class NoTerminal(Exception):
+class NoTerminal(StartError):
     """Nothing can be drawn here; the message says why and what to do."""
 
 

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Set
 from enum import Enum
 from typing import TypeVar
 
+from pympsd.errors import InternalError
+
 _Phase = TypeVar("_Phase", bound=Enum)
 
 
-class IllegalMove(Exception):
+class IllegalMove(InternalError):
     """The table does not allow a server to move from its phase to the other one; the message lists what it allows."""
 
 

@@ -14,7 +14,8 @@ from typing import Final
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.namespaces import NamespaceLimits
+from pympsd.errors import InputError
+from pympsd.vocabulary.limit_table import Limits
 
 _CONTAINER: Final = re.compile(r"(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?", re.ASCII)
 _POD: Final = re.compile(r"(?:[a-z-]+-)?pod([0-9a-f_-]{32,36})(?:\.slice)?", re.ASCII)
@@ -24,7 +25,7 @@ _SLURM_JOB: Final = re.compile(
 _USERS_MANAGER: Final = re.compile(r"user@\d+\.service", re.ASCII)
 
 
-class Unknown(Exception):
+class Unknown(InputError):
     """Whether a process fits a rule is unknown; the message says why."""
 
 
@@ -69,7 +70,7 @@ class Rule:
     number: int
     name: str = ""
     conditions: tuple[Condition, ...] = ()
-    limits: NamespaceLimits = field(factory=NamespaceLimits)
+    limits: Limits = field(factory=Limits)
 
     def __str__(self) -> str:
         return f"{self.number} ('{self.name}')" if self.name else str(self.number)

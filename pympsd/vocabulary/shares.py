@@ -33,6 +33,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.mistyped import find_similar
 
 OPTION: Final = "--user-share"
@@ -45,7 +46,7 @@ _UNITS: Final = {"": 0, "K": 10, "M": 20, "G": 30}
 _VALUE: Final = re.compile(r"([0-9]{1,12})([KMG]?)B?", re.ASCII | re.IGNORECASE)
 
 
-class BadShare(ValueError):
+class BadShare(InputError, ValueError):
     """A share that is not possible; the message is a sentence without its full stop, which says what is allowed."""
 
 

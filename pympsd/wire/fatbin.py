@@ -25,6 +25,7 @@ from typing import Final
 
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.results import Result
 
 # A server that was installed without them still runs every image that is not compressed.
@@ -53,7 +54,7 @@ MAX_TEXT_BYTES: Final = 16 << 20
 _MAX_ENTRIES: Final = 4096
 
 
-class FatbinError(Exception):
+class FatbinError(DeviceError):
     """A fatbin has no PTX that can be used. ``code`` is the CUresult for the caller of the driver API."""
 
     def __init__(self, code: Result, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
 from pympsd.wire.messages import Versions, message
@@ -61,7 +62,7 @@ class AdmitClient:
     namespace: int = 0
     """The inode of its PID namespace, which a server reports to the next daemon."""
     thread_percentage: float | None = None
-    """Its MPS namespace's percentage, in place of the server's; None: it has none."""
+    """The percentage that servers of pympsd before 27 November 2026 enforce, on every device; None: the server's."""
     memory_limits: dict[int, int] | None = None
     """The same of memory, in bytes by device ordinal."""
     devices: tuple[int, ...] | None = None
@@ -69,7 +70,7 @@ class AdmitClient:
     mps_namespace: str = ""
     """Reported to the next daemon, as ``namespace``."""
     least_priority: int = 0
-    """The level that its environment cannot go beyond."""
+    """The level that its environment cannot go beyond, for the same servers."""
     partitions: dict[int, ChosenPartition] = field(factory=dict)
     """What it gets on devices in static use, by ordinal."""
     groups: dict[int, tuple[MemoryGroup, ...]] = field(factory=dict)
@@ -78,6 +79,10 @@ class AdmitClient:
     """Whether the memory that it takes and returns is logged."""
     since: float = 0.0
     """When it connected, in seconds since the epoch; reported to the next daemon, as ``namespace``."""
+    own: Limits | None = None
+    """As in ClientLimits."""
+    bounds: tuple[Limits, ...] = ()
+    """As in ClientLimits."""
 
 
 @message(62)

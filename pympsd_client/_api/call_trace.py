@@ -22,7 +22,7 @@ _named: Final[set[tuple[int, int]]] = set()
 """The processes and threads that have names in the trace."""
 
 
-def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def trace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that also writes its calls to the trace; the function itself if there is none."""
     if _trace() is None:
         return function
@@ -65,7 +65,7 @@ def _forget_in_child() -> None:
 
 @cache
 def _trace() -> TraceFile | None:
-    """Return the trace of this process; None, and say why on standard error, if it cannot be written."""
+    """Return the trace of this process; None if it cannot be written, which is reported on standard error."""
     path = os.environ.get(VARIABLE, "")
     if not path:
         return None
@@ -78,7 +78,7 @@ def _trace() -> TraceFile | None:
 
 
 def _report_loss() -> None:
-    """Say at the program's end that not all could be written."""
+    """Report at the program's end that the trace is incomplete."""
     if (trace := _trace()) is not None and trace.error:
         path = os.environ.get(VARIABLE, "")
         _complain(f"{VARIABLE}={path}: {trace.error}; the trace lacks the calls from then on\n")

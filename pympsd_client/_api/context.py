@@ -1,11 +1,20 @@
-"""Contexts, primary and other (CUDA driver API, Primary Context Management and Context Management)."""
+"""Contexts, primary and other (CUDA driver API, Primary Context Management and Context Management).
+
+A context is a client's place on one device. Each thread has a stack of contexts, whose top is the current one; a
+context may be current to several threads. The primary context of a device counts its users, and is closed with the
+last; other contexts are destroyed by their handle. With execution affinity a context has fewer SMs than its device
+(only under MPS).
+
+Functions raise NOT_INITIALIZED before cuInit, INVALID_DEVICE for a device that is not visible, and INVALID_CONTEXT
+for a handle of no context. The error of a faulted context is that of the fault.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._objects.context import Context, context_of, contexts, current, this_thread
@@ -42,7 +51,7 @@ def primary_state(device: int) -> tuple[int, int]:
 def set_primary_flags(device: int, flags: int) -> None:
     """Set the flags of the primary context; they do not affect the executor."""
     primary = process.primary(device)
-    primary.flags = _checked_flags(flags)
+    primary.flags = _check_flags(flags)
     if primary.context is not None:
         primary.context.flags = primary.flags
 
@@ -50,8 +59,8 @@ def set_primary_flags(device: int, flags: int) -> None:
 def create_variant(ctxCreateParams: Any = None, flags: Any = 0, dev: Any = ...) -> int:
     """Make a context and make it current; called as in CUDA 13 ``(params, flags, dev)`` or 12 ``(flags, dev)``.
 
-    With execution affinity in the params it has that number of SMs, rounded up: cuCtxGetExecAffinity returns it.
-    UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
+    With execution affinity in the parameters the context has that number of SMs, rounded up; cuCtxGetExecAffinity
+    returns the number. UNSUPPORTED_EXEC_AFFINITY for 0 SMs, for more than the process may use, and without MPS;
     MPS_MAX_CLIENTS_REACHED and the server's other refusals.
     """
     if dev is ...:
@@ -69,13 +78,13 @@ def create(parameters: Any, flags: int, device: int) -> int:
     if parameters is None:
         return _create(None, flags, device)
     if parameters.cigParams:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, "contexts in graphics mode (cigParams) are not supported")
+        raise not_supported("contexts in graphics mode (cigParams) are not supported")
     affinity = _affinity(parameters.execAffinityParams, number(parameters.numExecAffinityParams))
     return _create(affinity, flags, device)
 
 
 def _create(affinity: int | None, flags: int, device: int) -> int:
-    context = Context(process.device(device), _checked_flags(flags), primary=False, affinity=affinity)
+    context = Context(process.device(device), _check_flags(flags), primary=False, affinity=affinity)
     try:
         context.open(process.require())
     except BaseException:
@@ -89,7 +98,7 @@ def _affinity(parameters: Any, count: int) -> int | None:
     """Return the SMs that an array of execution affinities asks for; the last entry wins."""
     entries = list(parameters or ())
     if count != len(entries):
-        raise invalid_value(f"there are {len(entries)} execution affinities and their number is said to be {count}")
+        raise invalid_value(f"there are {len(entries)} execution affinities, but their number is {count}")
     for entry in entries:
         _check_affinity_type(number(entry.type))
     return number(entries[-1].param.smCount.val) if entries else None
@@ -116,7 +125,7 @@ def execution_affinity(kind: int) -> int:
 def destroy(handle: int) -> None:
     """Destroy a context and free what it held; pop it from the calling thread's stack if it is on top.
 
-    It stays current to other threads: their calls return CONTEXT_IS_DESTROYED.
+    The context stays current to other threads, whose calls return CONTEXT_IS_DESTROYED.
     """
     context = context_of(handle)
     if context.primary:
@@ -177,13 +186,12 @@ def set_flags_of_current(flags: int) -> None:
     """Set the flags of the current context; they do not affect the executor."""
     context = current()
     context.usable()
-    context.flags = _checked_flags(flags)
+    context.flags = _check_flags(flags)
 
 
 def attach(flags: int) -> int:
-    """Return the current context, which cuCtxDetach then does not destroy for one time more."""
-    if flags:
-        raise invalid_value(f"cuCtxAttach takes no flags: 0, not {flags:#x}")
+    """Return the current context; one more call of cuCtxDetach is then needed to destroy it."""
+    check_no_flags("cuCtxAttach", flags)
     context = current()
     context.usable()
     context.attached += 1
@@ -191,7 +199,7 @@ def attach(flags: int) -> int:
 
 
 def detach(handle: int) -> None:
-    """Undo cuCtxAttach of the current context, or destroy it as cuCtxDestroy; INVALID_CONTEXT for another one."""
+    """Undo cuCtxAttach of the current context, or destroy it like cuCtxDestroy; INVALID_CONTEXT for another one."""
     context = context_of(handle)
     if context is not current():
         raise CudaError(Result.ERROR_INVALID_CONTEXT, "cuCtxDetach is of the context that is current to its thread")
@@ -213,7 +221,7 @@ def stream_priority_range() -> tuple[int, int]:
     return current().usable().stream_priorities
 
 
-def _checked_flags(flags: int) -> int:
+def _check_flags(flags: int) -> int:
     if flags & ~_FLAGS_MASK or flags & _SCHEDULING_MASK not in _SCHEDULING:
         raise invalid_value(f"context flags are CUctx_flags with at most one way of scheduling, not {flags:#x}")
     return flags

@@ -8,7 +8,7 @@ from typing import Final
 from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.resources import SM_COUNT
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.arrays.shapes import check_format
@@ -24,7 +24,7 @@ def initialize(flags: int) -> None:
     Returns MPS_CONNECTION_FAILED if PYMPSD_REQUIRE_MPS=1 and there is no daemon; the daemon's refusal
     (MPS_SERVER_NOT_READY, ...); NO_DEVICE; INVALID_VALUE for flags, and for invalid values of PYMPSD_REQUIRE_MPS,
     PYMPSD_LENIENT_LIMITS and PYMPSD_LAUNCHES; NOT_SUPPORTED for PYMPSD_LAUNCHES=native without the extension. Waits
-    while another user's server has its turn; after 10 s a RuntimeWarning says so.
+    while another user's server has its turn; after 10 s a RuntimeWarning reports that.
     """
     process.initialize(flags)
 
@@ -45,13 +45,13 @@ def count() -> int:
 
 
 def device(ordinal: int) -> int:
-    """Return the device of an ordinal from 0; INVALID_DEVICE."""
+    """Return the device with an ordinal, counted from 0; INVALID_DEVICE."""
     return process.device(ordinal).number
 
 
 def name(length: int, device: int) -> bytes:
     """Return ``length`` bytes: the device's name, cut to fit, and NULs. INVALID_VALUE for a length below 1."""
-    return _padded(process.device(device).properties.name, length)
+    return _pad(process.device(device).properties.name, length)
 
 
 def uuid(device: int) -> bytes:
@@ -67,7 +67,7 @@ def total_memory(device: int) -> int:
 def luid(device: int) -> tuple[bytes, int]:
     """Fail with NOT_SUPPORTED: devices have locally unique identifiers on Windows only."""
     process.device(device)
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, "cuDeviceGetLuid: LUIDs are Windows' own; use cuDeviceGetUuid")
+    raise not_supported("cuDeviceGetLuid: LUIDs are Windows' own; use cuDeviceGetUuid")
 
 
 def compute_capability(device: int) -> tuple[int, int]:
@@ -75,15 +75,15 @@ def compute_capability(device: int) -> tuple[int, int]:
     return process.device(device).properties.compute_capability
 
 
-def attribute(wanted: int, device: int) -> int:
-    """Return an attribute's value: 0 for one this device does not have, INVALID_VALUE for one that does not exist."""
-    found = process.device(device)
-    if wanted not in _ATTRIBUTES.values():
-        raise invalid_value(f"there is no device attribute {wanted}")
-    if wanted == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
-        return multiprocessors(found)
-    properties = found.properties.attributes
-    names = [name for name, value in _ATTRIBUTES.items() if value == wanted]  # an attribute may have aliases
+def attribute(requested: int, device: int) -> int:
+    """Return an attribute's value: 0 if the device does not have it, INVALID_VALUE if there is no such attribute."""
+    entry = process.device(device)
+    if requested not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no device attribute {requested}")
+    if requested == _ATTRIBUTES["MULTIPROCESSOR_COUNT"]:
+        return multiprocessors(entry)
+    properties = entry.properties.attributes
+    names = [name for name, value in _ATTRIBUTES.items() if value == requested]  # an attribute may have aliases
     return next((properties[name] for name in names if name in properties), 0)
 
 
@@ -102,7 +102,7 @@ def properties(device: int) -> bytes:
 
 
 def linear_texture_width(format: int, channels: int, device: int) -> int:
-    """Return the most elements of a texture of linear memory; NOT_SUPPORTED, INVALID_VALUE for other formats."""
+    """Return the maximum number of elements of a texture in linear memory; NOT_SUPPORTED or INVALID_VALUE."""
     properties = process.device(device).properties.attributes
     check_format(format, channels)
     return properties.get("MAXIMUM_TEXTURE1D_LINEAR_WIDTH", 0)
@@ -128,10 +128,10 @@ def execution_affinity_support(kind: int, device: int) -> int:
 
 def pci_bus_id(length: int, device: int) -> bytes:
     """Return ``length`` bytes: domain:bus:device.function in hexadecimal, and NULs. INVALID_VALUE below 13."""
-    found = process.device(device)
+    entry = process.device(device)
     if length < 13:
         raise invalid_value(f"a PCI bus id needs 13 bytes, not {length}")
-    return _padded(_bus_id(found), length)
+    return _pad(_bus_id(entry), length)
 
 
 def _bus_id(device: Device) -> str:
@@ -141,17 +141,17 @@ def _bus_id(device: Device) -> str:
 
 
 def device_by_pci_bus_id(text: str) -> int:
-    """Return the device with a PCI bus id (bytes, as cuDeviceGetPCIBusId gives them); INVALID_DEVICE for none."""
-    wanted = text.upper()
+    """Return the device with a PCI bus id, bytes as cuDeviceGetPCIBusId returns them; INVALID_DEVICE."""
+    requested = text.upper()
     connection = process.require()
     connection.check()
-    for each in connection.devices:
-        if wanted in (_bus_id(each), _bus_id(each).removeprefix("0000:")):
-            return each.number
-    raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {wanted}")
+    for device in connection.devices:
+        if requested in (_bus_id(device), _bus_id(device).removeprefix("0000:")):
+            return device.number
+    raise CudaError(Result.ERROR_INVALID_DEVICE, f"no visible device has the PCI bus id {requested}")
 
 
-def _padded(text: str, length: int) -> bytes:
+def _pad(text: str, length: int) -> bytes:
     if length < 1:
         raise invalid_value(f"a length is at least 1, not {length}")
     return text.encode()[: length - 1].ljust(length, b"\0")

@@ -1,7 +1,21 @@
 """Public functions made from their rows: convert arguments, turn errors into results, give outputs their types.
 
-In a program that runs natively they call the vendor's driver. Each function is Python source, compiled when the
-program first names it: it has its own parameters, and a call runs no more than it needs.
+Theory of operation. `pympsd_client.driver` has some 370 functions that all do the same things around a different
+core, and a launch has to be quick. So each function is Python source, written from its row and compiled when the
+program first names it: it has its own parameters, and a call runs only what its row needs. For cuMemAlloc that is::
+
+    def cuMemAlloc(bytesize): if _process.native is not None: return _process.native.cuMemAlloc(bytesize) if
+    _process.calls_back and _this_thread.in_host_function: return _fail(_not_permitted(), 1) try: if type(bytesize)
+    is not int or not 0 <= bytesize < 18446744073709551616: bytesize = _unsigned(bytesize, 64) if _process.connection
+    is None: _process.require() return _SUCCESS, _wrap['CUdeviceptr'](_core(bytesize)) except _CudaError as error:
+    return _fail(error, 1) except OSError as error: return _fail(_as_cuda_error(error), 1)
+
+The order is fixed: a program that runs natively gets the driver's answer to everything; a host function makes no
+calls; wrong types raise before the state is looked at, as in cuda.bindings; and only then cuInit must have been
+called. Buffers are opened last, around the call of the core, so that no error leaves one open.
+
+The tables state what a type means: `_UNSIGNED` and `_STRUCTS` convert inputs, `_AS_GIVEN` leaves them to the core,
+and `_WRAPPERS` converts outputs. `pympsd_client.routing` uses the same tables for callers in C.
 """
 
 from __future__ import annotations
@@ -9,11 +23,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any, Final
 
 from pympsd.channel.descriptors import EXHAUSTED, explain
 from pympsd.vocabulary.results import Result
-from pympsd_client._api.call_trace import traced
+from pympsd_client._api.call_trace import trace
 from pympsd_client._arguments import (
     array_structs,
     bindings,
@@ -24,9 +39,9 @@ from pympsd_client._arguments import (
     shared_handles,
     texture_structs,
 )
-from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failed, failed_call
+from pympsd_client._arguments.errors import DONE, SUCCESS, CudaError, failure_of
 from pympsd_client._arguments.host_pointer import HostMemory
-from pympsd_client._arguments.values import number, returned, text, unsigned
+from pympsd_client._arguments.values import number, text, to_python, unsigned
 from pympsd_client._command_stream.launch_cache import with_cache
 from pympsd_client._objects.context import this_thread
 from pympsd_client._objects.process import process
@@ -80,7 +95,7 @@ _AS_GIVEN: Final = frozenset(
 )
 """Types whose values the core reads by field."""
 _GRAPH_STRUCTS: Final = tuple(f"{name} *" for name in graph_structs.NAMES)
-"""Structures and arrays that the core reads where they are."""
+"""Structures and arrays that the core reads in place."""
 _STRUCTS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUDA_ARRAY_DESCRIPTOR *": array_structs.array_2d,
     "CUDA_ARRAY3D_DESCRIPTOR *": array_structs.array_3d,
@@ -122,8 +137,8 @@ _WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     "CUdevResource *": lambda parts: [bindings.from_bytes("CUdevResource", part) for part in parts],
     "CUdevResourceDesc": bindings.bindings.CUdevResourceDesc,
     "CUgreenCtx": bindings.bindings.CUgreenCtx,
-    "void": returned,
-    "void *": returned,
+    "void": to_python,
+    "void *": to_python,
 }
 """Converts an output's value to the type that cuda.bindings returns; an int or bytes is returned as it is."""
 
@@ -138,9 +153,9 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
         "_CudaError": CudaError,
         "_HostMemory": HostMemory,
         "_core": core,
-        "_exhausted": _exhausted,
-        "_failed": failed_call(signature.name),
-        "_not_permitted": _not_permitted,
+        "_as_cuda_error": as_cuda_error,
+        "_fail": failure_of(signature.name),
+        "_not_permitted": not_permitted,
         "_number": number,
         "_process": process,
         "_struct": _STRUCTS,
@@ -151,40 +166,47 @@ def make(signature: Signature, core: Callable[..., Any] | None = None) -> EntryP
     }
     exec(compile(_source(signature), f"<{signature.name}>", "exec"), names)
     function: Any = names[signature.name]
-    function.__doc__ = core.__doc__
+    function.__doc__ = _documentation(signature, core.__doc__ or "")
     function.__module__ = "pympsd_client.driver"
     if signature.calling is Calling.VARIANTS:
         function.__signature__ = inspect.Signature(
-            [inspect.Parameter(one.name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in signature.inputs]
+            [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in signature.input_names]
         )
     if signature.name == "cuLaunchKernel":
         function = with_cache(function, DONE, this_thread)
-    made: EntryPoint = traced(signature.name, function)
-    return made
+    entry_point: EntryPoint = trace(signature.name, function)
+    return entry_point
+
+
+def _documentation(signature: Signature, text: str) -> str:
+    """Return a core's docstring, then the function's parameters and outputs as in C."""
+    inputs = ", ".join(f"{parameter.type} {parameter.name}" for parameter in signature.inputs)
+    outputs = ", ".join(("CUresult", *(f"{parameter.type} {parameter.name}" for parameter in signature.outputs)))
+    return f"{cleandoc(text)}\n\n{signature.name}({inputs}) -> ({outputs})"
 
 
 def _source(signature: Signature) -> str:
     name, outputs, calling = signature.name, len(signature.outputs), signature.calling
     is_variants = calling is Calling.VARIANTS
-    given = "*arguments, **keywords" if is_variants else ", ".join(one.name for one in signature.inputs)
-    declared = given if is_variants else ", ".join(map(_declaration, signature.inputs))
+    arguments = "*arguments, **keywords" if is_variants else ", ".join(signature.input_names)
+    declared = arguments if is_variants else ", ".join(map(_declaration, signature.inputs))
     lines = [f"def {name}({declared}):"]
     if calling is not Calling.ANYWHERE:
         lines += [
             "    if _process.native is not None:",
             # cuda.bindings names a function without the suffix of its version.
-            f"        return _process.native.{name.removesuffix('_v2')}({given})",
+            f"        return _process.native.{name.removesuffix('_v2')}({arguments})",
             "    if _process.calls_back and _this_thread.in_host_function:",
-            f"        return _not_permitted({outputs})",
+            f"        return _fail(_not_permitted(), {outputs})",
         ]
     lines.append("    try:")
     if calling is not Calling.UNCONVERTED and not is_variants:
-        lines += [f"        {line}" for one in signature.inputs for line in _conversion(one)]
+        lines += [f"        {line}" for parameter in signature.inputs for line in _conversion(parameter)]
     if calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
         lines += ["        if _process.connection is None:", "            _process.require()"]
     lines += [f"        {line}" for line in _call(signature)]
-    lines += ["    except _CudaError as error:", f"        return _failed(error, {outputs})"]
-    lines += ["    except OSError as error:", f"        return _failed(_exhausted(error), {outputs})"]
+    lines += ["    except _CudaError as error:", f"        return _fail(error, {outputs})"]
+    lines += ["    except OSError as error:", f"        return _fail(_as_cuda_error(error), {outputs})"]
     return "\n".join(lines)
 
 
@@ -211,7 +233,7 @@ def _conversion(parameter: Parameter) -> list[str]:
 def _call(signature: Signature) -> list[str]:
     outputs = signature.outputs
     call = f"_core({signature.arguments})"
-    wrapped = [one.type in _WRAPPERS for one in outputs]
+    wrapped = [parameter.type in _WRAPPERS for parameter in outputs]
     if not outputs:
         lines = [call, "return _DONE"]
     elif not any(wrapped):
@@ -220,42 +242,32 @@ def _call(signature: Signature) -> list[str]:
         lines = [f"return _SUCCESS, _wrap[{outputs[0].type!r}]({call})"]
     else:
         values = (
-            f"_wrap[{one.type!r}]({one.name}_)" if is_wrapped else f"{one.name}_"
-            for one, is_wrapped in zip(outputs, wrapped, strict=True)
+            f"_wrap[{parameter.type!r}]({parameter.name}_)" if is_wrapped else f"{parameter.name}_"
+            for parameter, is_wrapped in zip(outputs, wrapped, strict=True)
         )
-        lines = [", ".join(f"{one.name}_" for one in outputs) + f" = {call}", f"return _SUCCESS, {', '.join(values)}"]
-    # A buffer is held last, when all other arguments are known to be valid.
+        targets = ", ".join(f"{parameter.name}_" for parameter in outputs)
+        lines = [f"{targets} = {call}", f"return _SUCCESS, {', '.join(values)}"]
+    # Buffers are opened last, when all other arguments are valid.
     converted = () if signature.calling is Calling.VARIANTS else signature.inputs
-    held = [f"_HostMemory({one.name}) as {one.name}" for one in converted if _is_host_pointer(one)]
-    return [f"with {', '.join(held)}:", *(f"    {line}" for line in lines)] if held else lines
+    names = [parameter.name for parameter in converted if _is_host_pointer(parameter)]
+    buffers = [f"_HostMemory({name}) as {name}" for name in names]
+    return [f"with {', '.join(buffers)}:", *(f"    {line}" for line in lines)] if buffers else lines
 
 
 def _is_host_pointer(parameter: Parameter) -> bool:
     return parameter.type == "void *"
 
 
-def _not_permitted(outputs: int) -> tuple[Any, ...]:
-    return failed(CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED), outputs)
-
-
-def _exhausted(error: OSError) -> CudaError:
-    """Return the error for exhausted descriptors; reraise any other error, which is the program's own."""
-    if error.errno not in EXHAUSTED:
-        raise error
-    reason = f"this process is out of file descriptors: {explain(error)}"
-    return CudaError(Result.ERROR_OPERATING_SYSTEM, reason)
-
-
-# --- the same for `pympsd_client.routing`, whose functions get C's arguments
+# --- for `pympsd_client.routing`, whose functions get C's arguments
 
 
 def structure_reader(type: str) -> Callable[[Any], Any] | None:
-    """Return what converts a structure of cuda.bindings, by the type of its pointer, for a core; None: nothing."""
+    """Return the function that converts a structure for a core, by its pointer type; None: no conversion."""
     return _STRUCTS.get(type)
 
 
 def output_wrapper(type: str) -> Callable[[Any], Any] | None:
-    """Return what converts a core's output to the type of cuda.bindings; None: nothing."""
+    """Return the function that converts a core's output to the type of cuda.bindings; None: no conversion."""
     return _WRAPPERS.get(type)
 
 
@@ -269,4 +281,9 @@ def not_permitted() -> CudaError:
     return CudaError(Result.ERROR_NOT_PERMITTED, _NOT_PERMITTED)
 
 
-exhausted: Final = _exhausted
+def as_cuda_error(error: OSError) -> CudaError:
+    """Return the error for exhausted descriptors; raise any other error again, which is the program's own."""
+    if error.errno not in EXHAUSTED:
+        raise error
+    reason = f"this process is out of file descriptors: {explain(error)}"
+    return CudaError(Result.ERROR_OPERATING_SYSTEM, reason)

@@ -12,7 +12,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.sm_rounding import rounding
 from pympsd_client._api.device import multiprocessors
 from pympsd_client._api.settings import context_id
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.resources import SmResource, check_type, groups, put_counts, sm_resource, sm_resources
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects import green_context as green
@@ -23,7 +23,7 @@ from pympsd_client._objects.stream import resolve
 
 _DEFAULT_STREAM: Final = 1
 """CU_GREEN_CTX_DEFAULT_STREAM"""
-_IGNORE_COSCHEDULING, _MOST_POTENTIAL_CLUSTER = 1, 2
+_IGNORE_COSCHEDULING, _MAX_POTENTIAL_CLUSTER = 1, 2
 """CUdevSmResourceSplit_flags"""
 _BACKFILL: Final = 1
 """CU_DEV_SM_RESOURCE_GROUP_BACKFILL"""
@@ -32,9 +32,8 @@ _STEP: Final = 2
 
 def _resource(device: Device, count: int) -> SmResource:
     if not device.properties.is_volta_or_newer:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on",
+        raise not_supported(
+            "the SMs of this device are not divided: contexts have a part of them from compute capability 7.0 on"
         )
     row = rounding(device.properties)
     return SmResource(device.number, count, min(row.green_minimum, count), min(row.green_alignment, count))
@@ -46,8 +45,8 @@ def _resource(device: Device, count: int) -> SmResource:
 def of_device(device: int, kind: int) -> bytes:
     """Return the SMs of a device, as many as this process may use; INVALID_RESOURCE_TYPE for other resources."""
     check_type(kind)
-    found = process.device(device)
-    return _resource(found, multiprocessors(found)).packed
+    entry = process.device(device)
+    return _resource(entry, multiprocessors(entry)).packed
 
 
 def _of(context: Context) -> bytes:
@@ -72,14 +71,15 @@ def of_stream(handle: int, kind: int) -> bytes:
     return _of(resolve(handle)[0])
 
 
-def split_by_count(wanted: int, given: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
+def split_by_count(requested: int, argument: Any, flags: int, minimum: int) -> tuple[list[bytes], int, bytes]:
     """Return up to ``nbGroups`` parts of ``minCount`` SMs or more, their number, and what remains.
 
-    With ``nbGroups`` 0 no part, but the number that there could be. INVALID_RESOURCE_CONFIGURATION for more SMs than
-    there are; INVALID_VALUE for other flags than CUdevSmResourceSplit_flags.
+    With ``nbGroups`` 0 there are no parts, and the number is that of all possible ones.
+    INVALID_RESOURCE_CONFIGURATION for more SMs than there are; INVALID_VALUE for other flags than
+    CUdevSmResourceSplit_flags.
     """
-    resource = sm_resource(given)
-    if flags & ~(_IGNORE_COSCHEDULING | _MOST_POTENTIAL_CLUSTER):
+    resource = sm_resource(argument)
+    if flags & ~(_IGNORE_COSCHEDULING | _MAX_POTENTIAL_CLUSTER):
         raise invalid_value(f"the flags are of CUdevSmResourceSplit_flags, not {flags:#x}")
     least, step = resource.minimum, resource.alignment
     if flags & _IGNORE_COSCHEDULING:
@@ -88,8 +88,8 @@ def split_by_count(wanted: int, given: Any, flags: int, minimum: int) -> tuple[l
     if size > resource.count:
         raise _not_possible(f"parts of {size} SMs out of {resource.count}")
     possible = resource.count // size
-    number = min(wanted, possible) if wanted else possible
-    taken = number if wanted else 0
+    number = min(requested, possible) if requested else possible
+    taken = number if requested else 0
     part, rest = (_part(resource, count) for count in (size, resource.count - taken * size))
     return [part.packed] * taken, number, rest.packed
 
@@ -103,18 +103,17 @@ def _not_possible(what: str) -> CudaError:
     return CudaError(Result.ERROR_INVALID_RESOURCE_CONFIGURATION, f"there are not {what}")
 
 
-def split(count: int, given: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
-    """Return a part for each group, and what remains; a group of 0 SMs gets as many as are left.
+def split(count: int, argument: Any, flags: int, parameters: Any) -> tuple[list[bytes], bytes]:
+    """Return a part for each group, and what remains; a group of 0 SMs gets all that remain.
 
-    The groups' smCount says afterwards what they have got.
-
-    A group's SMs are a multiple of its coscheduled SMs unless it may be backfilled, else
-    INVALID_RESOURCE_CONFIGURATION, as for more SMs than there are. INVALID_VALUE for flags.
+    Afterwards the groups' smCount is the number that they got. A group's SMs are a multiple of its coscheduled SMs
+    unless it may be backfilled, else INVALID_RESOURCE_CONFIGURATION, and likewise for more SMs than there are.
+    INVALID_VALUE for flags.
     """
-    resource = sm_resource(given)
+    resource = sm_resource(argument)
     if flags or not count:
         raise invalid_value(f"nbGroups is 1 or more and flags are 0, not {count} and {flags:#x}")
-    sizes, left = [], resource.count
+    sizes, remaining = [], resource.count
     for group in groups(parameters, count):
         if group.flags & ~_BACKFILL:
             raise invalid_value(
@@ -123,26 +122,26 @@ def split(count: int, given: Any, flags: int, parameters: Any) -> tuple[list[byt
         unit = group.coscheduled or resource.alignment
         if unit % _STEP or group.preferred % unit:
             raise invalid_value(f"coscheduled SMs are a multiple of {_STEP}, preferred ones of those, not {unit}")
-        size = group.count or left // unit * unit
+        size = group.count or remaining // unit * unit
         is_whole = size % (_STEP if group.flags & _BACKFILL else unit) == 0
-        if not is_whole or not 0 < size <= left:
-            raise _not_possible(f"{size} SMs in units of {unit} out of {left}")
+        if not is_whole or not 0 < size <= remaining:
+            raise _not_possible(f"{size} SMs in units of {unit} out of {remaining}")
         sizes.append(size)
-        left -= size
+        remaining -= size
     put_counts(parameters, sizes)
-    return [_part(resource, size).packed for size in sizes], _part(resource, left).packed
+    return [_part(resource, size).packed for size in sizes], _part(resource, remaining).packed
 
 
-def describe(given: Any, count: int) -> int:
+def describe(argument: Any, count: int) -> int:
     """Return a description of resources of one device; INVALID_VALUE, INVALID_RESOURCE_CONFIGURATION."""
-    found = sm_resources(given, count)
-    if not found or len({one.device for one in found}) > 1:
+    resources = sm_resources(argument, count)
+    if not resources or len({resource.device for resource in resources}) > 1:
         raise invalid_value("a description is of one or more resources, all of one device")
-    total = sum(one.count for one in found)
-    most = multiprocessors(process.device(found[0].device))
+    total = sum(resource.count for resource in resources)
+    most = multiprocessors(process.device(resources[0].device))
     if total > most:
         raise _not_possible(f"{total} SMs; this process may use {most}")
-    return green.describe(found[0].device, total)
+    return green.describe(resources[0].device, total)
 
 
 # --- green contexts
@@ -176,13 +175,13 @@ def create_stream(handle: int, flags: int, priority: int) -> int:
 
 
 def of_stream_handle(handle: int) -> int:
-    """Return the green context of a stream; NULL if it is of none."""
-    found = green.of(streams.properties(handle).context)
-    return 0 if found is None else found.handle
+    """Return the green context of a stream; NULL if it has none."""
+    green_context = green.of(streams.properties(handle).context)
+    return 0 if green_context is None else green_context.handle
 
 
 def record_event(handle: int, event: int) -> None:
-    """Have an event of a green context stand for the work so far in all its streams."""
+    """Record an event after the present work of all streams of a green context."""
     green.record(green.find(handle).context, event)
 
 
@@ -192,7 +191,7 @@ def wait_event(handle: int, event: int) -> None:
 
 
 def record_event_in_context(handle: int, event: int) -> None:
-    """Have an event of a context stand for the work so far in all its streams."""
+    """Record an event after the present work of all streams of a context."""
     green.record(context_of(handle), event)
 
 

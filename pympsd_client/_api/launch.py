@@ -13,17 +13,17 @@ from pympsd_client._objects.code import launch as launches
 
 
 def launch(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any, extra: Any) -> None:
-    """Start a kernel and return at once; a later call reports its errors.
+    """Start a kernel without waiting for it; a later call reports its errors.
 
     Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an address).
     INVALID_VALUE for an invalid shape or parameters and for more threads than the kernel was built for,
-    INVALID_HANDLE, or the error that poisoned the context earlier.
+    INVALID_HANDLE, or the error that made the context unusable earlier.
     """
     launches.launch(number(function), shape, stream, parameters, extra)
 
 
 def launch_cooperative(function: Any, shape: tuple[Any, ...], stream: Any, parameters: Any) -> None:
-    """Start a kernel all of whose blocks are resident at once, so that they may wait for each other.
+    """Start a kernel whose blocks are all resident at the same time, so that they may wait for each other.
 
     COOPERATIVE_LAUNCH_TOO_LARGE for more blocks than the context's multiprocessors hold; else as cuLaunchKernel.
     """
@@ -53,7 +53,7 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int]]:
     cooperative, cluster = False, NO_CLUSTER
     count, attributes = number(config.numAttrs), list(config.attrs or ())
     if count != len(attributes):
-        raise invalid_value(f"there are {len(attributes)} launch attributes and their number is said to be {count}")
+        raise invalid_value(f"there are {len(attributes)} launch attributes, but numAttrs is {count}")
     for attribute in attributes:
         name = name_of(number(attribute.id))
         if name == "COOPERATIVE":
@@ -61,7 +61,7 @@ def _attributes(config: Any) -> tuple[bool, tuple[int, int, int]]:
         elif name == "CLUSTER_DIMENSION":
             size = attribute.value.clusterDim
             cluster = number(size.x), number(size.y), number(size.z)
-            if not all(1 <= each <= MOST for each in cluster):
+            if not all(1 <= size <= MOST for size in cluster):
                 raise CudaError(Result.ERROR_INVALID_CLUSTER_SIZE, f"a cluster has 1 block or more, not {cluster}")
         elif name != "IGNORE":
             raise not_there(name, "COOPERATIVE, CLUSTER_DIMENSION and IGNORE")

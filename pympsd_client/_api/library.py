@@ -1,4 +1,12 @@
-"""Libraries, and linking (CUDA driver API, Library Management and Module Management)."""
+"""Libraries, and linking (CUDA driver API, Library Management and Module Management).
+
+A library is an image that is not bound to a context: PTX, a fat binary, or, on a GPU, machine code. It is loaded
+into a context as a module when one of its kernels is used there first, and errors of the image are reported then,
+unless the caller wants an error log. A kernel handle is therefore accepted wherever a function handle is.
+
+A link joins several PTX texts into one image (cuLink*). Names of symbols are bytes, sizes in bytes. INVALID_HANDLE
+for handles of no library, kernel or link, NOT_FOUND for names that the image does not have.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +17,7 @@ from pympsd.vocabulary.results import Result
 from pympsd_client._api.module import check_cache_preference, parameter_of
 from pympsd_client._arguments import jit_options
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.code.library import kernel_of, library_of, new_library
 from pympsd_client._objects.code.link import Link, link_of, links
@@ -30,9 +38,10 @@ def load(
     library_values: Any,
     library_count: int,
 ) -> int:
-    """Make a library of PTX, which each context loads when it first uses it: then errors of the PTX are returned.
+    """Make a library of PTX. Each context loads it at its first use and reports errors of the PTX then.
 
-    With an error log it is loaded in the current context at once. INVALID_VALUE, NOT_SUPPORTED for an invalid option.
+    With an error log it is loaded in the current context immediately. INVALID_VALUE, NOT_SUPPORTED for an invalid
+    option.
     """
     process.require().check()
     return _load(image_at(code), (count, options, values), (library_count, library_options))
@@ -50,25 +59,24 @@ def load_from_file(
 def _load(image: bytes, options: tuple[int, Any, Any], library_options: tuple[int, Any]) -> int:
     _check_library_options(*library_options)
     read = jit_options.read(*options)
-    made = new_library(limit_registers(image, read.max_registers))
-    if read.logs and this_thread.stack:  # as late as in CUDA the log might be gone
+    library = new_library(limit_registers(image, read.max_registers))
+    if read.logs and this_thread.stack:  # if it were loaded as late as in CUDA, the log could be gone
         with read.logging():
-            made.module_in(current())
-    return made.handle
+            library.module_in(current())
+    return library.handle
 
 
 def _check_library_options(count: int, options: Any) -> None:
     for option in jit_options.enums(options, count):
         name = _OPTIONS.get(option)
         if name == "HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE":
-            reason = "CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE is not supported; leave it out"
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+            raise not_supported("CU_LIBRARY_HOST_UNIVERSAL_FUNCTION_AND_DATA_TABLE is not supported; leave it out")
         if name != "BINARY_IS_PRESERVED":  # the image is copied in any case
             raise invalid_value(f"there is no library option {option}")
 
 
 def unload(library: int) -> None:
-    """Unload a library from all contexts; its handle and its kernels' are invalid from now on."""
+    """Unload a library from all contexts; its handle and those of its kernels become invalid."""
     library_of(library).unload()
 
 
@@ -85,8 +93,8 @@ def kernel_count(library: int) -> int:
 def enumerate_kernels(count: int, library: int) -> list[int]:
     """Return at most ``numKernels`` kernels of a library; INVALID_VALUE for 0."""
     if not count:
-        raise invalid_value("numKernels is 0; there must be room for one kernel at least")
-    return [one.handle for one in library_of(library).kernels().values()][:count]
+        raise invalid_value("numKernels is 0; pass space for at least one kernel")
+    return [kernel.handle for kernel in library_of(library).kernels().values()][:count]
 
 
 def module(library: int) -> int:
@@ -96,16 +104,16 @@ def module(library: int) -> int:
 
 def variable(library: int, name: str) -> tuple[int, int]:
     """Return the address in the current context and the size in bytes of a variable (bytes); NOT_FOUND."""
-    found = library_of(library).module_in(current()).variable(name)
-    return found.address, found.size
+    entry = library_of(library).module_in(current()).variable(name)
+    return entry.address, entry.size
 
 
 def managed_variable(library: int, name: str) -> tuple[int, int]:
     """Return the address in the current context and the size in bytes of a managed variable (bytes); NOT_FOUND."""
-    found = library_of(library).module_in(current()).variable(name)
-    if not found.managed:
+    entry = library_of(library).module_in(current()).variable(name)
+    if not entry.managed:
         raise CudaError(Result.ERROR_NOT_FOUND, f"{name!r} is not a managed variable; try cuLibraryGetGlobal")
-    return found.address, found.size
+    return entry.address, entry.size
 
 
 def unified_function(library: int, symbol: str) -> int:
@@ -155,8 +163,8 @@ def parameter(kernel: int, index: int) -> tuple[int, int]:
     As with the driver a context must be current.
     """
     current().usable()
-    found = kernel_of(kernel)
-    return parameter_of(found.name, found.parameters, index)
+    entry = kernel_of(kernel)
+    return parameter_of(entry.name, entry.parameters, index)
 
 
 def parameter_count(kernel: int) -> int:
@@ -169,29 +177,29 @@ def create(count: int, options: Any, values: Any) -> int:
     """Begin a link in the current context; options are its logs, and MAX_REGISTERS of inputs without their own."""
     context = current()
     context.usable()
-    made = Link(context, jit_options.read(count, options, values))
-    links[made.handle] = made
-    return made.handle
+    link = Link(context, jit_options.read(count, options, values))
+    links[link.handle] = link
+    return link.handle
 
 
 def add(link: int, kind: int, data: HostMemory, size: int, name: str, count: int, options: Any, values: Any) -> None:
-    """Add PTX of ``size`` bytes; as another type than CU_JIT_INPUT_PTX also a fatbin that holds some.
+    """Add PTX of ``size`` bytes, or, as a type other than CU_JIT_INPUT_PTX, a fatbin with PTX.
 
     INVALID_PTX, INVALID_IMAGE, with the reason in the error log; UNKNOWN for a symbol that is defined twice;
     NOT_SUPPORTED for other inputs, NO_BINARY_FOR_GPU for fatbins without PTX for the device, JIT_COMPILER_NOT_FOUND
     for NVVM IR.
     """
-    found = link_of(link)
+    entry = link_of(link)
     data.check(size, to_be_written=False)
-    found.add(
+    entry.add(
         kind, ctypes.string_at(data.address, size), name, jit_options.read(count, options, values).max_registers
     )
 
 
 def add_file(link: int, kind: int, path: str, count: int, options: Any, values: Any) -> None:
     """Add a file (its name as bytes); FILE_NOT_FOUND, else as cuLinkAddData."""
-    found, registers = link_of(link), jit_options.read(count, options, values).max_registers
-    found.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
+    entry, registers = link_of(link), jit_options.read(count, options, values).max_registers
+    entry.add(kind, image_of(path.encode("utf-8", "surrogateescape")), path, registers)
 
 
 def complete(link: int) -> tuple[int, int]:

@@ -47,10 +47,10 @@ def load_file(name: str) -> int:
 
 def unload(module: int) -> None:
     """Unload a module; its functions' and variables' handles are invalid from now on. A library's: NOT_PERMITTED."""
-    found = modules.find(module)
-    if found.library:
+    entry = modules.find(module)
+    if entry.library:
         raise CudaError(Result.ERROR_NOT_PERMITTED, "the module is a library's: it is unloaded by cuLibraryUnload")
-    found.unload()
+    entry.unload()
 
 
 def loading_mode() -> int:
@@ -70,16 +70,16 @@ def function_count(module: int) -> int:
 
 def enumerate_functions(count: int, module: int) -> list[int]:
     """Return at most ``numFunctions`` kernels of a module; INVALID_VALUE for 0."""
-    found = modules.find(module).all_functions()
+    functions = modules.find(module).all_functions()
     if not count:
-        raise invalid_value("numFunctions is 0; there must be room for one function at least")
-    return [one.handle for one in found[:count]]
+        raise invalid_value("numFunctions is 0; pass space for at least one function")
+    return [function.handle for function in functions[:count]]
 
 
 def variable(module: int, name: str) -> tuple[int, int]:
     """Return the address and the size in bytes of a variable by its name (bytes); NOT_FOUND."""
-    found = modules.find(module).variable(name)
-    return found.address, found.size
+    entry = modules.find(module).variable(name)
+    return entry.address, entry.size
 
 
 def attribute(attribute: int, function: int) -> int:
@@ -140,7 +140,7 @@ def set_cache_preference(function: int, preference: int) -> None:
 
 
 def check_cache_preference(preference: int) -> None:
-    """Raise INVALID_VALUE for a number that is no CUfunc_cache."""
+    """Raise INVALID_VALUE for a number that is not a CUfunc_cache."""
     if preference not in _CACHE_PREFERENCES:
         raise invalid_value(f"a cache preference is a CUfunc_cache, 0 to 3, not {preference}")
 
@@ -152,6 +152,6 @@ def set_bank_size(function: int, size: int) -> None:
 
 
 def check_bank_size(size: int) -> None:
-    """Raise INVALID_VALUE for a number that is no CUsharedconfig."""
+    """Raise INVALID_VALUE for a number that is not a CUsharedconfig."""
     if size not in _BANK_SIZES:
         raise invalid_value(f"a size of shared memory banks is a CUsharedconfig, 0 to 2, not {size}")

@@ -37,7 +37,7 @@ def best_block(
 
 
 def available_dynamic_bytes(function: int, blocks: int, threads: int) -> int:
-    """Return the dynamic shared bytes that a block can have if a multiprocessor is to hold ``numBlocks`` of them.
+    """Return the dynamic shared bytes that a block can have if a multiprocessor must hold ``numBlocks`` of them.
 
     INVALID_VALUE if it holds fewer blocks of ``blockSize`` threads at all.
     """
@@ -50,12 +50,12 @@ def largest_cluster(function: int, config: Any) -> int:
 
 
 def active_clusters(function: int, config: Any) -> int:
-    """Return the number of clusters that can be active at once; INVALID_CLUSTER_SIZE for one that cannot be."""
+    """Return the number of clusters that can be active at the same time; INVALID_CLUSTER_SIZE."""
     return occupancy.active_clusters(function_of(function), _config(config))
 
 
-def _config(given: Any) -> LaunchConfig:
-    config = launch_config(given)
+def _config(argument: Any) -> LaunchConfig:
+    config = launch_config(argument)
     if config is None:
         raise invalid_value("the launch configuration is NULL")
     return config

@@ -10,7 +10,7 @@ from typing import Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._objects.context import Context, context_of, current
 from pympsd_client._objects.memory.peer_access import is_possible, peer_access
 from pympsd_client._objects.process import process
@@ -23,28 +23,27 @@ def can_access(device: int, peer: int) -> int:
     return int(is_possible(process.device(device), process.device(peer)))
 
 
-def attribute(wanted: int, source: int, destination: int) -> int:
-    """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED where there is peer access, else 0.
+def attribute(requested: int, source: int, destination: int) -> int:
+    """Return an attribute of a pair of devices: 1 for ACCESS_SUPPORTED if there is peer access, else 0.
 
     INVALID_DEVICE, also for a device and itself; INVALID_VALUE.
     """
-    one, other = process.device(source), process.device(destination)
-    if one is other:
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is no peer of itself")
-    if wanted not in _ATTRIBUTES.values():
-        raise invalid_value(f"there is no attribute {wanted} of a pair of devices")
-    return int(wanted == _ATTRIBUTES["ACCESS_SUPPORTED"] and is_possible(one, other))
+    first, second = process.device(source), process.device(destination)
+    if first is second:
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {source} is not a peer of itself")
+    if requested not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no attribute {requested} of a pair of devices")
+    return int(requested == _ATTRIBUTES["ACCESS_SUPPORTED"] and is_possible(first, second))
 
 
 def enable(peer: int, flags: int) -> None:
     """Give kernels of the current context access to the memory of another context.
 
     PEER_ACCESS_UNSUPPORTED between devices without it (cuDeviceCanAccessPeer), PEER_ACCESS_ALREADY_ENABLED;
-    INVALID_CONTEXT for the current context itself, and for none; INVALID_VALUE for flags.
+    INVALID_CONTEXT for the current context itself, and if there is none; INVALID_VALUE for flags.
     """
     own, other = _pair(peer)
-    if flags:
-        raise invalid_value(f"cuCtxEnablePeerAccess takes no flags: 0, not {flags:#x}")
+    check_no_flags("cuCtxEnablePeerAccess", flags)
     if not is_possible(own.device, other.device):
         raise CudaError(
             Result.ERROR_PEER_ACCESS_UNSUPPORTED,
@@ -63,7 +62,7 @@ def flush_remote_writes(name: str) -> None:
     """Refuse with CUDA_ERROR_NOT_SUPPORTED: no devices but GPUs write to memory here."""
     current().usable()  # a missing context, or one in error, takes precedence
     reason = "GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS of this device is 0"
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {reason}")
+    raise not_supported(f"{name}: {reason}")
 
 
 def _pair(peer: int) -> tuple[Context, Context]:

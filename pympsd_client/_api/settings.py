@@ -1,4 +1,9 @@
-"""Limits, preferences and identifiers of contexts, and the profiler (CUDA driver API, Context Management)."""
+"""Limits, preferences and identifiers of contexts, core dumps and the profiler (CUDA driver API, Context Management).
+
+Two limits reach the executor: PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE, in bytes. All other settings are hints, which
+are checked, kept and returned, but change nothing: preferences of caches and banks, the remaining limits, settings
+of core dumps (no dump is written here), start and stop of the profiler.
+"""
 
 from __future__ import annotations
 
@@ -18,50 +23,51 @@ from pympsd_client._objects.context import Context, context_of, current
 
 _LIMITS: Final = {value: name for name, value in members("CUlimit", "CU_LIMIT_").items() if name != "MAX"}
 _KNOWN_BY_THE_EXECUTOR: Final = frozenset({"PRINTF_FIFO_SIZE", "MALLOC_HEAP_SIZE"})
-_STACK_LIMIT: Final = 512 << 10
+_MAX_STACK_BYTES: Final = 512 << 10
 """Bytes of local memory of a thread (CUDA C++ Programming Guide, Compute Capabilities)."""
-_FETCH_LIMIT: Final = 128
+_MAX_FETCH_BYTES: Final = 128
 _PERSISTING: Final = "MAX_PERSISTING_L2_CACHE_SIZE"
 _FOUR_BYTE_BANKS: Final = 1
 _HANDLE_COUNT: Final = (1 << 40) - 1
 
 
-def limit(wanted: int) -> int:
+def limit(requested: int) -> int:
     """Return a limit of the current context; UNSUPPORTED_LIMIT for one that the device lacks."""
     context = current()
     context.usable()
-    name = _limit_name(wanted, context.device.properties)
+    name = _limit_name(requested, context.device.properties)
     return context.settings.get(name, _default(name, context.device.properties))
 
 
-def set_limit(wanted: int, value: int) -> None:
-    """Set a limit of the current context: INVALID_VALUE beyond what it can be, NOT_PERMITTED for a constant one.
+def set_limit(requested: int, value: int) -> None:
+    """Set a limit of the current context: INVALID_VALUE above its maximum, NOT_PERMITTED for a constant one.
 
-    PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; the others are kept.
+    PRINTF_FIFO_SIZE and MALLOC_HEAP_SIZE (until a kernel has called malloc) have an effect; all other limits are
+    only kept.
     """
     context = current()
     context.usable()
     properties = context.device.properties
-    name = _limit_name(wanted, properties)
+    name = _limit_name(requested, properties)
     if name in ("SHMEM_SIZE", "CIG_ENABLED"):
         raise CudaError(Result.ERROR_NOT_PERMITTED, f"CU_LIMIT_{name} is a constant of the device")
     bounds = {
-        "STACK_SIZE": _STACK_LIMIT,
-        "MAX_L2_FETCH_GRANULARITY": _FETCH_LIMIT,
+        "STACK_SIZE": _MAX_STACK_BYTES,
+        "MAX_L2_FETCH_GRANULARITY": _MAX_FETCH_BYTES,
         "PERSISTING_L2_CACHE_SIZE": properties.attributes.get(_PERSISTING, 0),
     }
     if value > bounds.get(name, value):
         raise invalid_value(f"CU_LIMIT_{name} is 0 to {bounds[name]}, not {value}")
     if name in _KNOWN_BY_THE_EXECUTOR:
         value = min(value, properties.memory_bytes // 8)
-        context.call(operations.SET_LIMIT, wanted, value)
+        context.call(operations.SET_LIMIT, requested, value)
     context.settings[name] = value
 
 
-def _limit_name(wanted: int, properties: DeviceFacts) -> str:
-    name = _LIMITS.get(wanted)
+def _limit_name(requested: int, properties: DeviceFacts) -> str:
+    name = _LIMITS.get(requested)
     if name is None or name == "PER_BLOCK_MEMORY_SIZE":
-        raise invalid_value(f"there is no limit {wanted}")
+        raise invalid_value(f"there is no limit {requested}")
     lacks = {
         "DEV_RUNTIME_SYNC_DEPTH": properties.compute_capability >= (9, 0),
         "CIG_SHMEM_FALLBACK_ENABLED": True,
@@ -73,7 +79,7 @@ def _limit_name(wanted: int, properties: DeviceFacts) -> str:
 
 
 def _default(name: str, properties: DeviceFacts) -> int:
-    """Return a limit that no program has set: as recorded with an H200, and its sizes of the documentation."""
+    """Return a limit that no program has set: as recorded with an H200, or as documented."""
     return {
         "STACK_SIZE": 1024,
         "PRINTF_FIFO_SIZE": 1 << 20,
@@ -87,7 +93,7 @@ def _default(name: str, properties: DeviceFacts) -> int:
 
 
 def reset_persisting_cache() -> None:
-    """Do nothing: no cache keeps lines back."""
+    """Do nothing: no cache has persisting lines."""
     current().usable()
 
 
@@ -147,16 +153,16 @@ _global_dumps: Final[dict[str, bool | int | bytes]] = {}
 _dumps: Final[WeakKeyDictionary[Context, dict[str, bool | int | bytes]]] = WeakKeyDictionary()
 
 
-def _dump_setting(wanted: int) -> str:
-    name = _DUMP_SETTINGS.get(wanted)
+def _dump_setting(setting: int) -> str:
+    name = _DUMP_SETTINGS.get(setting)
     if name is None:
-        raise invalid_value(f"there is no setting {wanted} of core dumps")
+        raise invalid_value(f"there is no setting {setting} of core dumps")
     return name
 
 
-def is_dump_text(wanted: int) -> bool:
+def is_dump_text(setting: int) -> bool:
     """Return whether a setting of core dumps is a text; INVALID_VALUE for none."""
-    return _dump_setting(wanted) in _DUMP_TEXTS
+    return _dump_setting(setting) in _DUMP_TEXTS
 
 
 def _default_of_dumps(name: str) -> bool | int | bytes:
@@ -165,45 +171,45 @@ def _default_of_dumps(name: str) -> bool | int | bytes:
     return 0 if name == "GENERATION_FLAGS" else name == "TRIGGER_HOST"
 
 
-def _read_dump_setting(name: str, given: Any) -> bool | int | bytes:
+def _read_dump_setting(name: str, argument: Any) -> bool | int | bytes:
     if name not in _DUMP_TEXTS:
-        value = number(given)
+        value = number(argument)
         return value if name == "GENERATION_FLAGS" else bool(value)
-    if not isinstance(given, bytes):
-        raise TypeError(f"CU_COREDUMP_{name} is set to bytes, not {type(given).__name__}")
-    if len(given) > _DUMP_TEXT_BYTES:
-        raise invalid_value(f"CU_COREDUMP_{name} has at most {_DUMP_TEXT_BYTES} bytes, not {len(given)}")
-    return given.partition(b"\0")[0]
+    if not isinstance(argument, bytes):
+        raise TypeError(f"CU_COREDUMP_{name} is set to bytes, not {type(argument).__name__}")
+    if len(argument) > _DUMP_TEXT_BYTES:
+        raise invalid_value(f"CU_COREDUMP_{name} has at most {_DUMP_TEXT_BYTES} bytes, not {len(argument)}")
+    return argument.partition(b"\0")[0]
 
 
-def global_dump_setting(wanted: int) -> bool | int | bytes:
+def global_dump_setting(setting: int) -> bool | int | bytes:
     """Return a setting of core dumps for all contexts. It has no effect: no dump is written here. INVALID_VALUE."""
-    name = _dump_setting(wanted)
+    name = _dump_setting(setting)
     return _global_dumps.get(name, _default_of_dumps(name))
 
 
-def set_global_dump_setting(wanted: int, value: Any) -> None:
+def set_global_dump_setting(setting: int, value: Any) -> None:
     """Keep a setting of core dumps for all contexts. It has no effect: no dump is written here. INVALID_VALUE."""
-    name = _dump_setting(wanted)
+    name = _dump_setting(setting)
     _global_dumps[name] = _read_dump_setting(name, value)
 
 
-def dump_setting(wanted: int) -> bool | int | bytes:
+def dump_setting(setting: int) -> bool | int | bytes:
     """Return a setting of core dumps of the current context, the global one if it has none of its own."""
     context = current()
     context.usable()
     own = _dumps.get(context, {})
-    return own.get(_dump_setting(wanted), global_dump_setting(wanted))
+    return own.get(_dump_setting(setting), global_dump_setting(setting))
 
 
-def set_dump_setting(wanted: int, value: Any) -> None:
+def set_dump_setting(setting: int, value: Any) -> None:
     """Keep a setting of core dumps of the current context; NOT_PERMITTED for those that are only global.
 
     It has no effect: no dump is written here.
     """
     context = current()
     context.usable()
-    name = _dump_setting(wanted)
+    name = _dump_setting(setting)
     if name in _ONLY_GLOBAL:
         raise CudaError(
             Result.ERROR_NOT_PERMITTED,

@@ -6,9 +6,8 @@ import ctypes
 import struct
 from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import bindings
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import STREAM_DEFAULTS, VALUE_BYTES, name_of
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._command_stream.interception import intercepted
@@ -44,9 +43,9 @@ def _is_taken(stream_handle: int, event_handle: int, flags: int, is_wait: bool) 
     name = "CU_EVENT_WAIT" if is_wait else "CU_EVENT_RECORD"
     if flags != _EXTERNAL:
         raise invalid_value(f"the flags are {name}_DEFAULT (0) or {name}_EXTERNAL (1), not {flags}")
-    found = event.events.find(event_handle)
+    entry = event.events.find(event_handle)
     context, its_stream = stream.resolve(stream_handle)
-    if (by := intercepted.by) is None or not by.takes_external_event(context, its_stream, found.handle, is_wait):
+    if (by := intercepted.by) is None or not by.takes_external_event(context, its_stream, entry.handle, is_wait):
         raise invalid_value(f"{name}_EXTERNAL is for streams that capture; this one does not")
     return True
 
@@ -56,8 +55,7 @@ def add_callback(stream_handle: int, callback: Any, data: Any, flags: int) -> No
 
     ``flags`` is 0, else INVALID_VALUE.
     """
-    if flags:
-        raise invalid_value(f"cuStreamAddCallback takes no flags: 0, not {flags}")
+    check_no_flags("cuStreamAddCallback", flags)
     host_function.add_callback(stream_handle, callback, data)
 
 
@@ -88,7 +86,7 @@ def record_event(event_handle: int, stream_handle: int, flags: int) -> None:
 def create_event(flags: int) -> int:
     """Return a new event of the current context.
 
-    NOT_SUPPORTED for CU_EVENT_INTERPROCESS where the device attribute IPC_EVENT_SUPPORTED is 0.
+    NOT_SUPPORTED for CU_EVENT_INTERPROCESS if the device attribute IPC_EVENT_SUPPORTED is 0.
     """
     return event.create(current(), flags).handle
 
@@ -109,12 +107,12 @@ def device(handle: int) -> int:
 
 
 def attribute(handle: int, number: int) -> bytes:
-    """Return the value of an attribute as a CUstreamAttrValue; INVALID_VALUE for what no stream has."""
+    """Return the value of an attribute as a CUstreamAttrValue; INVALID_VALUE for one that streams do not have."""
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
         return struct.pack("=i", stream.priority).ljust(VALUE_BYTES, b"\0")
-    return _held(stream).get(name, STREAM_DEFAULTS[name]).ljust(VALUE_BYTES, b"\0")
+    return _attributes(stream).get(name, STREAM_DEFAULTS[name]).ljust(VALUE_BYTES, b"\0")
 
 
 def set_attribute(handle: int, number: int, value: Any) -> None:
@@ -122,13 +120,13 @@ def set_attribute(handle: int, number: int, value: Any) -> None:
     stream = properties(handle)
     name = _name(number)
     if name == "PRIORITY":
-        reason = "the priority of a stream is set when it is made, by cuStreamCreateWithPriority"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported("the priority of a stream is set when it is made, by cuStreamCreateWithPriority")
     if value is None:
         raise invalid_value("the value of the attribute is NULL")
     if not isinstance(value, InMemory | bindings.CUlaunchAttributeValue):
         raise TypeError(f"a CUstreamAttrValue is required, not {type(value).__name__}")
-    _held(stream)[name] = ctypes.string_at(int(value if isinstance(value, InMemory) else value.getPtr()), VALUE_BYTES)
+    address = value if isinstance(value, InMemory) else value.getPtr()
+    _attributes(stream)[name] = ctypes.string_at(int(address), VALUE_BYTES)
 
 
 def copy_attributes(destination: int, source: int) -> None:
@@ -136,15 +134,15 @@ def copy_attributes(destination: int, source: int) -> None:
     to, of = properties(destination), properties(source)
     if to.context is not of.context:
         raise invalid_value("the streams are of different contexts")
-    _held(to).update(_held(of))
+    _attributes(to).update(_attributes(of))
 
 
 def _name(number: int) -> str:
     name = name_of(number)
     if name not in STREAM_DEFAULTS and name != "PRIORITY":
-        raise invalid_value(f"{name} is no attribute of a stream")
+        raise invalid_value(f"{name} is not an attribute of a stream")
     return name
 
 
-def _held(stream: Stream) -> dict[str, bytes]:
+def _attributes(stream: Stream) -> dict[str, bytes]:
     return stream.context.stream_attributes.setdefault(stream.handle, {})

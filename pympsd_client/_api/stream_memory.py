@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory.copies import fill
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.values import InMemory
 from pympsd_client._objects.code.launch import launch
 from pympsd_client._objects.code.library import Kernel, Library, libraries, new_library
@@ -25,7 +24,7 @@ _NO_BARRIER: Final = 1
 _FLUSH: Final = 1 << 30
 _CONDITIONS: Final = range(4)
 """CU_STREAM_WAIT_VALUE_GEQ, EQ, AND, NOR."""
-_MOST_OPERATIONS: Final = 256
+_MAX_OPERATIONS: Final = 256
 """In one batch, as documented for cuStreamBatchMemOp."""
 _OPERATION: Final = struct.Struct("=I4xQQI20x")
 """CUstreamBatchMemOpParams: operation, address, value, flags."""
@@ -73,12 +72,12 @@ class Operation:
 
 
 def write_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 32 bits once the stream's work so far is done; INVALID_VALUE if misaligned."""
+    """Write a word of 32 bits when the stream reaches this point; INVALID_VALUE if misaligned."""
     _write(stream, address, value & 0xFFFFFFFF, 4, flags)
 
 
 def write_value64(stream: int, address: int, value: int, flags: int) -> None:
-    """Write a word of 64 bits, its lower half first, once the stream's work so far is done."""
+    """Write a word of 64 bits, its lower half first, when the stream reaches this point."""
     _write(stream, address, value, 8, flags)
 
 
@@ -96,12 +95,12 @@ def words(address: int, value: int, size: int, flags: int) -> list[tuple[int, in
 
 
 def wait_value32(stream: int, address: int, value: int, flags: int) -> None:
-    """Have the stream's later work wait until a word of 32 bits has a value (>= cyclically, ==, &, or NOR)."""
+    """Make the stream's later work wait until a word of 32 bits has a value (>= cyclically, ==, &, or NOR)."""
     _wait(stream, address, value & 0xFFFFFFFF, 4, flags)
 
 
 def wait_value64(stream: int, address: int, value: int, flags: int) -> None:
-    """Have the stream's later work wait until a word of 64 bits has a value; as cuStreamWaitValue32."""
+    """Make the stream's later work wait until a word of 64 bits has a value; like cuStreamWaitValue32."""
     _wait(stream, address, value, 8, flags)
 
 
@@ -113,8 +112,7 @@ def _wait(stream: int, address: int, value: int, size: int, flags: int) -> None:
 def waiting(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tuple[Any, Any]]:
     """Return the kernel that waits for a word, and its parameters; raise CudaError."""
     if flags & _FLUSH:
-        reason = "CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported("CU_STREAM_WAIT_VALUE_FLUSH needs CAN_FLUSH_REMOTE_WRITES, which no device has here")
     if flags not in _CONDITIONS:
         raise invalid_value(f"the flags are a CUstreamWaitValue_flags, 0 to 3, not {flags:#x}")
     _check_address(address, size)
@@ -123,7 +121,7 @@ def waiting(address: int, value: int, size: int, flags: int) -> tuple[Kernel, tu
 
 def _check_address(address: int, size: int) -> None:
     if not address or address % size:
-        raise invalid_value(f"{address:#x} is no address of a word of {size} bytes")
+        raise invalid_value(f"{address:#x} is not the address of a word of {size} bytes")
 
 
 _kept: dict[object, Library] = {}
@@ -132,37 +130,38 @@ _kept: dict[object, Library] = {}
 
 def _library() -> Library:
     connection = process.require()
-    found = _kept.get(connection)
-    if found is None or found.handle not in libraries:
+    library = _kept.get(connection)
+    if library is None or library.handle not in libraries:
         _kept.clear()
-        found = _kept[connection] = new_library(_PTX.encode())
-    return found
+        library = _kept[connection] = new_library(_PTX.encode())
+    return library
 
 
 def batch(stream: int, count: int, operations: Any, flags: int) -> None:
-    """Put several of these operations in a stream, in order; INVALID_VALUE, NOT_SUPPORTED before any of them."""
-    if flags:
-        raise invalid_value(f"cuStreamBatchMemOp takes no flags: 0, not {flags:#x}")
-    for one in [read(each) for each in operations_at(count, operations)]:
-        (_wait if one.waits else _write)(stream, one.address, one.value, one.size, one.flags)
+    """Put several operations into a stream, in order; INVALID_VALUE or NOT_SUPPORTED before the first one starts."""
+    check_no_flags("cuStreamBatchMemOp", flags)
+    for operation in [read(data) for data in operations_at(count, operations)]:
+        act = _wait if operation.waits else _write
+        act(stream, operation.address, operation.value, operation.size, operation.flags)
 
 
-def operations_at(count: int, given: Any) -> list[bytes]:
+def operations_at(count: int, argument: Any) -> list[bytes]:
     """Return the first CUstreamBatchMemOpParams of a list, or of an array in memory; INVALID_VALUE for fewer."""
-    if count > _MOST_OPERATIONS:
-        raise invalid_value(f"a batch has at most {_MOST_OPERATIONS} operations, not {count}")
-    if isinstance(given, InMemory):
-        return [ctypes.string_at(given + index * _OPERATION.size, _OPERATION.size) for index in range(count)]
-    if len(given or ()) < count:
-        raise invalid_value(f"the number of operations is {count} and there are {len(given or ())}")
-    return [ctypes.string_at(int(one.getPtr()), _OPERATION.size) for one in (given or ())[:count]]
+    if count > _MAX_OPERATIONS:
+        raise invalid_value(f"a batch has at most {_MAX_OPERATIONS} operations, not {count}")
+    if isinstance(argument, InMemory):
+        return [ctypes.string_at(argument + index * _OPERATION.size, _OPERATION.size) for index in range(count)]
+    if len(argument or ()) < count:
+        raise invalid_value(f"the number of operations is {count} and there are {len(argument or ())}")
+    return [ctypes.string_at(int(operation.getPtr()), _OPERATION.size) for operation in (argument or ())[:count]]
 
 
 def read(operation: bytes) -> Operation:
-    """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for others than waits and writes."""
+    """Return the operation of a CUstreamBatchMemOpParams; NOT_SUPPORTED for any but waits and writes."""
     kind, address, value, flags = _OPERATION.unpack(operation)
     if kind not in _KINDS:
-        reason = f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported(
+            f"the stream memory operation {kind} is not supported; those that write or wait for a value are"
+        )
     waits, size = _KINDS[kind]
     return Operation(waits, size, address, value & (1 << 8 * size) - 1, flags)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import astuple, frozen
 
 from pympsd_client._arguments.bindings import bindings, makers
 from pympsd_client._arguments.values import address_of
@@ -13,7 +14,7 @@ from pympsd_client._arguments.values import address_of
 
 @frozen
 class ArrayDescription:
-    """A CUDA_ARRAY3D_DESCRIPTOR, in elements: a height or depth of 0 is a dimension that the array does not have."""
+    """A CUDA_ARRAY3D_DESCRIPTOR, in elements: a height or depth of 0 is a missing dimension."""
 
     width: int
     height: int
@@ -23,50 +24,37 @@ class ArrayDescription:
     flags: int
 
 
-class _Descriptor(ctypes.Structure):
-    _fields_ = (
-        ("width", ctypes.c_size_t),
-        ("height", ctypes.c_size_t),
-        ("format", ctypes.c_int),
-        ("channels", ctypes.c_uint),
-    )
+_DESCRIPTOR: Final = struct.Struct("=2QiI")
+"""CUDA_ARRAY_DESCRIPTOR"""
+_DESCRIPTOR_3D: Final = struct.Struct("=3Qi2I4x")
+"""CUDA_ARRAY3D_DESCRIPTOR"""
 
 
-class _Descriptor3D(ctypes.Structure):
-    _fields_ = (
-        ("width", ctypes.c_size_t),
-        ("height", ctypes.c_size_t),
-        ("depth", ctypes.c_size_t),
-        ("format", ctypes.c_int),
-        ("channels", ctypes.c_uint),
-        ("flags", ctypes.c_uint),
-    )
-
-
-def array_2d(given: Any) -> ArrayDescription | None:
+def array_2d(argument: Any) -> ArrayDescription | None:
     """Return the values of a CUDA_ARRAY_DESCRIPTOR, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _Descriptor.from_address(address_of(given, "CUDA_ARRAY_DESCRIPTOR"))
-    return ArrayDescription(raw.width, raw.height, 0, raw.format, raw.channels, 0)
+    data = ctypes.string_at(address_of(argument, "CUDA_ARRAY_DESCRIPTOR"), _DESCRIPTOR.size)
+    width, height, format, channels = _DESCRIPTOR.unpack(data)
+    return ArrayDescription(width, height, 0, format, channels, 0)
 
 
-def array_3d(given: Any) -> ArrayDescription | None:
+def array_3d(argument: Any) -> ArrayDescription | None:
     """Return the values of a CUDA_ARRAY3D_DESCRIPTOR, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _Descriptor3D.from_address(address_of(given, "CUDA_ARRAY3D_DESCRIPTOR"))
-    return ArrayDescription(raw.width, raw.height, raw.depth, raw.format, raw.channels, raw.flags)
+    data = ctypes.string_at(address_of(argument, "CUDA_ARRAY3D_DESCRIPTOR"), _DESCRIPTOR_3D.size)
+    return ArrayDescription(*_DESCRIPTOR_3D.unpack(data))
 
 
-def packed_2d(of: ArrayDescription) -> bytes:
+def pack_2d(of: ArrayDescription) -> bytes:
     """Return the bytes of a CUDA_ARRAY_DESCRIPTOR."""
-    return bytes(_Descriptor(of.width, of.height, of.format, of.channels))
+    return _DESCRIPTOR.pack(of.width, of.height, of.format, of.channels)
 
 
-def packed_3d(of: ArrayDescription) -> bytes:
+def pack_3d(of: ArrayDescription) -> bytes:
     """Return the bytes of a CUDA_ARRAY3D_DESCRIPTOR."""
-    return bytes(_Descriptor3D(of.width, of.height, of.depth, of.format, of.channels, of.flags))
+    return _DESCRIPTOR_3D.pack(*astuple(of))
 
 
 WRAPPERS: Final = {

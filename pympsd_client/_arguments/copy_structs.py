@@ -69,7 +69,7 @@ class _Memcpy2D(ctypes.Structure):
 
 
 class Memcpy3D(ctypes.Structure):
-    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the places of the contexts."""
+    """A CUDA_MEMCPY3D, or a CUDA_MEMCPY3D_PEER: the former reserves the fields of the contexts."""
 
     _fields_ = _fields(
         "srcXInBytes srcY srcZ srcLOD srcMemoryType srcHost srcDevice srcArray srcContext srcPitch srcHeight "
@@ -78,23 +78,23 @@ class Memcpy3D(ctypes.Structure):
     )
 
 
-def copy_2d(given: Any) -> Copy3D | None:
+def copy_2d(argument: Any) -> Copy3D | None:
     """Return the values of a CUDA_MEMCPY2D, None for None; TypeError for anything else."""
-    return None if given is None else copy_at(address_of(given, "CUDA_MEMCPY2D"), _Memcpy2D)
+    return None if argument is None else copy_at(address_of(argument, "CUDA_MEMCPY2D"), _Memcpy2D)
 
 
-def copy_3d(given: Any) -> Copy3D | None:
+def copy_3d(argument: Any) -> Copy3D | None:
     """Return the values of a CUDA_MEMCPY3D, None for None; TypeError for anything else."""
-    return None if given is None else copy_at(address_of(given, "CUDA_MEMCPY3D"), Memcpy3D)
+    return None if argument is None else copy_at(address_of(argument, "CUDA_MEMCPY3D"), Memcpy3D)
 
 
-def copy_3d_peer(given: Any) -> tuple[Copy3D, int, int] | None:
+def copy_3d_peer(argument: Any) -> tuple[Copy3D, int, int] | None:
     """Return the values of a CUDA_MEMCPY3D_PEER with the contexts of destination and source, None for None."""
-    if given is None:
+    if argument is None:
         return None
-    place = address_of(given, "CUDA_MEMCPY3D_PEER")
-    raw: Any = Memcpy3D.from_address(place)
-    return copy_at(place, Memcpy3D), raw.dstContext, raw.srcContext
+    address = address_of(argument, "CUDA_MEMCPY3D_PEER")
+    raw: Any = Memcpy3D.from_address(address)
+    return copy_at(address, Memcpy3D), raw.dstContext, raw.srcContext
 
 
 _SIDE_FIELDS: Final = {
@@ -147,8 +147,8 @@ class Operand:
     sizes: tuple[int, int, int]
     """The offset in an array, in elements, rows and slices; or memory's row length, layer height and 0."""
 
-    def described(self, element: int) -> CopySide:
-        """Return it as a side of a copy, with the bytes of an element."""
+    def describe(self, element: int) -> CopySide:
+        """Return the operand as a side of a copy; ``element`` is the size of an element in bytes."""
         first, second, third = self.sizes
         if self.is_array:
             return CopySide(3, 0, 0, 0, 0, first * element, second, third, 0, self.place)
@@ -167,7 +167,7 @@ class BatchCopy:
 
 
 class _Operand(ctypes.Structure):
-    # of a pointer the address, rowLength, layerHeight and a hint; of an array its handle and an offset
+    # for a pointer the address, rowLength, layerHeight and a hint; for an array its handle and an offset
     _fields_ = (("type", ctypes.c_int), ("place", ctypes.c_uint64), ("sizes", ctypes.c_size_t * 3))
 
 
@@ -181,9 +181,9 @@ class _BatchCopy(ctypes.Structure):
     )
 
 
-def batch_copies(given: Any, count: int) -> list[BatchCopy]:
-    """Return the first ``count`` operations; INVALID_VALUE for fewer, and for operands of no known type."""
-    addresses = addresses_of(given, count, "CUDA_MEMCPY3D_BATCH_OP", ctypes.sizeof(_BatchCopy))
+def batch_copies(argument: Any, count: int) -> list[BatchCopy]:
+    """Return the first ``count`` operations; INVALID_VALUE for fewer, and for an unknown type of operand."""
+    addresses = addresses_of(argument, count, "CUDA_MEMCPY3D_BATCH_OP", ctypes.sizeof(_BatchCopy))
     return [_read(address) for address in addresses]
 
 

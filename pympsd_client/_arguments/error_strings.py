@@ -1,4 +1,4 @@
-"""What cuGetErrorString says, as recorded from driver 580 on an H200."""
+"""The texts of cuGetErrorString, as recorded from driver 580 on an H200."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUresult
 from pympsd_client._arguments.error_strings import ERROR_STRINGS
@@ -27,10 +28,10 @@ _last: Final = _Last()
 """Each thread's message of its last failed call."""
 
 
-class CudaError(Exception):
-    """A call failed: ``code`` is the CUresult number, ``reason`` says what was wrong, what is allowed, what to do.
+class CudaError(CallError):
+    """A call failed: ``code`` is the CUresult number; ``reason`` states what was wrong, what is allowed, what to do.
 
-    ``outputs`` are those that the function gives even so, where C gets them; empty for nearly all.
+    ``outputs`` are those that C gets in spite of the failure; empty for nearly all functions.
     """
 
     def __init__(self, code: int, reason: str, outputs: tuple[Any, ...] = ()) -> None:
@@ -54,17 +55,28 @@ def invalid_handle(reason: str) -> CudaError:
     return CudaError(Result.ERROR_INVALID_HANDLE, reason)
 
 
+def not_supported(reason: str) -> CudaError:
+    """Return CUDA_ERROR_NOT_SUPPORTED with a reason, which names what to do instead."""
+    return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+
+
+def check_no_flags(function: str, flags: int) -> None:
+    """Raise INVALID_VALUE unless the flags of a function that takes none are 0."""
+    if flags:
+        raise invalid_value(f"{function} takes no flags: 0, not {flags:#x}")
+
+
 def lost(reason: str) -> CudaError:
-    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has gone, or violates the protocol."""
+    """Return CUDA_ERROR_MPS_RPC_FAILURE: the other side has exited, or violates the protocol."""
     return CudaError(Result.ERROR_MPS_RPC_FAILURE, reason)
 
 
 def result_of(code: int) -> Any:
-    """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not know."""
+    """Return the CUresult of a number; CUDA_ERROR_UNKNOWN for one that this cuda-bindings does not have."""
     return _MEMBERS.get(code, CUresult.CUDA_ERROR_UNKNOWN)
 
 
-def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
+def fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
     """Keep the message for `last_error`; return a failed call's result: its CUresult and None for each output."""
     _last.message = error.reason
     return (result_of(error.code), *(None,) * outputs)
@@ -73,19 +85,27 @@ def failed(error: CudaError, outputs: int) -> tuple[Any, ...]:
 def last_error() -> str:
     """Return the message of this thread's last failed call: what was wrong, what is allowed, what to do.
 
-    Empty if no call of this thread has failed. A successful call does not change it.
+    The text is one line of English, for people and logs; a program decides by the CUresult. It is empty if no call of
+    this thread has failed. A successful call does not change it, so ask right after the call that failed. Under
+    pympsd-run it is the message of the last routed call.
+
+    >>> from pympsd_client import driver as cuda, last_error
+    >>> cuda.cuStreamCreate(99)
+    (<CUresult.CUDA_ERROR_NOT_INITIALIZED: 3>, None)
+    >>> last_error()
+    'call cuInit(0) first: it has not been called, or failed'
     """
     return _last.message
 
 
-def failed_call(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
-    """Return `failed` for the calls of a function, which explains each if all failed calls are explained."""
+def failure_of(name: str) -> Callable[[CudaError, int], tuple[Any, ...]]:
+    """Return `fail` for the calls of a function; with PYMPSD_EXPLAIN it also explains each."""
     if not is_on():
-        return failed
+        return fail
 
     def explain_and_fail(error: CudaError, outputs: int) -> tuple[Any, ...]:
         explain(name, result_name(error.code), error.reason)
-        return failed(error, outputs)
+        return fail(error, outputs)
 
     return explain_and_fail
 

@@ -30,7 +30,7 @@ def is_on() -> bool:
 
 
 def explain(function: str, result: str, reason: str, *, is_lacking: bool = False) -> None:
-    """Write a line about a failed call. ``is_lacking``: pympsd lacks the function, explained by default too, once."""
+    """Write a line about a failed call; with ``is_lacking``, once by default: pympsd does not have the function."""
     by_default = is_lacking and os.environ.get(EXPLAIN) != "0" and function not in _explained
     if result == _NOT_READY or not (is_on() or by_default):
         return

@@ -14,9 +14,9 @@ from pympsd_client._arguments.values import InMemory, check_count, number
 
 
 def _layout(name: str, fields: str) -> type[ctypes.Structure]:
-    """Return a structure: fields of 8 bytes, of 4 where the name ends with a dot."""
+    """Return a structure: fields of 8 bytes, of 4 if the name ends with a dot."""
     types: list[tuple[str, Any]] = [
-        (one.rstrip("."), ctypes.c_uint32 if one.endswith(".") else ctypes.c_uint64) for one in fields.split()
+        (field.rstrip("."), ctypes.c_uint32 if field.endswith(".") else ctypes.c_uint64) for field in fields.split()
     ]
     return type(name, (ctypes.Structure,), {"_fields_": types})
 
@@ -74,54 +74,54 @@ NODE_PARAMETERS_AT: Final = 16
 NODE_PARAMETERS_BYTES: Final = 256
 
 
-def address_of(given: Any, name: str) -> int:
+def address_of(argument: Any, name: str) -> int:
     """Return the address of a structure, given as an object of cuda.bindings or in memory.
 
     INVALID_VALUE for NULL, TypeError for anything else.
     """
-    if given is None or given == 0:
+    if argument is None or argument == 0:
         raise invalid_value(f"the {name} is NULL")
-    return values.address_of(given, name)
+    return values.address_of(argument, name)
 
 
-def handles(given: Any, count: int, name: str) -> list[int]:
+def handles(argument: Any, count: int, name: str) -> list[int]:
     """Return ``count`` handles of an array: a sequence, or in memory. INVALID_VALUE for fewer, or NULL."""
     if count == 0:
         return []
-    if given is None or given == 0:
-        raise invalid_value(f"{name} is NULL, and {count} are said to be there")
-    if isinstance(given, InMemory):
+    if argument is None or argument == 0:
+        raise invalid_value(f"{name} is NULL, but its number of elements is {count}")
+    if isinstance(argument, InMemory):
         check_count(count, name)
-        return list((ctypes.c_uint64 * count).from_address(given))
-    numbers = [number(value) for value in given]
+        return list((ctypes.c_uint64 * count).from_address(argument))
+    numbers = [number(value) for value in argument]
     if len(numbers) < count:
         raise RuntimeError(f"List is too small: {len(numbers)} < {count}")
     return numbers[:count]
 
 
-def edge_data(given: Any, count: int) -> list[tuple[int, int, int]]:
-    """Return ports and kinds of ``count`` edges of an array, all 0 where none is given."""
-    if count == 0 or given is None or given == 0:
+def edge_data(argument: Any, count: int) -> list[tuple[int, int, int]]:
+    """Return ports and kinds of ``count`` edges of an array, all 0 if the array is NULL."""
+    if count == 0 or argument is None or argument == 0:
         return [(0, 0, 0)] * count
-    if isinstance(given, InMemory):
+    if isinstance(argument, InMemory):
         check_count(count, "edgeData")
-        addresses: Iterable[int] = range(given, given + count * EDGE_BYTES, EDGE_BYTES)
+        addresses: Iterable[int] = range(argument, argument + count * EDGE_BYTES, EDGE_BYTES)
     else:
-        addresses = [address_of(one, "CUgraphEdgeData") for one in given[:count]]
-        if len(given) < count:
-            raise RuntimeError(f"List is too small: {len(given)} < {count}")
-    found = [EdgeData.from_address(address) for address in addresses]
-    return [(one.from_port, one.to_port, one.type) for one in found]
+        addresses = [address_of(edge, "CUgraphEdgeData") for edge in argument[:count]]
+        if len(argument) < count:
+            raise RuntimeError(f"List is too small: {len(argument)} < {count}")
+    edges = [EdgeData.from_address(address) for address in addresses]
+    return [(edge.from_port, edge.to_port, edge.type) for edge in edges]
 
 
 class Elements(list[Any]):
-    """A list that C sees as an array, valid as long as this object: ``address`` is 0 for an empty one."""
+    """A list whose elements are also a C array at ``address`` (0 if empty) while this object lives."""
 
     def __init__(self, values: Sequence[int], size: int = 8) -> None:
         super().__init__(values)
         self._array: Any = None
         if values:
-            self._array = ctypes.create_string_buffer(b"".join(one.to_bytes(size, "little") for one in values))
+            self._array = ctypes.create_string_buffer(b"".join(value.to_bytes(size, "little") for value in values))
         self.address: int = ctypes.addressof(self._array) if values else 0
 
 
@@ -130,7 +130,7 @@ def edge_number(from_port: int, to_port: int, kind: int) -> int:
     return from_port | to_port << 8 | kind << 16
 
 
-# --- what C functions put in memory, as objects of cuda.bindings
+# --- outputs as objects of cuda.bindings
 
 
 def _each(name: str) -> Callable[[Sequence[int]], list[Any]]:
@@ -141,13 +141,13 @@ def _edges(numbers: Sequence[int]) -> list[Any]:
     return [from_bytes("CUgraphEdgeData", value.to_bytes(EDGE_BYTES, "little")) for value in numbers]
 
 
-def _named(name: str) -> Callable[[int], Any]:
+def _class(name: str) -> Callable[[int], Any]:
     return lambda value: getattr(bindings, name)(value)
 
 
 WRAPPERS: Final[dict[str, Callable[[Any], Any]]] = {
     **{
-        name: _named(name)
+        name: _class(name)
         for name in (
             "CUgraph",
             "CUgraphConditionalHandle",

@@ -16,7 +16,7 @@ from attrs import define
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 
@@ -32,8 +32,9 @@ _LINE: Final = re.compile(r"line (\d+): (.*)", re.DOTALL)
 
 @define
 class _Log:
-    """A log buffer of the caller (an object with a buffer, or an address), its size in bytes, and the address of the
-    value that gives the size (0: none), where the number of bytes written is stored.
+    """A log buffer of the caller: an object with a buffer, or an address; its size in bytes.
+
+    ``size_at`` is the address of the value that gives the size; the number of bytes written is stored there. 0: none.
     """
 
     buffer: Any = None
@@ -54,7 +55,7 @@ class Options:
     info: _Log
     error: _Log
     max_registers: int = 0
-    """The most registers of a thread; 0: no limit."""
+    """The maximum number of registers of a thread; 0: no limit."""
 
     def write(self, error: str, info: str = "") -> None:
         """Write the error log (empty on success) and the info log."""
@@ -78,7 +79,7 @@ class Options:
 
 
 def ptxas_message(error: CudaError) -> str:
-    """Return what the error log says of an image that is refused, in the driver's form where a line is to blame."""
+    """Return the error log's text for a refused image, in the driver's form if a line of it is wrong."""
     match = _LINE.fullmatch(error.reason) if error.code == Result.ERROR_INVALID_PTX else None
     if match is None:
         return error.reason
@@ -92,26 +93,26 @@ def read(count: int, options: Sequence[Any] | int | None, values: Sequence[Any] 
     """Return the options; INVALID_VALUE and NOT_SUPPORTED name the one that is wrong."""
     names = enums(options, count)
     slots = _slots(values, count)
-    found = Options(_Log(), _Log())
+    result = Options(_Log(), _Log())
     for option, (value, address) in zip(names, slots, strict=True):
         name = _OPTIONS.get(option, "NUM_OPTIONS")
         if name == "NUM_OPTIONS":
             raise invalid_value(f"there is no JIT option {option}")
         if name in _REFUSED and not (name == "LTO" and number(value) == 0):
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, f"JIT option CU_JIT_{name} is not supported; leave it out")
+            raise not_supported(f"JIT option CU_JIT_{name} is not supported; leave it out")
         if name == "INFO_LOG_BUFFER":
-            found.info.buffer = value
+            result.info.buffer = value
         elif name == "INFO_LOG_BUFFER_SIZE_BYTES":
-            found.info.size, found.info.size_at = number(value), address
+            result.info.size, result.info.size_at = number(value), address
         elif name == "ERROR_LOG_BUFFER":
-            found.error.buffer = value
+            result.error.buffer = value
         elif name == "ERROR_LOG_BUFFER_SIZE_BYTES":
-            found.error.size, found.error.size_at = number(value), address
+            result.error.size, result.error.size_at = number(value), address
         elif name == "MAX_REGISTERS":
-            found.max_registers = number(value)
+            result.max_registers = number(value)
         elif name == "WALL_TIME" and address:
             ctypes.c_float.from_address(address).value = 0.0
-    return found
+    return result
 
 
 def enums(options: Sequence[Any] | int | None, count: int) -> list[int]:
@@ -141,7 +142,7 @@ def _write(buffer: Any, size: int, text: str) -> int:
     """Return the number of bytes written, without the NUL."""
     if buffer is None or size <= 0:
         return 0
-    # cuda-bindings takes bytes for a log and the driver writes into them: do the same, never beyond their end.
+    # cuda-bindings takes bytes for a log and the driver writes into them: do the same, but never beyond their end.
     with HostMemory(buffer) as memory:
         room = size if memory.size is None else min(size, memory.size)
         if not (room and memory.address):

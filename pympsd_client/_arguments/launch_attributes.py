@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._arguments.values import address_of
 
 _NUMBERS: Final = members("CUlaunchAttributeID", "CU_LAUNCH_ATTRIBUTE_")
@@ -39,20 +38,18 @@ HINTS: Final = frozenset(
 
 
 def name_of(number: int) -> str:
-    """Return an attribute's name without its prefix, the number as text where there is none."""
+    """Return an attribute's name without its prefix, or the number as text if it has none."""
     return _NAMES.get(number, str(number))
 
 
 def not_there(name: str, those: str) -> CudaError:
-    """Return the refusal of an attribute where there are only ``those``."""
-    return CudaError(
-        Result.ERROR_NOT_SUPPORTED, f"pympsd does not have the launch attribute {name} yet; it has {those}"
-    )
+    """Return the refusal of an attribute, naming ``those`` that are supported."""
+    return not_supported(f"pympsd does not have the launch attribute {name} yet; it has {those}")
 
 
 @frozen
 class LaunchConfig:
-    """A CUlaunchConfig; ``cluster`` are its dimensions in blocks, 1 where no attribute gives them."""
+    """A CUlaunchConfig; ``cluster`` are its dimensions in blocks, 1 if no attribute gives them."""
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -73,11 +70,11 @@ class _LaunchAttribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("values", ctypes.c_uint32 * 16))
 
 
-def launch_config(given: Any) -> LaunchConfig | None:
+def launch_config(argument: Any) -> LaunchConfig | None:
     """Return the values of a CUlaunchConfig, None for None; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _LaunchConfig.from_address(address_of(given, "CUlaunchConfig"))
+    raw: Any = _LaunchConfig.from_address(address_of(argument, "CUlaunchConfig"))
     sizes, cluster = tuple(raw.sizes), (1, 1, 1)
     for attribute in (_LaunchAttribute * raw.count).from_address(raw.attributes) if raw.attributes else ():
         if attribute.id == CLUSTER_DIMENSION:

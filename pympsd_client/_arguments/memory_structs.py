@@ -1,9 +1,10 @@
-"""Structures that say where memory is, and what kind: those of cuda.bindings, or C's in memory, as plain values."""
+"""Locations, kinds and access of memory: the structures of cuda.bindings, or C's in memory, as plain values."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+import struct
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -50,80 +51,58 @@ class Access:
     flags: int
 
 
-class _Location(ctypes.Structure):
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+_LOCATION: Final = struct.Struct("=2i")
+_ACCESS: Final = struct.Struct("=3i")
+_POOL: Final = struct.Struct("=4i8xQH")
+"""CUmemPoolProps: type, types of handles, location, security attributes, maximum size, usage."""
+_ALLOCATION: Final = struct.Struct("=4i8x2BH4x")
+"""CUmemAllocationProp: type, types of handles, location, metadata of Win32, compression, RDMA, usage."""
 
 
-class _PoolProperties(ctypes.Structure):
-    _fields_ = (
-        ("allocation_type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("security", ctypes.c_void_p),
-        ("max_size", ctypes.c_size_t),
-        ("usage", ctypes.c_ushort),
-    )
+def _unpack(argument: Any, name: str, layout: struct.Struct) -> tuple[Any, ...]:
+    return layout.unpack(ctypes.string_at(address_of(argument, name), layout.size))
 
 
-class _AllocationProperties(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", _Location),
-        ("metadata", ctypes.c_void_p),
-        ("compression", ctypes.c_ubyte),
-        ("is_rdma_capable", ctypes.c_ubyte),
-        ("usage", ctypes.c_ushort),
-        ("reserved", ctypes.c_ubyte * 4),
-    )
-
-
-class _Access(ctypes.Structure):
-    _fields_ = (("location", _Location), ("flags", ctypes.c_int))
-
-
-def _plain(raw: Any) -> Location:
-    return Location(raw.type, raw.id)
-
-
-def location(given: Any) -> Location | None:
+def location(argument: Any) -> Location | None:
     """Return the values of a CUmemLocation, None for NULL; TypeError for anything else."""
-    return None if given is None else _plain(_Location.from_address(address_of(given, "CUmemLocation")))
+    return None if argument is None else Location(*_unpack(argument, "CUmemLocation", _LOCATION))
 
 
-def pool_properties(given: Any) -> PoolProperties | None:
+def pool_properties(argument: Any) -> PoolProperties | None:
     """Return the values of a CUmemPoolProps, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _PoolProperties.from_address(address_of(given, "CUmemPoolProps"))
-    return PoolProperties(raw.allocation_type, raw.handle_types, _plain(raw.location), raw.max_size, raw.usage)
+    kind, handle_types, where, number, max_size, usage = _unpack(argument, "CUmemPoolProps", _POOL)
+    return PoolProperties(kind, handle_types, Location(where, number), max_size, usage)
 
 
-def allocation_properties(given: Any) -> AllocationProperties | None:
+def allocation_properties(argument: Any) -> AllocationProperties | None:
     """Return the values of a CUmemAllocationProp, None for NULL; TypeError for anything else."""
-    if given is None:
+    if argument is None:
         return None
-    raw: Any = _AllocationProperties.from_address(address_of(given, "CUmemAllocationProp"))
-    return AllocationProperties(
-        raw.type, raw.handle_types, _plain(raw.location), raw.compression, raw.is_rdma_capable, raw.usage
-    )
+    kind, handle_types, where, number, *rest = _unpack(argument, "CUmemAllocationProp", _ALLOCATION)
+    return AllocationProperties(kind, handle_types, Location(where, number), *rest)
 
 
 def make_allocation_properties(values: AllocationProperties) -> Any:
     """Return a CUmemAllocationProp with these values."""
-    location = _Location(values.location.type, values.location.id)
-    raw = _AllocationProperties(values.type, values.handle_types, location)
-    raw.compression, raw.is_rdma_capable, raw.usage = values.compression, values.is_rdma_capable, values.usage
-    return from_bytes("CUmemAllocationProp", bytes(raw))
+    at, rest = values.location, (values.compression, values.is_rdma_capable, values.usage)
+    return from_bytes(
+        "CUmemAllocationProp", _ALLOCATION.pack(values.type, values.handle_types, at.type, at.id, *rest)
+    )
 
 
-def accesses(given: Any, count: int) -> list[Access]:
+def _each(argument: Any, count: int, name: str, layout: struct.Struct) -> list[tuple[Any, ...]]:
+    addresses = addresses_of(argument, count, name, layout.size)
+    return [layout.unpack(ctypes.string_at(address, layout.size)) for address in addresses]
+
+
+def accesses(argument: Any, count: int) -> list[Access]:
     """Return the values of ``count`` CUmemAccessDesc, a list or a C array; INVALID_VALUE if there are fewer."""
-    addresses = addresses_of(given, count, "CUmemAccessDesc", ctypes.sizeof(_Access))
-    return [Access(_plain(raw.location), raw.flags) for raw in map(_Access.from_address, addresses)]
+    fields = _each(argument, count, "CUmemAccessDesc", _ACCESS)
+    return [Access(Location(where, number), flags) for where, number, flags in fields]
 
 
-def locations(given: Any, count: int) -> list[Location]:
+def locations(argument: Any, count: int) -> list[Location]:
     """Return the values of ``count`` CUmemLocation, a list or a C array; INVALID_VALUE if there are fewer."""
-    addresses = addresses_of(given, count, "CUmemLocation", ctypes.sizeof(_Location))
-    return [_plain(_Location.from_address(address)) for address in addresses]
+    return [Location(*fields) for fields in _each(argument, count, "CUmemLocation", _LOCATION)]

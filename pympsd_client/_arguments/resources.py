@@ -44,7 +44,7 @@ class SmResource:
 
 @frozen
 class Group:
-    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: as many as there are."""
+    """A CU_DEV_SM_RESOURCE_GROUP_PARAMS; ``count`` 0: all that remain."""
 
     count: int
     coscheduled: int
@@ -53,18 +53,18 @@ class Group:
 
 
 def check_type(kind: int) -> None:
-    """Raise INVALID_RESOURCE_TYPE unless a type is that of SMs; INVALID_VALUE for none of CUDA's."""
+    """Raise INVALID_RESOURCE_TYPE unless a type is that of SMs; INVALID_VALUE for a type that CUDA does not have."""
     if kind not in _TYPES.values():
         raise invalid_value(f"there is no type {kind} of resources")
     if kind != _SM:
         raise CudaError(Result.ERROR_INVALID_RESOURCE_TYPE, "contexts here have a part of the SMs, of nothing else")
 
 
-def sm_resource(given: Any) -> SmResource:
+def sm_resource(argument: Any) -> SmResource:
     """Return the SMs of a CUdevResource; INVALID_VALUE for NULL, INVALID_RESOURCE_TYPE for another; TypeError."""
-    if given is None:
+    if argument is None:
         raise invalid_value("the resource is NULL")
-    return _resource(address_of(given, "CUdevResource"))
+    return _resource(address_of(argument, "CUdevResource"))
 
 
 def _resource(place: int) -> SmResource:
@@ -76,20 +76,20 @@ def _resource(place: int) -> SmResource:
     return SmResource(device, count, minimum, alignment, flags)
 
 
-def sm_resources(given: Any, count: int) -> list[SmResource]:
+def sm_resources(argument: Any, count: int) -> list[SmResource]:
     """Return the SMs of ``count`` CUdevResource, a list or a C array."""
-    return [_resource(place) for place in addresses_of(given, count, "CUdevResource", RESOURCE_BYTES)]
+    return [_resource(place) for place in addresses_of(argument, count, "CUdevResource", RESOURCE_BYTES)]
 
 
-def groups(given: Any, count: int) -> list[Group]:
+def groups(argument: Any, count: int) -> list[Group]:
     """Return ``count`` CU_DEV_SM_RESOURCE_GROUP_PARAMS, a list or a C array."""
-    places = addresses_of(given, count, "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
+    places = addresses_of(argument, count, "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
     return [Group(*_GROUP.unpack(ctypes.string_at(place, GROUP_BYTES))) for place in places]
 
 
-def put_counts(given: Any, counts: list[int]) -> None:
-    """Write the numbers of SMs that groups have got into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
-    places = addresses_of(given, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
+def put_counts(argument: Any, counts: list[int]) -> None:
+    """Write the numbers of the groups' SMs into their CU_DEV_SM_RESOURCE_GROUP_PARAMS."""
+    places = addresses_of(argument, len(counts), "CU_DEV_SM_RESOURCE_GROUP_PARAMS", GROUP_BYTES)
     for place, count in zip(places, counts, strict=True):
         ctypes.c_uint32.from_address(place).value = count
 

@@ -39,7 +39,7 @@ class SharedHandle:
     pool: int = 0
 
 
-def packed(name: str, handle: SharedHandle) -> bytes:
+def pack(name: str, handle: SharedHandle) -> bytes:
     """Return a handle as the bytes of a structure of CUDA's, by its name."""
     secret, ordinal, offset, size, pool = astuple(handle)
     return _LAYOUT.pack(
@@ -47,15 +47,15 @@ def packed(name: str, handle: SharedHandle) -> bytes:
     )
 
 
-def unpacked(name: str, given: Any, refusal: Callable[[str], CudaError]) -> SharedHandle:
+def unpack(name: str, argument: Any, refusal: Callable[[str], CudaError]) -> SharedHandle:
     """Return the handle in a structure of CUDA's, given as cuda.bindings has it, as bytes, or by its address.
 
-    Raise what ``refusal`` returns for one that is none; TypeError.
+    Raise what ``refusal`` returns for bytes that are not a handle; TypeError.
     """
-    if isinstance(given, bytes):
-        data = given[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")
+    if isinstance(argument, bytes):
+        data = argument[:HANDLE_BYTES].ljust(HANDLE_BYTES, b"\0")
     else:
-        data = ctypes.string_at(address_of(given, name), HANDLE_BYTES)
+        data = ctypes.string_at(address_of(argument, name), HANDLE_BYTES)
     mark, secret, pool, ordinal, offset, size = _LAYOUT.unpack(data)
     if mark != _MARKS[name]:
         raise refusal(f"these are not the bytes of a {name} that a client of pympsd has made")

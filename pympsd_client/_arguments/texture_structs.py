@@ -23,7 +23,7 @@ _VIEW: Final = struct.Struct("=I4x3Q4I64x")
 
 @frozen
 class Resource:
-    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the rest is of linear memory."""
+    """A CUDA_RESOURCE_DESC. ``place`` is an array's handle or an address; the other fields are for linear memory."""
 
     type: int
     place: int
@@ -55,7 +55,7 @@ def resource(data: bytes) -> Resource:
     return Resource(*_RESOURCE.unpack(data))
 
 
-def packed_resource(values: Resource) -> bytes:
+def pack_resource(values: Resource) -> bytes:
     """Return the bytes of a CUDA_RESOURCE_DESC."""
     of = values
     fields = (of.type, of.place, of.format, of.channels, of.size_or_width, of.height, of.pitch, of.flags)
@@ -63,7 +63,7 @@ def packed_resource(values: Resource) -> bytes:
 
 
 def sampling(data: bytes) -> tuple[Sampling, int]:
-    """Return the values of a CUDA_TEXTURE_DESC, and the greatest anisotropy."""
+    """Return the values of a CUDA_TEXTURE_DESC, and the maximum anisotropy."""
     first, second, third, filter, flags, anisotropy, level_filter, *rest = _TEXTURE.unpack(data)
     bias, least, greatest, *border = rest
     red, green, blue, alpha = border
@@ -71,7 +71,7 @@ def sampling(data: bytes) -> tuple[Sampling, int]:
     return Sampling(modes, filter, flags, level_filter, bias, least, greatest, colour), anisotropy
 
 
-def packed_sampling(values: Sampling, anisotropy: int) -> bytes:
+def pack_sampling(values: Sampling, anisotropy: int) -> bytes:
     """Return the bytes of a CUDA_TEXTURE_DESC."""
     of = values
     levels = (of.level_bias, of.least_level, of.greatest_level)
@@ -84,8 +84,8 @@ def view(data: bytes) -> View:
 
 
 def _reader(name: str) -> Callable[[Any], bytes | None]:
-    def read(given: Any) -> bytes | None:
-        return None if given is None else ctypes.string_at(address_of(given, name), _SIZES[name])
+    def read(argument: Any) -> bytes | None:
+        return None if argument is None else ctypes.string_at(address_of(argument, name), _SIZES[name])
 
     return read
 

@@ -13,7 +13,7 @@ from attrs import frozen
 from pympsd_client._arguments.bindings import bindings
 from pympsd_client._arguments.errors import invalid_value
 
-COUNT_LIMIT: Final = 1 << 20
+MAX_COUNT: Final = 1 << 20
 """Elements of an array at an address: a larger count can only be an error."""
 
 
@@ -42,7 +42,7 @@ def text(value: Any) -> str:
 
 
 class InMemory(int):
-    """The address of C values, where a caller passes a pointer to them and not the values."""
+    """The address of C values: the caller passes a pointer to them, not the values."""
 
 
 @frozen
@@ -69,65 +69,71 @@ class AttributeValue:
         return self.value if self.type is None else self.type(self.value)
 
 
-def returned(value: Any) -> Any:
-    """Return an output of type ``void``, or a list of them, as cuda.bindings does; an address as it is."""
+def to_python(value: Any) -> Any:
+    """Return an output of type ``void``, or a list of them, as cuda.bindings does; addresses stay ints."""
     if isinstance(value, AttributeValue):
         return value.plain()
-    return [one.plain() for one in value] if isinstance(value, list) else value
+    return [element.plain() for element in value] if isinstance(value, list) else value
 
 
-def given_value(given: Any, code: str) -> int:
-    """Return the number that was given for a ``void *``; in memory it has the C type with this struct code."""
-    if isinstance(given, InMemory):
-        return int(struct.unpack(f"={code}", ctypes.string_at(int(given), struct.calcsize(f"={code}")))[0])
-    return number(given)
+def read_value(argument: Any, code: str) -> int:
+    """Return the number passed through a ``void *``: an int, or a value in memory with this struct code."""
+    if isinstance(argument, InMemory):
+        return int(struct.unpack(f"={code}", ctypes.string_at(int(argument), struct.calcsize(f"={code}")))[0])
+    return number(argument)
 
 
 def check_count(count: int, name: str) -> None:
-    """Raise INVALID_VALUE for more elements of an array at an address than there can be."""
-    if count > COUNT_LIMIT:
-        raise invalid_value(f"{count} elements of {name} are more than the {COUNT_LIMIT} that are allowed")
+    """Raise INVALID_VALUE for an impossible number of elements of an array at an address."""
+    if count > MAX_COUNT:
+        raise invalid_value(f"{count} elements of {name} are more than the {MAX_COUNT} that are allowed")
 
 
-def given_numbers(given: Any, count: int, code: str) -> list[int]:
+def read_numbers(argument: Any, count: int, code: str) -> list[int]:
     """Return the numbers of a list, or of a C array of ``count`` elements with this struct code."""
-    if isinstance(given, InMemory):
+    if isinstance(argument, InMemory):
         check_count(count, "an array")
-        data = ctypes.string_at(int(given), count * struct.calcsize(f"={code}"))
+        data = ctypes.string_at(int(argument), count * struct.calcsize(f"={code}"))
         return list(struct.unpack(f"={count}{code}", data))
-    if given is None:
+    if argument is None:
         return []
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-        raise TypeError(f"a list or tuple is required, not {type(given).__name__}")
-    return [number(one) for one in given]
+    if not isinstance(argument, Sequence) or isinstance(argument, str | bytes):
+        raise TypeError(f"a list or tuple is required, not {type(argument).__name__}")
+    return [number(element) for element in argument]
+
+
+def check_not_null(name: str, *addresses: int) -> None:
+    """Raise INVALID_VALUE if an address is 0; ``name`` describes what should be there."""
+    if 0 in addresses:
+        raise invalid_value(f"the address of {name} is NULL")
 
 
 @cache
 def _classes(name: str) -> tuple[Any, ...]:
     """Return the classes that cuda.bindings has for a structure or a union."""
     names = (name, *(f"{name}_{suffix}" for suffix in ("st", "v1", "v2", "union")))
-    return tuple(getattr(bindings, each) for each in names if hasattr(bindings, each))
+    return tuple(getattr(bindings, variant) for variant in names if hasattr(bindings, variant))
 
 
-def address_of(given: Any, name: str) -> int:
+def address_of(argument: Any, name: str) -> int:
     """Return the address of a structure that is given as cuda.bindings has it, or by its address; TypeError."""
-    if isinstance(given, InMemory):
-        return int(given)
-    if not isinstance(given, _classes(name)):
-        raise TypeError(f"a {name} is required, not {type(given).__name__}")
-    return int(given.getPtr())
+    if isinstance(argument, InMemory):
+        return int(argument)
+    if not isinstance(argument, _classes(name)):
+        raise TypeError(f"a {name} is required, not {type(argument).__name__}")
+    return int(argument.getPtr())
 
 
-def addresses_of(given: Any, count: int, name: str, size: int) -> list[int]:
+def addresses_of(argument: Any, count: int, name: str, size: int) -> list[int]:
     """Return the addresses of ``count`` structures of ``size`` bytes in a list or a C array.
 
     INVALID_VALUE if a list has fewer, TypeError if it has others.
     """
-    if isinstance(given, InMemory):
+    if isinstance(argument, InMemory):
         check_count(count, name)
-        return [int(given) + index * size for index in range(count)]
-    if given is not None and (not isinstance(given, Sequence) or isinstance(given, str | bytes)):
-        raise TypeError(f"a list or tuple of {name} is required, not {type(given).__name__}")
-    if count > len(given or ()):
-        raise invalid_value(f"count is {count}; there are {len(given or ())} {name}")
-    return [address_of(structure, name) for structure in (given or ())[:count]]
+        return [int(argument) + index * size for index in range(count)]
+    if argument is not None and (not isinstance(argument, Sequence) or isinstance(argument, str | bytes)):
+        raise TypeError(f"a list or tuple of {name} is required, not {type(argument).__name__}")
+    if count > len(argument or ()):
+        raise invalid_value(f"count is {count}; there are {len(argument or ())} {name}")
+    return [address_of(structure, name) for structure in (argument or ())[:count]]

@@ -35,9 +35,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd.vocabulary.variables import LAUNCHES, BadSetting, read
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 
 if TYPE_CHECKING:
     from pympsd.wire.module_layout import FunctionLayout
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
 def _choose() -> Any:
     """Return the extension, None for launches in Python; raise CudaError when the choice cannot be had."""
     try:
-        choice = read(os.environ, LAUNCHES, "auto")
+        choice = read(os.environ, LAUNCHES)
     except BadSetting as error:
         raise invalid_value(str(error)) from None
     if choice == "python":
@@ -58,7 +57,7 @@ def _choose() -> Any:
         if choice == "native":
             reason = "install pympsd where a C compiler and Python's headers are"
             reason = f"{LAUNCHES} is native and launches are Python's here ({error}): {reason}"
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, reason) from None
+            raise not_supported(reason) from None
         return None
     return _launches
 
@@ -104,7 +103,7 @@ def launcher() -> Launcher | None:
 
 def fits_plan(parameters: tuple[Any, ...] | int, count: int, record: bytes) -> bool:
     """Return whether a launch with these ``count`` parameters fits into a plan."""
-    if _library is None or len(record) > _library.MOST_BYTES or count > _library.MOST_VALUES:
+    if _library is None or len(record) > _library.MAX_BYTES or count > _library.MAX_VALUES:
         return False
     return isinstance(parameters, int) or (len(parameters) == 2 and type(parameters[1]) is tuple)
 

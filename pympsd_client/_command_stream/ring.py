@@ -52,7 +52,11 @@ class Ring:
         self._words[IN_USE // _WORD] = 1
 
     def put(self, record: bytes) -> bool:
-        """Put a record in; return False if it does not fit now. Raise CudaError for one that never fits."""
+        """Put a record in; return False if it does not fit now.
+
+        Call it under a lock whose release comes before ``asleep`` is read. INVALID_VALUE for a record that never
+        fits.
+        """
         length = len(record)
         if length > RECORD_BYTES:
             raise invalid_value(f"a record of {length} bytes; {RECORD_BYTES} are allowed: use fewer parameters")

@@ -38,7 +38,11 @@ class Slot:
 
 
 class StagingMemory:
-    """``size`` bytes mapped at ``address``; unmapped with the last reference to the object. Safe for threads."""
+    """``size`` bytes mapped at ``address``, shared with an executor. Safe for threads.
+
+    The memory is unmapped with the last reference to this object. ``max_slot_bytes``: the most bytes of one slot, so
+    that four of them keep both sides busy.
+    """
 
     def __init__(self, fd: int, size: int, ring_bytes: int = 0) -> None:
         """Map a descriptor, the ring behind the bulk data too, and close it; OSError when it cannot be mapped."""

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, Final
 
 from pympsd.channel.descriptors import FD_BYTES, close_all, received, whole
-from pympsd.errors import RemoteError
+from pympsd.errors import DaemonError, RemoteError
 from pympsd.wire import messages
 from pympsd.wire.framing import Frame, FrameReader
 
@@ -19,12 +19,15 @@ MAX_FDS: Final = 2
 _CHUNK: Final = 65536
 
 
-class Ended(Exception):
+class Ended(DaemonError):
     """The other side closed the conversation, or violated the protocol."""
 
 
 class Conversation:
-    """Messages both ways over a connected stream socket, which it owns. For one thread at a time."""
+    """Messages both ways over a connected stream socket, which it owns. For one thread at a time.
+
+    Ctrl-C during a wait loses no byte and no descriptor.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket: Final = connection

@@ -74,7 +74,10 @@ class NotWelcomed(CudaError):
 
 
 def connect_to_daemon(environment: Mapping[str, str]) -> socket.socket | NoDaemon:
-    """Return a connection to the daemon's socket, or why there is none."""
+    """Return a connection to the daemon's socket, or the reason why there is none.
+
+    The socket's path follows from CUDA_MPS_PIPE_DIRECTORY in ``environment``. The caller owns the connection.
+    """
     path = control_socket(environment)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

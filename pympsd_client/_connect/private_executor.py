@@ -52,7 +52,7 @@ class PrivateExecutorWarning(RuntimeWarning):
 
 
 def native_driver() -> bool:
-    """Return whether libcuda loads and initialises: then the program runs natively."""
+    """Return whether libcuda loads and cuInit succeeds: then the program runs natively."""
     try:
         # Not by cuda.bindings, whose cuInit may be this client's own (`pympsd_client.routing`).
         return int(ctypes.CDLL("libcuda.so.1").cuInit(0)) == Result.SUCCESS
@@ -62,7 +62,7 @@ def native_driver() -> bool:
 
 def list_devices(environment: Mapping[str, str]) -> tuple[Device, ...]:
     """Return the devices that an environment describes (see `pympsd.devices`); raise CudaError."""
-    script = Path(pympsd.process.version.__file__).parent / "devices" / "__main__.py"
+    script = Path(pympsd.process.version.__file__).parents[1] / "devices" / "__main__.py"
     try:
         child = subprocess.run(
             [sys.executable, "-I", str(script)],

@@ -33,7 +33,7 @@ from pympsd.wire.messages import (
     RequestRefused,
     SessionWelcome,
 )
-from pympsd_client._arguments.errors import CudaError, lost
+from pympsd_client._arguments.errors import CudaError, lost, not_supported
 from pympsd_client._arguments.explanations import report_settings
 from pympsd_client._command_stream.transport import Transport
 from pympsd_client._connect.connection import Device, Opened, open_stream
@@ -54,10 +54,9 @@ def check_api_version(environment: Mapping[str, str]) -> None:
     """Raise NOT_SUPPORTED if the environment asks for an API from before CUDA 4.0."""
     version = read_forced_version(environment.get(VARIABLE))
     if version is not None and version < OLDEST:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{VARIABLE}={version}: under MPS a context is made through the API of CUDA 4.0 ({OLDEST}) or later; "
-            "unset it",
+            "unset it"
         )
 
 

@@ -44,7 +44,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import BY_OPCODE, FLAG_QUIET, HEADER, STREAM_LEGACY, Completion, Kind, Operation, Use
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.graph_structs import Elements
 from pympsd_client._command_stream.interception import HostFunction, intercepted
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -302,9 +302,8 @@ class Captures:
             if capture is None or size == 0:
                 return 0
             if not kind.is_shared and kind.location.id != context.device.number:
-                raise CudaError(
-                    Result.ERROR_NOT_SUPPORTED,
-                    f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}",
+                raise not_supported(
+                    f"the pool is of device {kind.location.id}, the stream that captures of {context.device.number}"
                 )
             with self.lift():
                 work = parameters.allocation_work(size, context, kind)

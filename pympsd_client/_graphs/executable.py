@@ -118,7 +118,11 @@ class Executable:
             self._drop()
 
     def change_all(self, pairs: list[tuple[Node, Node]]) -> None:
-        """Take over the work of other nodes, except for the graphs in nodes, whose nodes are among the pairs."""
+        """Take over the work of other nodes, from the next launch on.
+
+        ``pairs``: nodes of the copy, each with the node whose work it takes over. Graphs in nodes keep their
+        identity; their nodes are among the pairs.
+        """
         with self._launching:
             for node, source in pairs:
                 if not works.inner_graphs(node.work):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import graph_structs as structs
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import node_functions, parameters
 from pympsd_client._graphs.executable import AUTO_FREE, Executable, executables, find
@@ -49,7 +49,7 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
             "kernels cannot launch graphs here: instantiate without CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH, and "
             "launch the graph from the host"
         )
-        raise _NotInstantiated(_NOT_SUPPORTED, CudaError(Result.ERROR_NOT_SUPPORTED, reason))
+        raise _NotInstantiated(_NOT_SUPPORTED, not_supported(reason))
     if graph.is_captured_into:
         reason = "a stream capture into the graph has not ended"
         raise _NotInstantiated(_FAILED, CudaError(Result.ERROR_ILLEGAL_STATE, reason))
@@ -58,7 +58,7 @@ def _instantiate(graph: Graph, flags: int) -> Executable:
         graph.in_order()
     except NotOneContext:
         reason = "the graph has nodes of several contexts; make a graph for each"
-        raise _NotInstantiated(_SEVERAL_CONTEXTS, CudaError(Result.ERROR_NOT_SUPPORTED, reason)) from None
+        raise _NotInstantiated(_SEVERAL_CONTEXTS, not_supported(reason)) from None
     except CudaError as error:
         raise _NotInstantiated(_INVALID_STRUCTURE, error) from None
     try:

@@ -67,7 +67,11 @@ class Graph:
         return node
 
     def connect(self, edges: Sequence[tuple[Node, Node, Edge]]) -> None:
-        """Add edges, all or none: INVALID_VALUE for one that exists, from a node to itself, or to another graph."""
+        """Add edges, all or none.
+
+        INVALID_VALUE for an edge that exists or comes twice, from a node to itself, or to a node of another graph. A
+        cycle is only noticed by `in_order`.
+        """
         added = set()
         for start, end, _ in edges:
             self._check_own(start)
@@ -114,7 +118,10 @@ class Graph:
         return (node for node in self.nodes.values() if not node.dependencies)
 
     def in_order(self) -> list[Node]:
-        """Return the nodes, each after all it depends on, else in the order they were added; raise on a cycle."""
+        """Return the nodes, each after all that it depends on, else in the order in which they were added.
+
+        INVALID_VALUE if the graph has a cycle.
+        """
         missing = {node: len(node.dependencies) for node in self.nodes.values()}
         ready = [node for node, missing_count in missing.items() if not missing_count]
         for node in ready:  # grows as it is walked

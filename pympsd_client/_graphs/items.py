@@ -12,13 +12,14 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.graph_items import Conditional, ConditionalKind, GraphItem
 from pympsd.wire.records import BY_NAME, FLAG_COOPERATIVE, HEADER, STREAM_LEGACY, Space
 from pympsd.wire.ring_layout import cluster_of, packed
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import Copy3D, copy_side, linear_copy
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.kernel_parameters import raw_packer, record_bytes
 from pympsd_client._command_stream.operations import LAUNCH_OPCODE
@@ -51,11 +52,11 @@ _STREAM: Final = STREAM_LEGACY
 _NOT_IN_BODIES: Final = (HostWork, RecordWork, WaitWork, AllocateWork, FreeWork, BatchWork)
 
 
-class NotOneContext(Exception):
+class NotOneContext(CallError):
     """A graph has nodes of several contexts."""
 
 
-class Failed(Exception):
+class Failed(CallError):
     """A node cannot be made an item: ``node`` and the error."""
 
     def __init__(self, node: Node | None, error: CudaError) -> None:
@@ -154,7 +155,7 @@ class Items:
         if isinstance(work, RecordWork | WaitWork):
             event = events.find(work.event)
             if event.context is not self.context:
-                raise CudaError(Result.ERROR_NOT_SUPPORTED, "the event is of another context than the graph's nodes")
+                raise not_supported("the event is of another context than the graph's nodes")
             if isinstance(work, WaitWork):
                 return operations.WAIT_EVENT.record(context_id, 0, _STREAM, event.handle)
             self.recorded.append(event.handle)
@@ -201,7 +202,7 @@ def _not_in_body(what: str) -> CudaError:
         f"the body of a conditional node cannot have {what}: it has kernels, copies and fills of device and "
         "page-locked memory, empty nodes, child graphs and conditional nodes"
     )
-    return CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    return not_supported(reason)
 
 
 def _launch(work: KernelWork, context_id: int) -> bytes:

@@ -14,7 +14,7 @@ from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.bindings import cuuint64_t
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.launch_attributes import COOPERATIVE, VALUE_BYTES
-from pympsd_client._arguments.values import AttributeValue, given_value
+from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._graphs import graph as graphs
 from pympsd_client._graphs import parameters
 from pympsd_client._graphs.graph import Node, allocate_handle
@@ -119,7 +119,7 @@ def memory_attribute(device: int, attribute: int) -> AttributeValue:
 def set_memory_attribute(device: int, attribute: int, value: Any) -> None:
     """Set a watermark of a device's graph memory to what is in use; the value is 0, else INVALID_VALUE."""
     usage = usage_of(process.device(device).number)
-    if attribute not in (_USED_HIGH, _RESERVED_HIGH) or given_value(value, "Q"):
+    if attribute not in (_USED_HIGH, _RESERVED_HIGH) or read_value(value, "Q"):
         raise invalid_value("only the watermarks of graph memory can be set, and only to 0")
     if attribute == _USED_HIGH:
         usage.used_high = usage.current

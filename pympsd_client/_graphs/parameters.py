@@ -23,7 +23,7 @@ from pympsd_client._api.memory.pools import kind_of
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments import graph_structs as structs
 from pympsd_client._arguments.copy_structs import Copy3D, copy_at, copy_bytes
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import CLUSTER_DIMENSION, COOPERATIVE, HINTS, name_of, not_there
 from pympsd_client._arguments.memory_structs import Location
 from pympsd_client._arguments.values import InMemory
@@ -74,7 +74,7 @@ def allocation_at(address: int) -> AllocateWork:
     kind, _ = kind_of(location, raw.allocType)
     if raw.handleTypes:
         reason = "the memory of a graph cannot be exported: handleTypes is CU_MEM_HANDLE_TYPE_NONE"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported(reason)
     context = context_on(process.device(location.id).ordinal) if location.type == _DEVICE else current()
     if raw.accessDescCount > _MAX_ACCESSES:
         raise invalid_value(f"{raw.accessDescCount} access descriptions")
@@ -83,7 +83,7 @@ def allocation_at(address: int) -> AllocateWork:
     for at in range(0, len(accesses), structs.ACCESS_BYTES):
         access_kind, number, _ = struct.unpack_from("=iii", accesses, at)
         if (access_kind, number) != (_DEVICE, context.device.number):
-            raise CudaError(Result.ERROR_NOT_SUPPORTED, "no other device can reach the memory of a graph")
+            raise not_supported("no other device can reach the memory of a graph")
     properties = ctypes.string_at(address, structs.AllocationParameters.accessDescs.offset)
     work = AllocateWork(graph_memory.allocate(raw.bytesize, context, kind), properties, accesses)
     raw.dptr = work.allocation.handle
@@ -404,7 +404,7 @@ def any_at(graph: Graph, address: int) -> Any:
     if read is None:
         known = ", ".join(node_type.name for node_type in NodeType)
         reason = f"pympsd does not have graph nodes of type {kind} yet; it has {known}"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+        raise not_supported(reason)
     return read(at)
 
 

@@ -1,4 +1,8 @@
-"""Functions on the structure of graphs, and user objects (CUDA driver API, Graph Management)."""
+"""Functions on the structure of graphs, and user objects (CUDA driver API, Graph Management).
+
+The query functions follow the API's convention for arrays: with a capacity of 0 they return the number of elements
+only, otherwise as many elements as fit, padded with NULL, and their number.
+"""
 
 from __future__ import annotations
 

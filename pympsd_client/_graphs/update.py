@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from attrs import frozen
 
+from pympsd.errors import CallError
 from pympsd_client._api.stream_memory import read
 from pympsd_client._graphs.graph import Graph, Node
 from pympsd_client._graphs.work import BatchWork, ConditionalWork, CopyWork, FillWork, KernelWork, inner_graphs
@@ -27,7 +28,7 @@ class Verdict(IntEnum):
 
 
 @frozen
-class Refusal(Exception):
+class Refusal(CallError):
     """A change that cannot be made; ``node`` is of the new graph, ``from_node`` the start of a changed edge."""
 
     verdict: Verdict
@@ -62,9 +63,11 @@ def check_work(old: Node, new: Node) -> None:
 
 
 def pairs(old: Graph, new: Graph) -> Iterator[tuple[Node, Node]]:
-    """Yield each node of a graph with its counterpart in another, those of graphs in them too.
+    """Yield each node of a graph with its counterpart in another, those of graphs in nodes too.
 
-    Nodes are paired from those that no other depends on, along edges in the order they were added. Raise Refusal.
+    Nodes are paired from those that no other depends on, along edges in the order in which they were added, as
+    cuGraphExecUpdate documents. Raise Refusal if the structures differ, or if a node cannot take over its
+    counterpart's work.
     """
     if len(old.nodes) != len(new.nodes):
         raise Refusal(Verdict.TOPOLOGY_CHANGED)

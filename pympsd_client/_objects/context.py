@@ -31,11 +31,11 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from threading import RLock
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 from pympsd.vocabulary.results import Result
 from pympsd.wire.records import FIRST_HANDLE, FLAG_POISONED, FLAG_QUIET, GENERATION_SHIFT
-from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.errors import CudaError, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._command_stream.answers import Answer
 from pympsd_client._command_stream.launch_cache import invalidate
@@ -277,6 +277,10 @@ class Context:
         record = operation.record(opened.context_id, sequence, *operands)
         return self.judge(opened, opened.transport.call(sequence, record))
 
+    def query(self, operation: Operation, *operands: int) -> tuple[Any, ...]:
+        """Send a record, wait for its answer, and return the answer's operands; raise CudaError."""
+        return operation.answer.unpack_from(self.call(operation, *operands))
+
     def judge(self, opened: Opened, answer: Answer) -> bytes:
         """Return an answer's operands and tail, or raise its error.
 
@@ -327,7 +331,7 @@ def current_on_device_with(attribute: str, problem: str) -> Context:
     context = current()
     context.usable()
     if not context.device.properties.attributes.get(attribute):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, problem)
+        raise not_supported(problem)
     return context
 
 

@@ -28,7 +28,10 @@ Recorder = Callable[[int, int, int, int], bytes]
 
 @frozen
 class Piece:
-    """A part of a staged copy, ``size`` bytes; ``move`` copies them into or out of the slot at an address."""
+    """A part of a staged copy, ``size`` bytes.
+
+    ``move`` copies them into, or out of, the slot at an address. ``record`` packs the piece's record.
+    """
 
     size: int
     move: Callable[[int], object]
@@ -78,7 +81,11 @@ def to_device(context: Context, stream: int, destination: int, source: int, coun
 
 
 def send_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], wait: bool) -> None:
-    """Copy pieces to the device, with ``wait`` until all are there. Raise CudaError."""
+    """Copy pieces to the device; with ``wait`` return when all are there, else when their records are sent.
+
+    Each piece's bytes are copied into a slot before its record is sent, so the source may change when this returns.
+    Raise CudaError; with ``wait`` also the errors of the copies themselves.
+    """
     transport = opened.transport
     flags = 0 if wait else FLAG_QUIET
     sent: list[int] = []
@@ -144,7 +151,11 @@ def from_device(context: Context, stream: int, target: int, source: int, count: 
 
 
 def fetch_pieces(context: Context, opened: Opened, pieces: Iterable[Piece], max_pending: int) -> None:
-    """Copy pieces to the host, at most ``max_pending`` under way at a time, so that every thread has some."""
+    """Copy pieces to the host, at most ``max_pending`` under way at a time; return when all are there.
+
+    The slots of pieces under way stay taken, so with several threads the bound leaves some for each. Raise CudaError;
+    the slots of pieces that were not copied out are then released as soon as the executor has answered.
+    """
     transport = opened.transport
     pending: deque[_PendingPiece] = deque()
     try:
@@ -194,7 +205,11 @@ def by_the_device(context: Context, operation: Operation, stream: int, *operands
 
 
 def upload(context: Context, operation: Operation, handle: int, data: bytes) -> None:
-    """Send bytes slot by slot, each a record (handle, offset in the staging memory, bytes); wait for the answers."""
+    """Send bytes slot by slot and wait for the answers.
+
+    Each record holds the handle, the offset in the staging memory and the number of bytes. For images of modules and
+    items of graphs. Raise CudaError.
+    """
     opened = context.usable()
     transport = opened.transport
     buffer = ctypes.create_string_buffer(data, len(data))

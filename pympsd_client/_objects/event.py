@@ -7,9 +7,8 @@ from typing import Final
 
 from attrs import define, field
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.records import Kind
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import invalid_handle, invalid_value, not_supported
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
@@ -39,9 +38,9 @@ class Event:
             raise invalid_handle("the event and the stream are of different contexts; create both in one")
         handle = self.opened_in.get(context)
         if handle is None:
-            answer = self.context.call(operations.SHARE_EVENT, self.handle)
+            secret = self.context.query(operations.SHARE_EVENT, self.handle)
             handle = context.allocate_handle()
-            context.call(operations.OPEN_EVENT, handle, *operations.SHARE_EVENT.answer.unpack_from(answer))
+            context.call(operations.OPEN_EVENT, handle, *secret)
             self.opened_in[context] = handle
         return handle
 
@@ -57,7 +56,11 @@ events: Final[HandleTable[Event]] = HandleTable("event", "destroyed, or never cr
 
 
 def create(context: Context, flags: int) -> Event:
-    """Make an event; raise CudaError."""
+    """Make an event and return it.
+
+    ``flags`` combines CUevent_flags; CU_EVENT_INTERPROCESS requires CU_EVENT_DISABLE_TIMING, else INVALID_VALUE.
+    NOT_SUPPORTED if the device has no events between processes.
+    """
     if flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS):
         raise invalid_value(f"event flags are a combination of CUevent_flags, not {flags}")
     if flags & INTERPROCESS and not flags & DISABLE_TIMING:
@@ -65,7 +68,7 @@ def create(context: Context, flags: int) -> Event:
     is_shared = bool(flags & INTERPROCESS)
     if is_shared and not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
         reason = "this device has no events between processes (device attribute IPC_EVENT_SUPPORTED is 0)"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{reason}; leave the flag CU_EVENT_INTERPROCESS out")
+        raise not_supported(f"{reason}; leave the flag CU_EVENT_INTERPROCESS out")
     handle = context.allocate_handle()
     context.post(operations.CREATE_EVENT, handle, flags)
     return events.add(Event(handle, context, flags, recorded=is_shared))
@@ -88,7 +91,11 @@ def destroy(handle: int) -> None:
 
 
 def record(handle: int, stream: int) -> None:
-    """Record an event: it stands for the stream's earlier work; INVALID_HANDLE if they are of different contexts."""
+    """Record an event: it stands for the stream's earlier work.
+
+    A later record replaces an earlier one. INVALID_HANDLE if event and stream are of different contexts, unless a
+    green context relates them.
+    """
     event = events.find(handle)
     context, stream_id = resolve(stream)
     context.post(operations.RECORD_EVENT, event.handle_in(context), stream_id)
@@ -129,7 +136,11 @@ def make_stream_wait(stream: int, handle: int) -> None:
 
 
 def elapsed_milliseconds(start: int, end: int) -> float:
-    """Return milliseconds between two recorded events; INVALID_HANDLE, NOT_READY."""
+    """Return the milliseconds between two recorded events.
+
+    NOT_READY if one of them has not been reached. INVALID_HANDLE if one was never recorded or measures no time, or if
+    they are of different contexts.
+    """
     first, second = events.find(start), events.find(end)
     for event in (first, second):
         event.context.usable()
@@ -139,5 +150,4 @@ def elapsed_milliseconds(start: int, end: int) -> float:
             raise invalid_handle("the event was never recorded; call cuEventRecord first")
     if first.context is not second.context:
         raise invalid_handle("the two events are of different contexts; no time can be measured between them")
-    answer = first.context.call(operations.ELAPSED_TIME, first.handle, second.handle)
-    return float(operations.ELAPSED_TIME.answer.unpack_from(answer)[0])
+    return float(first.context.query(operations.ELAPSED_TIME, first.handle, second.handle)[0])

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final
 
-from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUstream
-from pympsd_client._arguments.errors import CudaError, invalid_value, result_of
+from pympsd_client._arguments.errors import invalid_value, not_supported, result_of
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._arguments.values import number
 from pympsd_client._command_stream.host_callbacks import HostCallbacks, PendingCallback
@@ -58,7 +57,10 @@ def callee(function: Any, data: Any) -> tuple[int, int, Callable[[int], None]]:
 
 
 def run_after(stream: int, run: Callable[[], None]) -> None:
-    """Run a function of pympsd's own after a stream's earlier work, even if that ended in an error."""
+    """Run a function of pympsd's own after a stream's earlier work, even if that ended in an error.
+
+    It runs in a callback thread and must not raise. Raise CudaError if it cannot be queued.
+    """
     context, stream_id = resolve(stream)
     _post(context, stream_id, lambda status: run(), on_error=True)
 
@@ -83,10 +85,9 @@ def _place(stream: int) -> tuple[Context, int]:
     context.usable()
     if isinstance(process.connection, Session) and not context.device.properties.is_volta_or_newer:
         major, minor = context.device.properties.compute_capability
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"stream callbacks are not supported on pre-Volta MPS clients: {context.device.properties.name} has "
-            f"compute capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS",
+            f"compute capability {major}.{minor}, 7.0 is needed; synchronize instead, or run without MPS"
         )
     return context, stream_id
 

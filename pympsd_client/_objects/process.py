@@ -43,7 +43,11 @@ _FORKED: Final = (
 
 
 class Process:
-    """The CUDA state of this process; one instance, `process`."""
+    """The CUDA state of this process; one instance, `process`.
+
+    ``connection`` is None before cuInit, after a fork and after the end. ``primaries``: the primary contexts by
+    device number.
+    """
 
     def __init__(self) -> None:
         self.native: Any = None
@@ -60,7 +64,12 @@ class Process:
         self.primaries: dict[int, Primary] = {}
 
     def initialize(self, flags: int) -> None:
-        """Initialize as cuInit does, once; raise CudaError. Other threads wait until it is done."""
+        """Initialize as cuInit does, once; a later call only checks that the server is still there.
+
+        Raise CudaError: the daemon's or server's refusal, INVALID_VALUE for flags other than 0 and for settings that
+        cannot be read, DEINITIALIZED and NOT_INITIALIZED at the end and after a fork. Other threads wait until the
+        first call is done.
+        """
         self._refuse_ended()
         if flags != 0:
             raise invalid_value(f"cuInit takes no flags: 0, not {flags}")
@@ -158,7 +167,10 @@ class Process:
 
 
 class Primary:
-    """A device's primary context: made when first retained, closed with the last release (CUDA driver API)."""
+    """A device's primary context: made when first retained, closed with the last release (CUDA driver API).
+
+    Its handle stays the same when it is opened again. ``flags`` take effect when it opens.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device

@@ -37,7 +37,11 @@ streams: Final[HandleTable[Stream]] = HandleTable("stream", "destroyed, or never
 
 
 def create(context: Context, flags: int, priority: int) -> Stream:
-    """Make a stream; raise CudaError."""
+    """Make a stream and return it.
+
+    ``flags``: 0 or NON_BLOCKING, else INVALID_VALUE. ``priority`` is clamped to the context's range, in which a
+    smaller number is more urgent. Per-thread streams of threads that have ended are destroyed first. Raise CudaError.
+    """
     if flags & ~NON_BLOCKING:
         raise invalid_value(f"stream flags are CU_STREAM_DEFAULT (0) or CU_STREAM_NON_BLOCKING (1), not {flags}")
     lowest, greatest = context.usable().stream_priorities
@@ -53,7 +57,10 @@ def create(context: Context, flags: int, priority: int) -> Stream:
 
 
 def destroy(handle: int) -> None:
-    """Destroy a stream; work that was queued in it is completed. INVALID_HANDLE for the special ones."""
+    """Destroy a stream. Work that was queued in it is completed.
+
+    INVALID_HANDLE for the special streams (NULL, legacy, per-thread), which are not destroyed.
+    """
     stream = streams.find(handle)
     for act in before_destroying:
         act(stream.context, stream.handle)
@@ -64,7 +71,12 @@ def destroy(handle: int) -> None:
 
 
 def resolve(handle: int) -> tuple[Context, int]:
-    """Return the context of a stream and how records name the stream."""
+    """Return the context of a stream, and the stream's name in records.
+
+    ``handle``: a stream of cuStreamCreate, or one of the special values. These belong to the current context: 0 and 1
+    are the legacy default stream, 2 is the calling thread's own, which is made when it is first used. INVALID_HANDLE,
+    INVALID_CONTEXT.
+    """
     if handle in LEGACY:
         return current(), STREAM_LEGACY
     if handle == PER_THREAD:

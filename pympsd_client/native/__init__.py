@@ -1,1 +1,1 @@
-"""What the client does without the interpreter, where a C compiler was there when it was installed."""
+"""The client's C extensions; they are built if there is a C compiler at installation."""

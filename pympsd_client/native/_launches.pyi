@@ -2,8 +2,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 BY_POINTERS: Final[tuple[Any, ...]]
-MOST_VALUES: Final[int]
-MOST_BYTES: Final[int]
+MAX_VALUES: Final[int]
+MAX_BYTES: Final[int]
 
 def gather(address: int, parameters: tuple[tuple[int, int], ...], size: int, /) -> bytes | None: ...
 

@@ -1,6 +1,6 @@
 """Driver functions that get or give values at C addresses in ways that rows do not describe.
 
-A row says of each parameter whether it is an input or an output, which is enough for Python. C passes some of them
+A row states for each parameter whether it is an input or an output, which is enough for Python. C passes some of them
 differently: a value of any type through ``void *``, an array and the place of its length, a number that is read and
 then overwritten. Each function here takes C's arguments as ints, checks the addresses, and calls the core.
 """
@@ -16,7 +16,7 @@ from pympsd_client._api.memory import managed, pointer, pools, virtual
 from pympsd_client._arguments.errors import CudaError, invalid_value
 from pympsd_client._arguments.graph_structs import Elements
 from pympsd_client._arguments.resources import RESOURCE_BYTES
-from pympsd_client._arguments.values import AttributeValue, InMemory, check_count
+from pympsd_client._arguments.values import AttributeValue, InMemory, check_count, check_not_null
 from pympsd_client._graphs import capture_functions, executable_functions, structure
 from pympsd_client._objects.process import process
 
@@ -27,8 +27,7 @@ Resolved = tuple[Callable[..., Any], str]
 def _check(*addresses: int) -> None:
     """Raise NOT_INITIALIZED before cuInit; INVALID_VALUE if an address is NULL."""
     process.require()
-    if 0 in addresses:
-        raise invalid_value("the address for a value is NULL")
+    check_not_null("a value", *addresses)
 
 
 def _copy(data: bytes, address: int) -> None:
@@ -87,8 +86,7 @@ def _get_setting(core: Callable[[int], bool | int | bytes]) -> Resolved:
             data = content + b"\0"
         else:
             data = int(content).to_bytes(1 if type(content) is bool else 4, "little")
-        if not size:
-            raise invalid_value("the address of the size is NULL")
+        check_not_null("the size", size)
         length = c_size_t.from_address(size)
         if value and length.value < len(data):
             raise invalid_value(f"the value has {len(data)} bytes; its place has {length.value}")
@@ -126,8 +124,7 @@ def _write_parts(parts: list[bytes], result: int, rest: bytes, remaining: int) -
 
 def _split_by_count(result: int, number: int, resource: int, remaining: int, flags: int, minimum: int) -> None:
     process.require()
-    if not number:
-        raise invalid_value("the address of nbGroups is NULL")
+    check_not_null("nbGroups", number)
     count = c_uint32.from_address(number)
     requested = count.value if result else 0
     parts, count.value, rest = green_context.split_by_count(requested, _read_resource(resource), flags, minimum)
@@ -149,8 +146,7 @@ def _list(core: Callable[[int, int], tuple[Any, ...]], arrays: int) -> Resolved:
     def write(handle: int, *addresses: int) -> None:
         process.require()
         *lists, size = addresses
-        if not size:
-            raise invalid_value("the address of the number is NULL")
+        check_not_null("the number", size)
         length = c_uint64.from_address(size)
         values = core(handle, length.value if any(lists) else 0)
         for address, elements in zip(lists, values, strict=False):

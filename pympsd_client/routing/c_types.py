@@ -58,7 +58,7 @@ def parameters(signature: str) -> tuple[str, ...]:
     inside = signature[signature.index("(") + 1 : signature.rindex(")")].strip()
     if inside in ("", "void"):
         return ()
-    return tuple(plain(one) for one in inside.split(","))
+    return tuple(plain(type) for type in inside.split(","))
 
 
 def plain(type: str) -> str:
@@ -79,12 +79,12 @@ def code(type: str) -> str:
     if type.startswith("cuda"):  # the runtime's: its handles and functions end so, its enums do not
         is_wide = (type.endswith("_t") and type != "cudaError_t") or type == "cudaGraphConditionalHandle"
         return "Q" if is_wide else "i"
-    found: Any = getattr(bindings, type, None)
-    return "i" if isinstance(found, builtins.type) and issubclass(found, int) else "Q"  # an enum, or a handle
+    named: Any = getattr(bindings, type, None)
+    return "i" if isinstance(named, builtins.type) and issubclass(named, int) else "Q"  # an enum, or a handle
 
 
 def structure(type: str) -> Any:
     """Return the class of cuda.bindings for what a type points to, if that is a structure; else None."""
-    found: Any = getattr(bindings, type.removesuffix(" *"), None) if type.endswith(" *") else None
-    is_structure = isinstance(found, builtins.type) and any(one.__name__.endswith("_st") for one in found.__mro__)
-    return found if is_structure else None
+    pointee: Any = getattr(bindings, type.removesuffix(" *"), None) if type.endswith(" *") else None
+    bases = pointee.__mro__ if isinstance(pointee, builtins.type) else ()
+    return pointee if any(base.__name__.endswith("_st") for base in bases) else None

@@ -5,14 +5,14 @@ executes PTX only, and on a GPU the server's driver compiles PTX as well as it l
 
 The idea: the libraries themselves do all the work. Only the functions that make or take machine code are replaced:
 
-- NVRTC compiles for a virtual architecture (``compute_90``) where the program names a real one (``sm_90``). Where the
+- NVRTC compiles for a virtual architecture (``compute_90``) when the program names a real one (``sm_90``). When the
   program asks for the machine code it gets the PTX.
 - nvJitLink links the inputs, and its errors and logs are the program's. Its answer is replaced by PTX that is joined
   from the inputs. Code for link-time optimization becomes PTX by a second link with the option ``-ptx``.
-- nvFatbin gets PTX as PTX where the program adds it as machine code.
+- nvFatbin gets PTX as PTX when the program adds it as machine code.
 
 Inputs without PTX, such as objects, are linked by nvJitLink alone: an emulated GPU then reports that it executes no
-machine code. Where a program runs natively nothing is changed.
+machine code. Nothing changes for a program that runs natively.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _ORIGINALS: Final = {
 """The formats of the functions that are called and not replaced."""
 _FAILURES: Final = {"nvrtc": 11, "nvJitLink": 6, "nvFatbin": -1}
 """The result for an exception, by the beginning of a function's name: NVRTC_ERROR_INTERNAL_ERROR and
-NVJITLINK_ERROR_INTERNAL. That of nvFatbin has another number in each version: -1 stands for no other error."""
+NVJITLINK_ERROR_INTERNAL. nvFatbin's number differs between versions, so -1 is used, which stands for no other
+error."""
 _REGISTERS: Final = re.compile(rb"--?maxrregcount=(\d+)$")
 
 
@@ -309,7 +310,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     return _FUNCTIONS[name]
 
 
-def failed(name: str, error: BaseException | None) -> int:
+def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
     result_of(name, error)
     return next(result for beginning, result in _FAILURES.items() if name.startswith(beginning))

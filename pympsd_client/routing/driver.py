@@ -1,7 +1,26 @@
 """The functions of cuda.bindings.cydriver, over the cores that the rows of `pympsd_client.signatures` name.
 
-A function gets C's arguments as ints, texts and structures at addresses, and returns the outputs' values; the C part
-(native/src/entry_points.c) reads and writes them by a format made from the row.
+Theory of operation. `pympsd_client.driver` makes a Python function from a row; this module makes another from the
+same row for callers in C. It gets C's arguments as ints, texts and structures at addresses, and returns the outputs'
+values. The C part (native/src/entry_points.c) reads the arguments and writes the outputs by a format: a code for
+each parameter, with ``>`` before an output. An example::
+
+    row        cuMemAlloc(out CUdeviceptr dptr, size_t bytesize) = allocate
+    C          CUresult cuMemAlloc(CUdeviceptr *dptr, size_t bytesize)
+    format     ">QQ"
+    function   def cuMemAlloc(bytesize):
+                   if _process.calls_back and _this_thread.in_host_function: raise _not_permitted()
+                   if _process.connection is None: _process.require()
+                   return _core(bytesize)
+
+The function is source text that is compiled at the first call, so that a call does only what its row needs. A
+function that does no more than these two checks and the call of its core is *direct*: once the checks have passed,
+the C part calls the core without them, until something may change their result (`_check_again`).
+
+Functions whose C arguments a row does not describe are in `special` and `by_address`. The function pointers of
+installed versions of cuda.bindings may have fewer or more parameters than the row: `versions`.
+
+`api` has the same functions by name for the cores of the runtime.
 """
 
 from __future__ import annotations
@@ -20,8 +39,8 @@ from pympsd_client.native import _entry_points
 from pympsd_client.routing import c_types, special
 from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.pointers import signatures
-from pympsd_client.routing.structures import interned, packed, read, read_later, write
-from pympsd_client.routing.versions import adapted, arranged, newest, row_of
+from pympsd_client.routing.structures import intern, pack, read, read_later, write
+from pympsd_client.routing.versions import adapt, arrange, newest, row_of
 from pympsd_client.signatures import SIGNATURES, Calling, Parameter, Signature
 
 Resolved = tuple[Any, ...]
@@ -53,12 +72,12 @@ def resolve(name: str, signature: str) -> Resolved:
     by_hand = special.resolve(name if row is None else row.name)
     if row is None:
         return by_hand or (refusing(name), "")
-    parameters = _variants(row, types) if row.calling is Calling.VARIANTS else arranged(row, types)
+    parameters = _variants(row, types) if row.calling is Calling.VARIANTS else arrange(row, types)
     if by_hand is not None:
         function, format = by_hand
         if len(types) < len(row.parameters):
             codes = dict(zip(row.parameters, format, strict=True))
-            return adapted(function, row.parameters, parameters), "".join(codes[one] for one in parameters)
+            return adapt(function, row.parameters, parameters), "".join(map(codes.__getitem__, parameters))
         return function, format
     format = "".join(_format(row, parameter, type) for parameter, type in zip(parameters, types, strict=True))
     names = _names(row)
@@ -68,7 +87,7 @@ def resolve(name: str, signature: str) -> Resolved:
     return (function, format, names["_core"]) if is_direct else (function, format)
 
 
-def failed(name: str, error: BaseException | None) -> int:
+def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised."""
     return result_of(name, error)
 
@@ -109,13 +128,13 @@ def _format(row: Signature, parameter: Parameter, type: str) -> str:
 def _names(row: Signature) -> dict[str, Any]:
     return {
         "_at": at,
-        "_checked": _checked,
+        "_skip_checks": _skip_checks,
         "_core": getattr(import_module(f"pympsd_client.{row.module}"), row.core),
-        "_interned": interned,
+        "_intern": intern,
         "_not_permitted": not_permitted,
         "_process": process,
         "_null": _null,
-        "_packed": packed,
+        "_pack": pack,
         "_read": read,
         "_read_later": read_later,
         "_this_thread": this_thread,
@@ -126,46 +145,46 @@ def _names(row: Signature) -> dict[str, Any]:
 
 def _source(row: Signature, parameters: tuple[Parameter, ...], types: tuple[str, ...]) -> tuple[str, bool]:
     """Return a function's source, and whether it does no more than some checks and the call of its core."""
-    inputs = [(one, type) for one, type in zip(parameters, types, strict=True) if not one.is_output]
-    given = ", ".join(one.name for one, _ in inputs)
-    lines = [f"def {row.name}({given}):"]
+    inputs = [(parameter, type) for parameter, type in zip(parameters, types, strict=True) if not parameter.is_output]
+    names = ", ".join(parameter.name for parameter, _ in inputs)
+    lines = [f"def {row.name}({names}):"]
     if row.calling is not Calling.ANYWHERE:
         lines += ["    if _process.calls_back and _this_thread.in_host_function: raise _not_permitted()"]
-    conversions = [f"    {line}" for one, type in inputs for line in _conversion(row, one, type)]
+    conversions = [f"    {line}" for parameter, type in inputs for line in _conversion(row, parameter, type)]
     lines += conversions
     if row.calling is not Calling.VARIANTS:
-        lines += [f"    {one.name} = None" for one in row.parameters if one not in parameters]
+        lines += [f"    {parameter.name} = None" for parameter in row.parameters if parameter not in parameters]
     if row.calling not in (Calling.ANYWHERE, Calling.BEFORE_INIT):
         lines += ["    if _process.connection is None: _process.require()"]
-    arguments = given if row.calling is Calling.VARIANTS and "*" in row.arguments else row.arguments
+    arguments = names if row.calling is Calling.VARIANTS and "*" in row.arguments else row.arguments
     call = f"_core({arguments})"
-    is_direct = row.calling is Calling.INITIALIZED and not conversions and arguments == given
-    outputs = [(one, type) for one, type in zip(parameters, types, strict=True) if one.is_output]
+    is_direct = row.calling is Calling.INITIALIZED and not conversions and arguments == names
+    outputs = [(parameter, type) for parameter, type in zip(parameters, types, strict=True) if parameter.is_output]
     values = [f"o{index}" for index in range(len(outputs))]
-    shown = [_shown(value, one, type) for value, (one, type) in zip(values, outputs, strict=True)]
+    results = [_result(value, parameter, type) for value, (parameter, type) in zip(values, outputs, strict=True)]
     if not outputs:
         lines += [f"    {call}"]
-    elif shown == values:
-        lines += ["    _checked()"] if is_direct else []
+    elif results == values:
+        lines += ["    _skip_checks()"] if is_direct else []
         lines += [f"    return {call}"]
     else:
-        lines += [f"    {', '.join(values)} = {call}", f"    return {', '.join(shown)}"]
-    return "\n".join(lines), is_direct and bool(outputs) and shown == values
+        lines += [f"    {', '.join(values)} = {call}", f"    return {', '.join(results)}"]
+    return "\n".join(lines), is_direct and bool(outputs) and results == values
 
 
-def _checked() -> None:
+def _skip_checks() -> None:
     """From now on cores are called without the checks that have passed, until something may change that."""
     _entry_points.set_checked(True)
-    # Another thread may have changed it since the checks: it does so before it calls `_not_checked`.
+    # Another thread may have changed it since the checks: it does so before it calls `_check_again`.
     if process.calls_back or process.connection is None:
         _entry_points.set_checked(False)
 
 
-def _not_checked() -> None:
+def _check_again() -> None:
     _entry_points.set_checked(False)
 
 
-when_invalidated.append(_not_checked)
+when_invalidated.append(_check_again)
 
 
 def _conversion(row: Signature, parameter: Parameter, type: str) -> list[str]:
@@ -183,11 +202,11 @@ def _conversion(row: Signature, parameter: Parameter, type: str) -> list[str]:
     return []
 
 
-def _shown(value: str, parameter: Parameter, type: str) -> str:
+def _result(value: str, parameter: Parameter, type: str) -> str:
     if type == "char **" and parameter.type == "char *":
-        return f"_interned({value})"
+        return f"_intern({value})"
     if parameter.type == "void":
-        return f"_packed({value})"
+        return f"_pack({value})"
     pointee = type.removesuffix("*").strip()
     if pointee in c_types.STRUCTURES:
         return f"_write({pointee!r}, {value})"

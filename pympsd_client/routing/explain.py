@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_client._api.entry_point import exhausted
-from pympsd_client._arguments.errors import CudaError, failed, result_name
+from pympsd_client._api.entry_point import as_cuda_error
+from pympsd_client._arguments.errors import CudaError, fail, result_name
 from pympsd_client._arguments.explanations import explain, is_on
 
 _BY_PYMPSD: Final = frozenset({Result.ERROR_NOT_SUPPORTED, Result.ERROR_UNKNOWN})
@@ -33,12 +33,12 @@ def refusing(name: str) -> Callable[[], None]:
 
 def result_of(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
-    known = _as_cuda_error(error)
-    failed(known, 0)
-    explain(name, result_name(known.code), known.reason, is_lacking=known.code in _BY_PYMPSD)
-    if is_on() and error is not None and known.code == Result.ERROR_UNKNOWN:
+    cuda_error = _as_cuda_error(error)
+    fail(cuda_error, 0)
+    explain(name, result_name(cuda_error.code), cuda_error.reason, is_lacking=cuda_error.code in _BY_PYMPSD)
+    if is_on() and error is not None and cuda_error.code == Result.ERROR_UNKNOWN:
         traceback.print_exception(error)
-    return known.code
+    return cuda_error.code
 
 
 def _as_cuda_error(error: BaseException | None) -> CudaError:
@@ -46,7 +46,7 @@ def _as_cuda_error(error: BaseException | None) -> CudaError:
         return error
     if isinstance(error, OSError):
         try:
-            return exhausted(error)
+            return as_cuda_error(error)
         except OSError:
             return CudaError(Result.ERROR_OPERATING_SYSTEM, str(error))
     if isinstance(error, (TypeError, ValueError, OverflowError)):

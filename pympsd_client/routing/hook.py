@@ -1,7 +1,25 @@
 """The import hook: as soon as a module of function pointers has been executed, its pointers are replaced.
 
-It imports as little as a Python needs that never uses CUDA. Where the daemon leads the driver's own server nothing is
-replaced: programs reach that one through the driver.
+Theory of operation. The hook is a finder at the head of ``sys.meta_path``. For the modules in `MODULES` it asks the
+other finders for the module's spec, and puts a loader around the loader in it::
+
+    import cuda.bindings.cydriver
+        _Finder.find_spec       -> the spec that Python would have found, with a _Loader
+        _Loader.create_module   -> the real loader creates the extension module
+        _Loader.exec_module     -> the real loader executes it: the table of pointers is filled
+                                -> pointers.replace(name, __pyx_capi__)
+
+The capsules in ``__pyx_capi__`` are what other Cython modules import, each when it is imported itself. So the hook
+has to be there before the first of them: `install` refuses to be late, because pointers that were taken before stay
+as they were, and a program that reaches two drivers gets wrong results.
+
+The invariants:
+
+- A Python that never uses CUDA pays for a few imports of the standard library, and for nothing of the client.
+- Where the daemon leads the driver's own server nothing is replaced: programs reach that one through the driver.
+- After the import the module and its spec show their own loader, so that nobody notices the hook.
+- At the end of the process the connection is closed after the program's own exit functions, and then no call enters
+  the interpreter any more, because destructors of C++ objects still make some.
 """
 
 from __future__ import annotations
@@ -26,21 +44,31 @@ _USERS: Final = ("cuda.bindings.driver", "cuda.bindings.runtime", "cuda.core")
 
 
 def install() -> None:
-    """Install the hook; RuntimeError if cuda.bindings is imported already, for then its pointers are taken."""
-    if any(isinstance(one, _Finder) for one in sys.meta_path):
+    """Install the import hook in this process; without effect if it is there already.
+
+    pympsd-run calls it at the start of every Python that it starts. A program that cannot be started so calls it
+    itself, as its first statement::
+
+        from pympsd_client.routing.hook import install
+        install()
+        import torch
+
+    RuntimeError if a module of cuda.bindings was imported before: its users may have copied the pointers already.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
-    taken = [name for name in (*MODULES, *_USERS) if name in sys.modules]
-    if taken:
+    imported = [name for name in (*MODULES, *_USERS) if name in sys.modules]
+    if imported:
         raise RuntimeError(
-            f"{taken[0]} was imported before pympsd could replace its function pointers: start the program with "
+            f"{imported[0]} was imported before pympsd could replace its function pointers: start the program with "
             "pympsd-run, and let no .pth file or sitecustomize import it"
         )
     sys.meta_path.insert(0, _Finder())
-    atexit.register(_end)  # so early that it is called last, when the program's own functions have been called
+    atexit.register(_end)  # registered first, so called last: after the program's own functions
 
 
 def _end() -> None:
-    """Close the connection, and let no call enter the interpreter any more: destructors still make some."""
+    """Close the connection, then keep calls out of the interpreter: destructors still make some."""
     client = sys.modules.get("pympsd_client._objects.process")
     entry_points = sys.modules.get("pympsd_client.native._entry_points")
     try:
@@ -52,7 +80,7 @@ def _end() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of function pointers as Python would, and has them replaced after their execution."""
+    """A finder that finds the modules of function pointers as Python would, with a `_Loader` around their loader."""
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in MODULES:
@@ -68,7 +96,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Loads a module with its own loader, then replaces its function pointers."""
+    """A loader that loads a module with the module's own loader, then replaces its function pointers."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader: Final = loader
@@ -85,7 +113,7 @@ class _Loader(Loader):
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # What these import takes time.
+        # Imported here, because it takes time.
         if _leads_the_drivers_server():
             import os
 
@@ -109,7 +137,7 @@ def _leads_the_drivers_server() -> bool:
         probe.setblocking(False)
         try:
             probe.connect(f"{files.pipe_directory(dict(os.environ))}/{files.CONTROL}")
-        except BlockingIOError:  # it takes packets, and has no room for one more connection now
+        except BlockingIOError:  # it takes packets; its queue of connections is full now
             return True
         except OSError:  # no daemon, or EPROTOTYPE: one with servers of pympsd
             return False

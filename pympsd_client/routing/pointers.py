@@ -1,4 +1,21 @@
-"""The replacement of a module's function pointers, and the addresses of the old ones and the new."""
+"""The replacement of a module's function pointers, and the addresses of the old ones and the new.
+
+Theory of operation. Cython exports the functions of a module as capsules in its ``__pyx_capi__``: the capsule's
+pointer is the function's address, and the capsule's name is its C signature, such as ``CUresult (CUdeviceptr *,
+size_t)``. Who imports the function compares the name and copies the address. So a capsule of another address and the
+same name replaces the function for every later import, and nothing of cuda.bindings is patched in memory.
+
+`LIBRARIES` has a row for each module: which functions are replaced, and which module of this package resolves them at
+their first call. A module is imported no earlier, because a program that only asks for a version should not wait for
+the client. ``only`` and ``unless`` keep functions that need no device, and those of compilers, as they are.
+
+The invariants:
+
+- `originals` has every function's own address: `original` calls it, and entry points pass calls on to it.
+- `signatures` has every function's C signature: versions of cuda.bindings differ in parameters, and what is installed
+  decides (`versions`).
+- An entry point is never taken back, and the names of its capsule live for good: C keeps both addresses.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +27,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from pympsd_client._api.call_trace import traced
+from pympsd_client._api.call_trace import trace
 from pympsd_client.native import _entry_points
 
 
@@ -20,7 +37,7 @@ class Library:
 
     functions: str
     result: str
-    """The type that the functions return; those that return another one stay as they are."""
+    """The type that the functions return; functions that return another type stay as they are."""
     only: frozenset[str] | None = None
     """The functions that are replaced, if not all."""
     unless: frozenset[str] = frozenset()
@@ -85,21 +102,23 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
 
     def resolve(name: str, signature: str) -> Any:
         function, format, *core = import_module(library.functions).resolve(name, signature)
-        timed = traced(name, function)
+        timed = trace(name, function)
         # The core alone may be called in its place, unless calls are traced.
         return (function, format, *core) if timed is function else (timed, format)
 
-    def failed(name: str, error: BaseException) -> Any:
-        return import_module(library.functions).failed(name, error)
+    def result_of_error(name: str, error: BaseException) -> Any:
+        return import_module(library.functions).result_of_error(name, error)
 
     for name, capsule in tuple(pointers.items()):
         originals[name] = _entry_points.address(capsule)
         signatures[name] = _entry_points.signature(capsule)
-        is_one = name not in library.unless if library.only is None else name in library.only
-        if not is_one or not signatures[name].startswith(f"{library.result} ("):
+        is_replaced = name not in library.unless if library.only is None else name in library.only
+        if not is_replaced or not signatures[name].startswith(f"{library.result} ("):
             continue
         at_end = _SUCCEEDS if _RELEASING.fullmatch(name) else _CURRENT.get(name, _FAILS)
-        pointers[name] = _entry_points.route(name, capsule, resolve, failed, library.only is not None, at_end)
+        pointers[name] = _entry_points.route(
+            name, capsule, resolve, result_of_error, library.only is not None, at_end
+        )
         replaced[name] = _entry_points.address(pointers[name])
     if "nvmlErrorString" in pointers:
         pointers["nvmlErrorString"] = _text_function("nvmlErrorString", library)
@@ -107,15 +126,15 @@ def replace(module: str, pointers: dict[str, Any]) -> None:
 
 _TextFunction: Final = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int)
 _text_functions: Final[list[tuple[Any, bytes]]] = []
-"""For good: C keeps their addresses and the names of their capsules."""
+"""Never removed: C keeps their addresses and the names of their capsules."""
 
 
 def _text_function(name: str, library: Library) -> Any:
     """Return a capsule of a function that returns a text for a result; entry points return ints."""
 
     def text(code: int) -> int:
-        found: int = import_module(library.functions).error_string(code)
-        return found
+        address: int = import_module(library.functions).error_string(code)
+        return address
 
     _text_functions.append((_TextFunction(text), signatures[name].encode()))
     function, signature = _text_functions[-1]
@@ -126,7 +145,7 @@ def _text_function(name: str, library: Library) -> Any:
 
 
 def name_the_driver() -> None:
-    """Where there is no driver, have its library's name found: numba looks for it before it calls cuda.bindings."""
+    """Without a driver, load a library with its name: numba looks for it before it calls cuda.bindings."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,6 +1,6 @@
 """Driver functions that are not made from their rows alone: launches, callbacks, and the addresses of functions.
 
-Those that get or give values at addresses are in `by_address`.
+`by_address` has the functions that get or give values at addresses.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ def _launch_by_config() -> Resolved:
 
 
 def _public(name: str) -> Callable[..., Any]:
-    """Return the client's public function; its tuple is a result for the C part."""
+    """Return the client's public function; the C part accepts its tuple as a result."""
     function: Callable[..., Any] = getattr(driver, name)
-    if name == "cuLaunchKernel" or is_on():  # it has to be fast, and is complete; or it explains its own failures
+    if name == "cuLaunchKernel" or is_on():  # a launch has to be fast; or failures are explained already
         return function
 
-    def explained(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         answer = function(*arguments)
         if code := int(answer[0]):
             explain(name, result_name(code), last_error(), is_lacking=code == Result.ERROR_NOT_SUPPORTED)
         return answer
 
-    return explained
+    return call
 
 
 class _Symbol(ctypes.Structure):
@@ -85,7 +85,7 @@ def _add_callback(stream: int, callback: int, data: int, flags: int) -> None:
     if this_thread.in_host_function:
         raise not_permitted()
     process.require()
-    # cuda.bindings passes a function of its own, and that of the program in the data.
+    # cuda.bindings passes a function of its own, and the program's function in the data.
     if data and _is_of_bindings(callback) and not ctypes.c_void_p.from_address(data).value:
         raise invalid_value("the callback is NULL; pass the address of a C function")
     streams.add_callback(stream, callback, data, flags)

@@ -14,49 +14,49 @@ from pympsd_client.routing import c_types
 _texts: Final[dict[bytes, Any]] = {}
 
 
-def interned(text: bytes | None) -> int:
-    """Return the address of a text that stays where it is; 0 for None."""
+def intern(text: bytes | None) -> int:
+    """Return the address of a text, valid for good; 0 for None."""
     if text is None:
         return 0
     return ctypes.addressof(_texts.setdefault(text, ctypes.create_string_buffer(text)))
 
 
-def read(type: str, given: Any) -> Any:
-    """Return what a core takes for a structure: ``given`` is its address, or its bytes if C passes it by value."""
-    if isinstance(given, bytes):
-        made = getattr(bindings, type)()
-        ctypes.memmove(made.getPtr(), given, len(given))
-        return made
-    if not given:
+def read(type: str, argument: Any) -> Any:
+    """Return a structure as a core takes it, from its address, or from its bytes if C passes it by value."""
+    if isinstance(argument, bytes):
+        structure = getattr(bindings, type)()
+        ctypes.memmove(structure.getPtr(), argument, len(argument))
+        return structure
+    if not argument:
         return None
     special = _SPECIAL.get(type)
     if special is not None:
-        return special(given)
-    made = c_types.structure(type)(_ptr=given)
+        return special(argument)
+    structure = c_types.structure(type)(_ptr=argument)
     reader = structure_reader(type)
-    return made if reader is None else reader(made)
+    return structure if reader is None else reader(structure)
 
 
 def read_later(type: str, address: int) -> Any:
-    """Return what a core takes that reads values itself: their address, or an object of this module's."""
+    """Return the argument of a core that reads values itself: their address, or an object of this module."""
     special = _SPECIAL.get(type)
     if special is not None:
         return special(address) if address else None
     return InMemory(address) if address else None
 
 
-def packed(value: Any) -> Any:
+def pack(value: Any) -> Any:
     """Return the bytes of an attribute's value."""
     return value.packed if isinstance(value, AttributeValue) else value
 
 
 def write(type: str, value: Any) -> Any:
-    """Return the bytes of a structure that a core returned as such, or as a value of which it is made."""
+    """Return the bytes of a structure that a core returned as bytes, as an object, or as its value."""
     if value is None or isinstance(value, bytes):
         return value
     wrap = output_wrapper(type)
-    made = value if wrap is None or hasattr(value, "getPtr") else wrap(value)
-    return ctypes.string_at(made.getPtr(), c_types.STRUCTURES[type])
+    structure = value if wrap is None or hasattr(value, "getPtr") else wrap(value)
+    return ctypes.string_at(structure.getPtr(), c_types.STRUCTURES[type])
 
 
 class _ContextParameters(ctypes.Structure):
@@ -64,13 +64,13 @@ class _ContextParameters(ctypes.Structure):
 
 
 def _context_parameters(address: int) -> Any:
-    """Return a CUctxCreateParams; the class of cuda.bindings does not know the length of the array in one."""
+    """Return a CUctxCreateParams; the class of cuda.bindings does not have the length of its array."""
     raw = _ContextParameters.from_address(address)
-    made = [
+    affinities = [
         bindings.CUexecAffinityParam(_ptr=raw.affinities + 8 * index)
         for index in range(raw.count if raw.affinities else 0)
     ]
-    return SimpleNamespace(execAffinityParams=made, numExecAffinityParams=raw.count, cigParams=raw.cig)
+    return SimpleNamespace(execAffinityParams=affinities, numExecAffinityParams=raw.count, cigParams=raw.cig)
 
 
 _SPECIAL: Final = {"CUctxCreateParams *": _context_parameters}

@@ -1,7 +1,7 @@
-"""What versions of cuda.bindings differ in: the parameters of functions, and names that end with a version.
+"""Differences between versions of cuda.bindings: parameters of functions, and names that end with a version.
 
-A row says what a function takes in CUDA 13. Before, functions of graphs had no data of edges, and beside them were
-those with it, whose names end with ``_v2`` or ``_v3``.
+A row has the parameters of CUDA 13. Before, functions of graphs had no edge data; variants with it had names that
+end with ``_v2`` or ``_v3``.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ def row_of(name: str, types: tuple[str, ...], rows: Mapping[str, Signature]) -> 
 def newest(name: str, row: Signature, signatures: Mapping[str, str]) -> str:
     """Return the name of the installed function that has the parameters of a row, which is ``name`` in CUDA 13."""
     names = (name, *(f"{name}_v{number}" for number in range(2, 5)))
-    found = (one for one in names if one in signatures and _is_of(row, c_types.parameters(signatures[one])))
-    return next(found, name)
+    installed = (candidate for candidate in names if candidate in signatures)
+    return next(
+        (candidate for candidate in installed if _is_of(row, c_types.parameters(signatures[candidate]))), name
+    )
 
 
-def arranged(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
-    """Return the parameters of an installed function with these types: the row's, and as inputs those it has besides.
+def arrange(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
+    """Return the parameters of an installed function with these types: the row's, and an input for each further one.
 
     TypeError if it has other parameters, neither only more nor only fewer.
     """
@@ -43,24 +45,25 @@ def arranged(row: Signature, types: tuple[str, ...]) -> tuple[Parameter, ...]:
         return row.parameters
     is_shorter = len(types) < len(row.parameters)
     rest = list(row.parameters)
-    found: list[Parameter] = []
+    result: list[Parameter] = []
     for number, type in enumerate(types):
-        at = next((at for at, one in enumerate(rest if is_shorter else rest[:1]) if _fits(one, type)), None)
-        found.append(Parameter(type, f"_{number}", False, True) if at is None else rest[at])
+        candidates = enumerate(rest if is_shorter else rest[:1])
+        at = next((index for index, parameter in candidates if _fits(parameter, type)), None)
+        result.append(Parameter(type, f"_{number}", False, True) if at is None else rest[at])
         del rest[: 0 if at is None else at + 1]
-    kept = sum(one in found for one in row.parameters)
+    kept = sum(parameter in result for parameter in row.parameters)
     if kept != min(len(types), len(row.parameters)):
-        raise TypeError(f"cuda.bindings has {row.name}({', '.join(types)}) here, which pympsd does not know")
-    return tuple(found)
+        raise TypeError(f"cuda.bindings has {row.name}({', '.join(types)}) here, which pympsd does not support")
+    return tuple(result)
 
 
-def adapted(
-    function: Callable[..., Any], takes: Sequence[Parameter], given: Sequence[Parameter]
+def adapt(
+    function: Callable[..., Any], takes: Sequence[Parameter], passed: Sequence[Parameter]
 ) -> Callable[..., Any]:
-    """Return a function of other parameters: what is not given is 0, what it does not take is dropped."""
-    if takes == given:
+    """Return a function with other parameters: missing ones are 0, additional ones are dropped."""
+    if takes == passed:
         return function
-    places = [given.index(one) if one in given else None for one in takes]
+    places = [passed.index(parameter) if parameter in passed else None for parameter in takes]
 
     def call(*values: Any) -> Any:
         return function(*(0 if place is None else values[place] for place in places))
@@ -73,7 +76,7 @@ def _is_of(row: Signature, types: tuple[str, ...]) -> bool:
 
 
 def _fits(parameter: Parameter, type: str) -> bool:
-    """Return whether a C type is that of a row's parameter; rows name what an output's pointer points to."""
+    """Return whether a C type is that of a row's parameter; a row has the type that an output points to."""
     if parameter.is_output:
         return parameter.type.rstrip(" *") == type.rstrip(" *")
     return c_types.plain(parameter.type) == type

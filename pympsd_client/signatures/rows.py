@@ -17,16 +17,16 @@ class Calling(Enum):
     BEFORE_INIT = "before init"
     """Before cuInit too."""
     ANYWHERE = "anywhere"
-    """Always: in host functions, in a forked child, and by this client where the program runs natively."""
+    """Always: in host functions, in a forked child, and by this client even if the program runs natively."""
     UNCONVERTED = "unconverted"
-    """The core converts its arguments, for it knows those that it has seen before."""
+    """The core converts its arguments, because it caches those of earlier calls."""
     VARIANTS = "variants"
-    """Versions of cuda-bindings differ in its parameters: what is given is not converted."""
+    """Versions of cuda-bindings differ in its parameters: arguments are not converted."""
 
 
 @frozen
 class Parameter:
-    """One parameter as in C; the type of an output is that of what its pointer points to."""
+    """One parameter as in C; the type of an output is the type that its pointer points to."""
 
     type: str
     name: str
@@ -37,7 +37,7 @@ class Parameter:
 
 @frozen
 class Signature:
-    """One row. ``arguments`` are what the core gets: names of inputs, their fields, or constants."""
+    """One row. ``arguments`` go to the core: names of inputs, their fields, or constants."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -49,12 +49,17 @@ class Signature:
     @property
     def inputs(self) -> tuple[Parameter, ...]:
         """The parameters that a caller gives."""
-        return tuple(one for one in self.parameters if one.is_input)
+        return tuple(parameter for parameter in self.parameters if parameter.is_input)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the parameters that a caller gives."""
+        return tuple(parameter.name for parameter in self.inputs)
 
     @property
     def outputs(self) -> tuple[Parameter, ...]:
-        """The parameters that are returned beside the result."""
-        return tuple(one for one in self.parameters if one.is_output)
+        """The parameters that are returned next to the result."""
+        return tuple(parameter for parameter in self.parameters if parameter.is_output)
 
 
 _ROW: Final = re.compile(r"(\w+)\((.*?)\) = (?:([\w.]+)\.)?(\w+)(?:\((.*)\))?")
@@ -62,12 +67,12 @@ _PARAMETER: Final = re.compile(r"(out |inout )?(.*?) ?(\w+)")
 
 
 def _parameters(text: str) -> tuple[Parameter, ...]:
-    found = [_PARAMETER.fullmatch(one.strip()) for one in text.split(",") if one]
-    return tuple(Parameter(one[2], one[3], one[1] is not None, one[1] != "out ") for one in found if one is not None)
+    matches = filter(None, (_PARAMETER.fullmatch(part.strip()) for part in text.split(",") if part))
+    return tuple(Parameter(match[2], match[3], match[1] is not None, match[1] != "out ") for match in matches)
 
 
 def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> tuple[Signature, ...]:
-    """Return the rows of a text; the core functions are those of ``module`` where a row names no other."""
+    """Return the rows of a text; the core functions are those of ``module`` unless a row names another."""
     signatures = []
     for row in rows.replace("\n    ", " ").strip().splitlines():
         match = _ROW.fullmatch(row)
@@ -76,6 +81,6 @@ def chapter(module: str, rows: str, calling: Calling = Calling.INITIALIZED) -> t
         name, text, elsewhere, core, arguments = match.groups()
         parameters = _parameters(text)
         if arguments is None:
-            arguments = ", ".join(one.name for one in parameters if one.is_input)
+            arguments = ", ".join(parameter.name for parameter in parameters if parameter.is_input)
         signatures.append(Signature(name, parameters, elsewhere or module, core, arguments, calling))
     return tuple(signatures)

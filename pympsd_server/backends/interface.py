@@ -38,6 +38,7 @@ from typing import Any, Protocol
 
 from attrs import frozen
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.results import Result
 from pympsd.wire.executor_messages import BatchTrace, ContextTrace
 from pympsd.wire.module_layout import FunctionLayout, GlobalLayout
@@ -45,7 +46,7 @@ from pympsd_server.backends.quota import Quota
 from pympsd_server.backends.virtual_memory import MapsMemory
 
 
-class BackendError(Exception):
+class BackendError(DeviceError):
     """A call was refused and had no effect.
 
     Attributes:

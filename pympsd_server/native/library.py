@@ -9,6 +9,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import Any, Final
 
+from pympsd.errors import StartError
 from pympsd.wire.ring_layout import AREA_BYTES
 from pympsd_server.native.states import SHARED_STATES, ContextState, DriverCalls, KernelRow, StreamState
 
@@ -30,7 +31,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 }
 
 
-class NoLibrary(Exception):
+class NoLibrary(StartError):
     """The native library cannot be used; the message has the reason."""
 
 
@@ -38,13 +39,13 @@ class NoLibrary(Exception):
 def library() -> Any:
     """Return the library with its functions declared; raise NoLibrary. ctypes releases the GIL in each call."""
     folder = os.path.dirname(__file__)
-    found = [
+    paths = [
         path for suffix in EXTENSION_SUFFIXES if os.path.exists(path := os.path.join(folder, f"_worker{suffix}"))
     ]
-    if not found:
+    if not paths:
         raise NoLibrary("it was not built: install a C compiler, then pympsd again")
     try:
-        loaded = ctypes.CDLL(found[0])
+        loaded = ctypes.CDLL(paths[0])
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(loaded, name)
             function.restype, function.argtypes = result, arguments

@@ -9,6 +9,7 @@ from attrs import define, field
 
 from pympsd.channel.descriptors import close_all
 from pympsd.channel.message_channel import MessageChannel
+from pympsd.errors import ProcessError
 from pympsd.vocabulary.results import Result
 from pympsd.wire import executor_messages
 from pympsd_server.state_machine.executor_slots import ExecutorSlot
@@ -17,7 +18,7 @@ Answer = tuple[Any, tuple[int, ...]]
 """The answer to a request, and its descriptors."""
 
 
-class ExecutorError(Exception):
+class ExecutorError(ProcessError):
     """A request failed: with a CUresult and a sentence; ``short``: as in ExecutorRefused."""
 
     def __init__(self, code: int, reason: str, short: int = 0) -> None:

@@ -10,6 +10,7 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import DeviceFacts
 
 VOLTA_SLOTS: Final = 48
@@ -19,7 +20,7 @@ DEFAULT_CONNECTIONS: Final = 2
 MAX_CONNECTIONS: Final = 32
 
 
-class PoolExhausted(Exception):
+class PoolExhausted(DeviceError):
     """A device has too few free connections for another context; ``size``: the number of its slots."""
 
     def __init__(self, size: int, slots: int, free: int) -> None:
@@ -39,8 +40,8 @@ def connection_slots(environment: Mapping[str, str]) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         return -(-DEFAULT_CONNECTIONS // 2)
     # The length first: never convert thousands of digits.
-    asked = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
-    return -(-asked // 2)
+    requested = MAX_CONNECTIONS if len(digits) > 2 else min(int(digits), MAX_CONNECTIONS)
+    return -(-requested // 2)
 
 
 @define

@@ -12,7 +12,7 @@ import pytest
 
 from pympsd_client import driver as cuda
 from pympsd_client import last_error
-from pympsd_client._arguments.errors import CudaError, failed
+from pympsd_client._arguments.errors import CudaError, fail
 from pympsd_client._command_stream import host_callbacks
 from pympsd_client._command_stream import host_callbacks as callback_threads
 from pympsd_client._command_stream.launch_cache import is_native
@@ -122,7 +122,7 @@ def fresh_process() -> Iterator[Callable[[Connection], None]]:
         table.update(was)
     this_thread.stack[:] = stack
     this_thread.streams.handles.clear()
-    failed(CudaError(0, ""), 0)  # no message of an earlier failure
+    fail(CudaError(0, ""), 0)  # no message of an earlier failure
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ def test_a_function_that_is_missing_is_named() -> None:
         _ = cuda.cuArrayGetPlane
     assert "(the nearest names it has: " in str(caught.value)
     assert "cuArray" in str(caught.value).partition("nearest")[2]
-    assert str(caught.value).endswith("docs/differences.md says what is missing")
+    assert str(caught.value).endswith("docs/differences.md lists what is missing")
     assert len(str(caught.value)) < 250
     assert "cuArrayGetPlane" not in dir(cuda)
     assert not hasattr(cuda, "cuNoSuchThing")

@@ -80,8 +80,8 @@ def test_the_names_of_cuda_12_are_there_with_every_cuda_bindings(under_mps: Fake
     ("parameters", "words"),
     [
         (_parameters(_affinity(24, MAX)), "type is SM_COUNT"),
-        (_parameters(_affinity(24), said=0), "1 execution affinities and their number is said to be 0"),
-        (_parameters(_affinity(24), said=2), "1 execution affinities and their number is said to be 2"),
+        (_parameters(_affinity(24), said=0), "1 execution affinities, but their number is 0"),
+        (_parameters(_affinity(24), said=2), "1 execution affinities, but their number is 2"),
     ],
 )
 def test_parameters_that_cannot_be_are_refused(under_mps: FakeExecutor, parameters: Any, words: str) -> None:

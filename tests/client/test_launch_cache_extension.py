@@ -469,7 +469,7 @@ def test_objects_without_init_raise(call: str) -> None:
 
 
 def test_the_limits_of_a_plan(rig: Rig) -> None:
-    count, size = rig.native.MOST_VALUES, rig.native.MOST_BYTES
+    count, size = rig.native.MAX_VALUES, rig.native.MAX_BYTES
     most, more = (Kernel((ctypes.c_ubyte,) * number) for number in (count, count + 1))
     assert rig.add_plan(most, (1,) * count)
     rig.expect_hit(most, tuple(range(count)))

@@ -11,6 +11,7 @@ from pympsd_server.backends.emulated.memory.address_space import STRICT, Address
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Program, load_program
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.gpu.devices import DEVICES
 
 BASE = 0x6000_0000_0000
@@ -84,12 +85,13 @@ def batches(
     arguments: tuple[Any, ...],
     shared: int = 0,
 ) -> list[Batch]:
-    parameters = pack(module.program, name, arguments)
+    cluster = module.program.kernels[name].cluster
+    setup = LaunchSetup(grid, block, pack(module.program, name, arguments), shared, cluster=cluster)
+    together = int(np.prod(cluster))
     total, each = grid[0] * grid[1] * grid[2], blocks_per_batch(block[0] * block[1] * block[2])
-    cluster = int(np.prod(module.program.kernels[name].cluster))
-    each = max(1, each // cluster) * cluster
+    each = max(1, each // together) * together
     return [
-        Batch(module, name, grid, block, parameters, shared, first, np.zeros(min(each, total - first), np.int64))
+        Batch(module, name, setup, first, np.zeros(min(each, total - first), np.int64))
         for first in range(0, total, each)
     ]
 

@@ -11,6 +11,7 @@ from attrs import define
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from tests.emulated.fragments import run_fragment
 from tests.emulated.harness import HEADER, Device, Never, pack
 
@@ -34,7 +35,7 @@ class CancelAfter:
 
 def one_batch(module: LoadedModule, blocks: int, threads: int, *arguments: int) -> Batch:
     parameters = pack(module.program, "k", arguments)
-    return Batch(module, "k", (blocks, 1, 1), (threads, 1, 1), parameters, 0, 0, np.arange(blocks))
+    return Batch(module, "k", LaunchSetup((blocks, 1, 1), (threads, 1, 1), parameters), 0, np.arange(blocks))
 
 
 ENDLESS = kernel("L: add.u32 %r0, %r0, 1; bra L;")
@@ -198,7 +199,8 @@ def test_grid_wide_barrier_when_batches_take_turns() -> None:
     out = device.put(np.zeros(2, "u4"))
     parameters = pack(module.program, "k", (out,))
     running = [
-        Batch(module, "k", (3, 1, 1), (64, 1, 1), parameters, 0, first, np.zeros(1, np.int64)) for first in range(3)
+        Batch(module, "k", LaunchSetup((3, 1, 1), (64, 1, 1), parameters), first, np.zeros(1, np.int64))
+        for first in range(3)
     ]
     while running:
         running = [batch for batch in running if not batch.step(0.0, Never())]
@@ -215,7 +217,7 @@ def test_special_registers() -> None:
     module = device.load(kernel(text))
     out = device.put(np.zeros(4 * 48, "u4"))
     sms = np.array([5, 2, 9, 2])
-    batch = Batch(module, "k", (2, 2, 1), (16, 3, 1), pack(module.program, "k", (out,)), 0, 0, sms)
+    batch = Batch(module, "k", LaunchSetup((2, 2, 1), (16, 3, 1), pack(module.program, "k", (out,))), 0, sms)
     assert batch.step(60.0, Never())
     lanes = np.tile(np.arange(48) % 32, 4)
     np.testing.assert_array_equal(device.get(out, np.zeros(192, "u4")), sms.repeat(48) * 100 + lanes)
@@ -224,4 +226,4 @@ def test_special_registers() -> None:
 def test_too_few_parameters() -> None:
     module = Device(1 << 20).load(COUNT)
     with pytest.raises(ValueError, match="12 bytes"):
-        Batch(module, "k", (1, 1, 1), (1, 1, 1), b"", 0, 0, np.zeros(1, np.int64))
+        Batch(module, "k", LaunchSetup((1, 1, 1), (1, 1, 1), b""), 0, np.zeros(1, np.int64))

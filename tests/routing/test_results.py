@@ -293,7 +293,7 @@ from pympsd_client.routing import driver as routed
 context()
 ok(cuda.cuCtxGetCurrent())
 kept, process.connection = process.connection, None  # as another thread does after the checks
-routed._checked()
+routed._skip_checks()
 print(int(cuda.cuCtxGetCurrent()[0]))
 process.connection = kept
 print(int(cuda.cuCtxGetCurrent()[0]), int(cuda.cuCtxGetCurrent()[0]))

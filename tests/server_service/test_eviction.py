@@ -42,7 +42,7 @@ class _Executors:
     def accounts(self) -> _Executors:
         return self
 
-    def held(self, device: int) -> dict[int, int]:
+    def usage(self, device: int) -> dict[int, int]:
         return dict(self.bytes_held)
 
     def executor_of(self, context: Context) -> _Executor:

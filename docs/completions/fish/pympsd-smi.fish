@@ -7,7 +7,7 @@ function __pympsd_smi_at
     string match -q -- $argv[1] (__pympsd_smi_given)
 end
 function __pympsd_smi_first
-    not string match -qr -- ' (topo|memory-limits|dmon|pmon)( |$)' (__pympsd_smi_given)
+    not string match -qr -- ' (dmon|memory-limits|pmon|topo)( |$)' (__pympsd_smi_given)
 end
 complete -c pympsd-smi -n __pympsd_smi_first -f -a 'dmon pmon topo memory-limits'
 complete -c pympsd-smi -n __pympsd_smi_first -o L

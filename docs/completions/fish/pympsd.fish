@@ -7,7 +7,7 @@ function __pympsd_at
     string match -q -- $argv[1] (__pympsd_given)
 end
 function __pympsd_first
-    not string match -qr -- ' (get_client_list|get_device_client_list|ps|device_query|set_default_active_thread_percentage|get_default_active_thread_percentage|set_active_thread_percentage|get_active_thread_percentage|set_default_device_pinned_mem_limit|get_default_device_pinned_mem_limit|set_device_pinned_mem_limit|get_device_pinned_mem_limit|set_default_client_priority|get_default_client_priority|get_server_list|get_server_status|get_waiting_list|start_server|quit|shutdown_server|terminate_client|client|config|device|feature|memacct|context-share|lspart|namespace|trace|log|rules|server|share|sm-partition|top|plot)( |$)' (__pympsd_given)
+    not string match -qr -- ' (client|config|context-share|device|device_query|feature|get_active_thread_percentage|get_client_list|get_default_active_thread_percentage|get_default_client_priority|get_default_device_pinned_mem_limit|get_device_client_list|get_device_pinned_mem_limit|get_server_list|get_server_status|get_waiting_list|log|lspart|memacct|namespace|plot|ps|quit|rules|server|set_active_thread_percentage|set_default_active_thread_percentage|set_default_client_priority|set_default_device_pinned_mem_limit|set_device_pinned_mem_limit|share|shutdown_server|sm-partition|start_server|terminate_client|top|trace)( |$)' (__pympsd_given)
 end
 complete -c pympsd -n __pympsd_first -f -a 'client config context-share device device_query feature get_active_thread_percentage get_client_list get_default_active_thread_percentage get_default_client_priority get_default_device_pinned_mem_limit get_device_client_list get_device_pinned_mem_limit get_server_list get_server_status get_waiting_list log lspart memacct namespace plot ps quit rules server set_active_thread_percentage set_default_active_thread_percentage set_default_client_priority set_default_device_pinned_mem_limit set_device_pinned_mem_limit share shutdown_server sm-partition start_server terminate_client top trace'
 complete -c pympsd -n __pympsd_first -o d -x -a ''
@@ -124,8 +124,8 @@ complete -c pympsd -n "__pympsd_at '* namespace create*'" -l server -x -a '(pymp
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l client-priority -x -a '0 1'
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l pinned-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l sm-partition -x -a 'none'
+complete -c pympsd -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* namespace create*'" -l clients-only
 complete -c pympsd -n "__pympsd_at '* namespace delete*'" -f
 complete -c pympsd -n "__pympsd_at '* namespace delete*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
@@ -141,8 +141,8 @@ complete -c pympsd -n "__pympsd_at '* namespace set*'" -l server -x -a '(pympsd 
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l client-priority -x -a '0 1'
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l pinned-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* namespace set*'" -l sm-partition -x -a 'none'
+complete -c pympsd -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* plot*'" -l since
 complete -c pympsd -n "__pympsd_at '* plot*'" -l until
 complete -c pympsd -n "__pympsd_at '* plot*'" -o o -r -F
@@ -173,10 +173,10 @@ complete -c pympsd -n "__pympsd_at '* server set*'" -l uid -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l client-priority -x -a '0 1'
 complete -c pympsd -n "__pympsd_at '* server set*'" -l pinned-memory-limit -x
-complete -c pympsd -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l sm-partition -x -a 'none'
-complete -c pympsd -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
+complete -c pympsd -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
+complete -c pympsd -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
 complete -c pympsd -n "__pympsd_at '* server set*'" -l contain -x -a 'server partition'
 complete -c pympsd -n "__pympsd_at '* server set*'" -l locality-domains -x -a 'true false'
 complete -c pympsd -n "__pympsd_at '* set_active_thread_percentage*'" -f -a '(pympsd get_server_list 2>/dev/null)'
@@ -331,8 +331,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l se
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l client-priority -x -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l pinned-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l sm-partition -x -a 'none'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace create*'" -l clients-only
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace delete*'" -f
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace delete*'" -l server -x -a '(pympsd server list --format=csv,noheader 2>/dev/null | cut -d, -f1)'
@@ -348,8 +348,8 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l serve
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l client-priority -x -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l pinned-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l sm-partition -x -a 'none'
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* namespace set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -l since
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -l until
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* plot*'" -o o -r -F
@@ -380,10 +380,10 @@ complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l uid -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l client-priority -x -a '0 1'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l pinned-memory-limit -x
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l sm-partition -x -a 'none'
-complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l total-memory-limit -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-pinned-memory-limit -x
+complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l max-active-thread-percentage -x
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l contain -x -a 'server partition'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* server set*'" -l locality-domains -x -a 'true false'
 complete -c nvidia-cuda-mps-control -n "__pympsd_at '* set_active_thread_percentage*'" -f -a '(pympsd get_server_list 2>/dev/null)'

@@ -1,10 +1,24 @@
 """The split of a command line into words: the only one, when the line arrives.
 
+Before a line can be carried out the daemon may have to find something out, which takes time: what servers know that
+do not report by themselves, the process that a line asks about, the cgroups that exist. The state machine waits for
+nothing, so the I/O layer must know this first. It parses the line once and keeps the result:
+
+    bytes --parse--> ParsedLine --+--> the dispatcher asks servers, reads the process or the cgroups
+                                  +--> OperatorLine --> the state machine finds the command by its name and runs it
+
     b" client get  77 pid\r"  ->  ParsedLine(words=("client", "get", "77", "pid"), command="client get", ...)
 
 Words are separated by blanks, tabs and line ends. A NUL ends the line. Bytes that are not UTF-8 survive as
 surrogates, so that an answer repeats them unchanged. A command whose one argument is a path gets the rest of the line
 as one word.
+
+What must never happen:
+
+- that a cut line is carried out: a line that is too long keeps its first words, for the answer, but is not a command;
+- that bytes are lost or changed between the operator's line and the message that quotes it;
+- that the words are read here and again later with another result: arguments are read when the command runs, and here
+  only the PIDs that say whom to ask.
 """
 
 from __future__ import annotations
@@ -33,17 +47,21 @@ def parse(line: bytes, protocol: int) -> ParsedLine:
     if command is not None and command.syntax.takes_rest and len(words) > 3:
         words = [*words[:2], _rest(text, words[:2])]
     is_json_query = command is not None and command.is_query and JSON_OPTION in words
-    may_ask = command is not None and protocol in command.protocols
+    # The JSON of a query of protocol 2 has more in it than its text.
+    asks_servers = (
+        command is not None
+        and protocol in command.protocols
+        and (command.asks_servers or (is_json_query and not command.verb))
+    )
     return ParsedLine(
         line.partition(b"\0")[0].decode("utf-8", "surrogateescape").strip(_BLANKS),
         tuple(words),
         command.name if command else "",
         protocol,
-        # The data of a query of protocol 2 has more in it than its text.
-        may_ask and command is not None and (command.asks_servers or (is_json_query and not command.verb)),
-        _server_pid(command, words) if command and not command.verb else None,
+        asks_servers,
+        _server_pid(command, words) if command and asks_servers and not command.verb else None,
         _process(words) if command and command.asks_process else None,
-        words[:1] != [] and words[0] in _USES_CGROUPS,
+        bool(words) and words[0] in _USES_CGROUPS,
         is_json_query,
         len(line) <= MAX_LINE_BYTES,
     )

@@ -1,6 +1,6 @@
 """What driver 580 does with the words of its commands that a syntax cannot declare (recorded: grammar.jsonl).
 
-The driver reads numbers as C does, takes a missing PID for 0, ignores words that it does not know, and answers a few
+The driver reads numbers as C does, takes a missing PID for 0, ignores further words, and answers a few
 commands in its own words when an argument is missing. Programs depend on these answers, so protocol 2 gives them. All
 of it stands here: the readers of such numbers, the table `RECORDED` of single commands, and the words of later
 drivers.
@@ -31,18 +31,20 @@ _MAX_DIGITS: Final = 10
 
 @frozen
 class Recorded:
-    """How one command of driver 580 differs from the others."""
+    """How one command of driver 580 differs from its other commands."""
 
     missing: str = ""
     """The line for a missing argument, or for one that does not begin with a number."""
     missing_is_logged_only: bool = False
     """That line is in the log, and not printed."""
     prints_anyway: bool = False
-    """The answer is printed although words follow that the command does not know."""
+    """The answer is printed although further words follow."""
     spellings: Mapping[tuple[str, ...], str] = field(factory=dict)
     """Words that stand for another one at the beginning of the arguments."""
 
 
+AS_DECLARED: Final = Recorded()
+"""A command that differs in nothing from its declaration."""
 _FORMAT: Final = Recorded(missing="Invalid command format.", missing_is_logged_only=True)
 RECORDED: Final = {
     "get_server_status": Recorded(missing="A server PID is required"),
@@ -151,8 +153,13 @@ class LoosePercentage:
     """A note if characters follow that C does not read: ``33,3`` is 33."""
 
 
+ONE_PERCENTAGE: Final = "in protocol 2 an active thread percentage is one number for all devices"
+
+
 def read_percentage(word: str) -> LoosePercentage:
-    """Return the percentage that a word begins with."""
+    """Return the percentage that a word begins with. Raise Refused for one by device: of ``1=50`` C reads 1."""
+    if "=" in word:
+        raise Refused(f"{ONE_PERCENTAGE}, not {word[:MAX_QUOTED]!r}")
     number = leading_float(word)
     if number is None:
         return LoosePercentage(None, "")

@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from pympsd.commands.grammar import loose, strict
 from pympsd.commands.grammar.privileges import Caller, check_daemon_owner, check_settings_owner, seen_by
@@ -56,35 +57,47 @@ View = Callable[[Daemon, Caller], Daemon]
 
 @frozen
 class Command:
-    """One registered command; `command` describes the fields."""
+    """One registered command; the fields from ``asks_servers`` on are what the decorator `command` takes."""
 
     syntax: Syntax
     handler: Handler
-    protocols: tuple[int, ...]
-    asks_servers: bool
-    asks_process: bool
-    owner_only: bool
-    takes_file: bool
-    refuses_unknown: bool
-    in_protocol_3: str
-    view: View
+    asks_servers: bool = False
+    """Its answer depends on what servers know: those that do not report by themselves are asked first."""
+    asks_process: bool = False
+    """Its caller has the properties that rules examine of the process whose PID is its first argument."""
+    owner_only: bool = False
+    """It is refused to other users than root and the one who started the daemon."""
+    takes_file: bool = False
+    """Its handler gets the text of the file that the line names, as ``text``."""
+    refuses_unknown: bool = False
+    """In protocol 2, words that it does not take refuse it, because it cannot be undone."""
+    in_protocol_3: str = ""
+    """The command of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words; this one is in 2 only."""
+    view: View = seen_by
+    """Returns the part of the state that a query answers from."""
+    protocols: tuple[int, ...] = field()
+    """The protocols of the daemons that have it. Default: both for one word, 3 for a module's verb."""
 
-    @property
+    @protocols.default
+    def _protocols(self) -> tuple[int, ...]:
+        return (3,) if self.verb else (2,) if self.in_protocol_3 else BOTH
+
+    @cached_property
     def name(self) -> str:
         """The words by which the command is called."""
         return self.syntax.command
 
-    @property
+    @cached_property
     def module(self) -> str:
         """The module of a command of protocol 3; the name of one of protocol 2."""
         return self.name.partition(" ")[0]
 
-    @property
+    @cached_property
     def verb(self) -> str:
         """The verb of a command of protocol 3; empty for one of protocol 2."""
         return self.name.partition(" ")[2]
 
-    @property
+    @cached_property
     def is_query(self) -> bool:
         """Whether the command only asks."""
         return is_query(self.name)
@@ -198,51 +211,28 @@ def refuse_translated(name: str, text: str) -> Answer:
 
 COMMANDS: Final[dict[str, Command]] = {}
 """The commands of both protocols by name: ``ps``, ``server list``."""
+_VERBS: Final[dict[tuple[str, int], dict[str, Command]]] = {}
+"""The same commands of protocol 3 by module and protocol, then by verb."""
 
 
-def command(
-    syntax: Syntax,
-    *,
-    protocols: tuple[int, ...] = (),
-    asks_servers: bool = False,
-    asks_process: bool = False,
-    owner_only: bool = False,
-    takes_file: bool = False,
-    refuses_unknown: bool = False,
-    in_protocol_3: str = "",
-    view: View = seen_by,
-) -> Callable[[Handler], Handler]:
+def command(syntax: Syntax, **fields: Any) -> Callable[[Handler], Handler]:
     """Register a handler for a command; raise ValueError for a name that is registered.
 
-    Args:
-        syntax: its name and what it takes.
-        protocols: the protocols of the daemons that have it. If not given, a command of one word is in both, or in 2
-            if it has a counterpart ``in_protocol_3``; a module's verb is in 3.
-        asks_servers: its answer depends on what servers know: those that do not report by themselves are asked first.
-        asks_process: its caller gets the properties that rules examine of the process whose PID is its first
-        argument. takes_file: its handler gets the text of the file that the line names, as ``text``. refuses_unknown:
-        in protocol 2, words that it does not take refuse it, because it cannot be undone. in_protocol_3: the command
-        of protocol 3 that does the same, with ``{0}``, ``{1}`` for its words. view: returns the part of the state
-        that a query answers from.
+    ``fields``: further fields of `Command`. The smallest command of protocol 2, in a file of its own in commands/v2:
+
+        @command(Syntax("get_server_count"))
+        def get_server_count(daemon: Daemon, caller: Caller) -> Decision:
+            '''Print the number of servers.'''
+            count = len(daemon.running_servers())
+            return Decision(lines(str(count)), data=count)
     """
-    if not protocols:
-        protocols = (3,) if " " in syntax.command else (2,) if in_protocol_3 else BOTH
 
     def register(handler: Handler) -> Handler:
         if syntax.command in COMMANDS:
             raise ValueError(f"the command {syntax.command} is registered twice")
-        COMMANDS[syntax.command] = Command(
-            syntax,
-            handler,
-            protocols,
-            asks_servers,
-            asks_process,
-            owner_only,
-            takes_file,
-            refuses_unknown,
-            in_protocol_3,
-            view,
-        )
+        new = COMMANDS[syntax.command] = Command(syntax, handler, **fields)
+        for protocol in new.protocols if new.verb else ():
+            _VERBS.setdefault((new.module, protocol), {})[new.verb] = new
         return handler
 
     return register
@@ -255,12 +245,7 @@ def find_command(words: Sequence[str]) -> Command | None:
 
 def verbs_of(module: str, protocol: int) -> dict[str, Command]:
     """Return the commands of a module by verb; none for a word that is not a module in a protocol."""
-    commands = (
-        command
-        for command in COMMANDS.values()
-        if command.verb and command.module == module and protocol in command.protocols
-    )
-    return {command.verb: command for command in commands}
+    return _VERBS.get((module, protocol), {})
 
 
 def first_words(protocol: int) -> list[str]:

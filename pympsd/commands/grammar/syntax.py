@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from pympsd.errors import InputError
 from pympsd.vocabulary.answers import Answer
 
 JSON_OPTION: Final = "--json"
@@ -19,7 +20,7 @@ Reader = Callable[[str], Any]
 """Makes a value of a text; raises BadText or Refused."""
 
 
-class Refused(Exception):
+class Refused(InputError):
     """A command is refused; the message is the sentence for the user.
 
     ``hint`` is a second sentence, for standard error. ``answer`` replaces both where driver 580's own was recorded.

@@ -78,7 +78,7 @@ def ps(daemon: Daemon, caller: Caller, pid: int | None) -> Decision:
 def _ps_row(daemon: Daemon, server: Server, client: Client) -> dict[str, Any]:
     """Return the cells of a client's row by the names that JSON has."""
     first = next(iter(client.contexts.values()))
-    # A server may know a device that this daemon does not.
+    # A server may report a device that this daemon does not have.
     uuid = daemon.devices[first.device].uuid if 0 <= first.device < len(daemon.devices) else ""
     return {
         "pid": client.pid,

@@ -10,7 +10,7 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SECONDS, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, listing, moment
+from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, find_field, listing, moment
 from pympsd.state_machine import terminations
 from pympsd.state_machine.cgroups import limit_of, total_of
 from pympsd.state_machine.named_servers import clients as clients_of
@@ -19,12 +19,8 @@ from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer
 
-COLUMNS: Final = (
-    Column("PID", "PID", "pid"),
-    Column("SERVER", "SERVER", "server"),
-    Column("DEVICE", "DEVICE", "device"),
-    Column("MAWS NS", "MAWS NS", "maws-ns"),
-    Column("CMD", "CMD", "cmd"),
+COLUMNS: Final = tuple(
+    Column(name, name, name.lower().replace(" ", "-")) for name in ("PID", "SERVER", "DEVICE", "MAWS NS", "CMD")
 )
 _OF_DEVICES: Final = (
     "sm_partition",
@@ -63,9 +59,7 @@ def get(daemon: Daemon, caller: Caller, pid: str, field: str) -> Decision:
     may be named by its PID there, unless another client has that PID.
     """
     client, server = _client(daemon, pid, None)
-    name = field.replace("_", "-")
-    if name not in FIELDS:
-        raise Refused(f"A client has no field '{field}'. Fields: {', '.join(FIELDS)}.")
+    name = find_field("client", FIELDS, field)
     if name == "linux-ns":
         return data(str(view.linux_namespace(daemon, client)))
     if name == "pci-id":
@@ -111,7 +105,7 @@ def _client(daemon: Daemon, pid: str, server: str | None) -> tuple[Client, Named
 
 
 def _devices(daemon: Daemon, client: Client) -> list[int]:
-    """Return the indices of a client's devices; a server may know a device that this daemon does not."""
+    """Return the indices of a client's devices, less those that this daemon does not have."""
     ordinals = {context.device for context in client.contexts.values()}
     return sorted(ordinal for ordinal in ordinals if 0 <= ordinal < len(daemon.devices))
 

@@ -241,7 +241,7 @@ def _begin(
         case CreateServer(plan, uid):
             limits = plan.namespaces.get(DEFAULT)
             yield from create_server(daemon, plan.name, uid, plan.devices, limits, Source.CONFIG, part)
-            yield from set_server(daemon, plan.name, plan.ceiling, plan.contains_partitions)
+            yield from set_server(daemon, plan.name, plan.maximum, plan.contains_partitions)
             for name, namespace_limits in plan.namespaces.items():
                 if name != DEFAULT:
                     other = daemon.compound_commands.add_part(compound)
@@ -256,8 +256,8 @@ def _begin(
         case SetNamespace(server, name, limits, _):
             yield from set_namespace(daemon, server, name, limits)
             yield Reply(part, Answer())
-        case SetServer(server, ceiling, contains, _):
-            yield from set_server(daemon, server, ceiling, contains)
+        case SetServer(server, maximum, contains, _):
+            yield from set_server(daemon, server, maximum, contains)
             yield Reply(part, Answer())
         case CreatePartition(server, partition, _):
             yield from _create_partition(daemon, server, partition, part)

@@ -9,25 +9,15 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, listing
+from pympsd.commands.v3.output import Format, Row, columns, listing
 from pympsd.state_machine.named_servers import server as server_named
 from pympsd.state_machine.partitions import free_of
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.partitions import chunk_count, chunk_size
 from pympsd.vocabulary.sm_rounding import rounding
 
-COLUMNS: Final = tuple(
-    Column(name, name)
-    for name in (
-        "Ordinal",
-        "Server",
-        "PCI ID",
-        "Device UUID",
-        "Name",
-        "Total SMs",
-        "Total Chunks",
-        "Attributes",
-    )
+COLUMNS: Final = columns(
+    *("Ordinal", "Server", "PCI ID", "Device UUID", "Name", "Total SMs", "Total Chunks", "Attributes"), heading=str
 )
 NOT_POSSIBLE: Final = "no-static-partitions no-memacct"
 """The attributes of a device of the driver's own server."""

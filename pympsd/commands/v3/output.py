@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from attrs import field, frozen
 
 from pympsd.commands.grammar.registry import Decision
+from pympsd.commands.grammar.syntax import Refused
 from pympsd.vocabulary.answers import Answer, Part
 from pympsd.vocabulary.texts import BadText
 
@@ -65,6 +66,16 @@ class Row:
     extra: dict[str, Any] = field(factory=dict)
 
 
+def columns(*names: str, heading: Callable[[str], str] = str.upper) -> tuple[Column, ...]:
+    """Return columns; ``heading`` makes the heading of a column of its name."""
+    return tuple(Column(name, heading(name)) for name in names)
+
+
+def in_words(name: str) -> str:
+    """Return the heading ``SERVER STATUS`` of a column ``server-status``."""
+    return name.upper().replace("-", " ")
+
+
 def listing(columns: Sequence[Column], rows: Sequence[Row], style: Format | None) -> Decision:
     """Return rows as the answer; it is not logged, because monitors ask again and again."""
     return data(render(columns, rows, style or Format()))
@@ -88,6 +99,14 @@ def render(columns: Sequence[Column], rows: Sequence[Row], chosen: Format) -> st
         heading = [[column.name for column in columns]] if chosen.header else []
         return "\n".join(",".join(map(_csv_cell, line)) for line in (*heading, *_texts(rows)))
     return _table([column.heading for column in columns] if chosen.header else [], _texts(rows))
+
+
+def find_field(kind: str, fields: Sequence[str], word: str) -> str:
+    """Return the field that a word names, in which ``_`` may stand for ``-``; raise Refused."""
+    field = word.replace("_", "-")
+    if field not in fields:
+        raise Refused(f"A {kind} has no field '{word}'. Fields: {', '.join(fields)}.")
+    return field
 
 
 def cell_text(cell: Cell) -> str:

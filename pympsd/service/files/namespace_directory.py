@@ -13,6 +13,7 @@ import stat
 from collections.abc import Iterator
 from typing import Final
 
+from pympsd.errors import FileError
 from pympsd.service.files import remains
 from pympsd.service.files.pipe_directory import BACKLOG, DIRECTORY_MODE
 from pympsd.vocabulary import files
@@ -20,7 +21,7 @@ from pympsd.vocabulary import files
 FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Foreign(OSError):
+class Foreign(FileError, OSError):
     """What is there belongs to another user, or is no directory; the message says so."""
 
 

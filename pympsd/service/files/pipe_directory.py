@@ -16,6 +16,7 @@ from typing import Final
 
 from attrs import define, field
 
+from pympsd.errors import StartError
 from pympsd.service.files import remains
 from pympsd.service.files.lock_holders import Holder, are_foreign, holders, living_listener
 from pympsd.service.files.symbolic_links import UntrustedLink, check_links
@@ -39,7 +40,7 @@ LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 """A symbolic link is not followed: with it a user could make root's daemon open another file to all users."""
 
 
-class Unusable(Exception):
+class Unusable(StartError):
     """The directory cannot hold a daemon; the message says why and what to do."""
 
     def __init__(self, directory: str, reason: str) -> None:
@@ -47,7 +48,7 @@ class Unusable(Exception):
         self.directory = directory
 
 
-class AlreadyRunning(Exception):
+class AlreadyRunning(StartError):
     """Another daemon holds the lock of the directory; the message names who has it open, if visible."""
 
 

@@ -21,6 +21,7 @@ import stat
 from collections.abc import Callable
 from typing import Final
 
+from pympsd.errors import FileError
 from pympsd.vocabulary import files
 
 STATE_BEGINS: Final = (b'{"backend":', b'{"boot":')
@@ -38,7 +39,7 @@ _KINDS: Final = {
 }
 
 
-class NotOfADaemon(FileExistsError):
+class NotOfADaemon(FileError, FileExistsError):
     """A file that no daemon made has the name of one of its files; ``strerror`` says what it is and what to do."""
 
     def __init__(self, kind: str, expected: str, path: str) -> None:

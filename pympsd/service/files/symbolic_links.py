@@ -7,11 +7,13 @@ import os
 import stat
 from typing import Final
 
+from pympsd.errors import FileError
+
 MAX_LINKS: Final = 40
 """As the kernel follows (path_resolution(7))."""
 
 
-class UntrustedLink(OSError):
+class UntrustedLink(FileError, OSError):
     """A part of a path, ``filename``, is a link that another user made or can replace, as ``strerror`` says."""
 
     def __init__(self, link: str, whose: str) -> None:

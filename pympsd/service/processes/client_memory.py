@@ -18,6 +18,7 @@ import msgspec
 import trio
 from attrs import define, field
 
+from pympsd.errors import ProcessError
 from pympsd.process.spawn import open_process
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Memory = dict[str, dict[int, int]]
 """Bytes by PID, by device UUID."""
 
 
-class NotKnown(Exception):
+class NotKnown(ProcessError):
     """The memory of clients cannot be read; the message says why."""
 
 

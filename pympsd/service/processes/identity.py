@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from pympsd.errors import FileError
+
 CAP_SETGID: Final = 6
 CAP_SETUID: Final = 7
 _NAMES: Final = {CAP_SETGID: "CAP_SETGID", CAP_SETUID: "CAP_SETUID"}
@@ -22,7 +24,7 @@ NO_ONE: Final = -1
 """In place of a uid or gid of which real, effective and saved one differ."""
 
 
-class Denied(Exception):
+class Denied(FileError):
     """The kernel denies a call that the change needs; the message names the call and the reason."""
 
 

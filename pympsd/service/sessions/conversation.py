@@ -14,7 +14,7 @@ from pympsd.service.dispatcher import Dispatcher
 from pympsd.service.processes.peers import operator_uid, send_credentials, with_pidfd
 from pympsd.service.sessions.client import ClientSession
 from pympsd.service.sessions.operator import MachineSession, OperatorSession, RefusedOperator
-from pympsd.service.sessions.running import run_with_sender
+from pympsd.service.sessions.waiting import run_with_sender
 from pympsd.state_machine import registration
 from pympsd.takeover.keeper.packets import NOTE_BYTES
 from pympsd.takeover.state.entries import KeptFd, serial_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 from attrs import define, evolve, field
@@ -20,6 +20,7 @@ from pympsd.service.processes.status import process_end
 from pympsd.service.rate_limit import RateLimit, cost_of
 from pympsd.state_machine import events
 from pympsd.takeover.keeper.packets import NOTE_BYTES
+from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentages
 from pympsd.vocabulary.phases import IllegalMove
 from pympsd.vocabulary.results import ServerStatus
 from pympsd.wire import link_messages as link
@@ -84,14 +85,14 @@ class ServerSession:
         if limits is not None:
             message = evolve(
                 message,
-                thread_percentage=limits.thread_percentage,
-                memory_limits=limits.memory_limits,
                 devices=limits.devices,
                 mps_namespace=limits.namespace,
-                least_priority=limits.least_priority,
                 partitions=limits.partitions,
                 groups=limits.groups,
                 audited=limits.audited,
+                own=limits.own,
+                bounds=limits.bounds,
+                **_for_older_servers(limits),
             )
         fds = (connection,) if admission.pidfd < 0 else (connection, admission.pidfd)
         self.channel.send(message, fds)
@@ -316,3 +317,17 @@ class ServerSession:
         if self._dropped:
             dispatcher.journal.write_server("Server", self.pid, "records_dropped", {"count": self._dropped})
             self._dropped = 0
+
+
+def _for_older_servers(limits: ClientLimits) -> dict[str, Any]:
+    """Return what AdmitClient has for servers that an earlier pympsd started: they know no limits by place.
+
+    Nor do they know percentages by device: they get the least, which exceeds none.
+    """
+    combined = limits.combine()
+    bounds = (bound.client_priority.level for bound in limits.bounds if bound.client_priority is not None)
+    return {
+        "thread_percentage": min((combined.thread_percentage or percentages(100)).values()).value,
+        "memory_limits": in_bytes(combined.pinned_memory),
+        "least_priority": max(bounds, default=0),
+    }

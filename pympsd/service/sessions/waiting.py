@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import trio
 from attrs import define, field
 
+from pympsd.channel.send_queue import SendQueue
+from pympsd.errors import ProtocolError
 from pympsd.service.dispatcher import Dispatcher, RunningServer, WaitingClient
 from pympsd.service.processes.peers import KnownPeer
 from pympsd.service.processes.status import process_end
@@ -69,3 +72,30 @@ class Waiting:
         if self.known.pidfd < 0:
             await trio.sleep_forever()
         await process_end(self.known.pidfd)
+
+
+LAST_SECONDS: Final = 10.0
+"""Time to send what is queued when a session ends."""
+
+
+async def run_with_sender(
+    channel: SendQueue, session: Callable[[Dispatcher], Awaitable[None]], dispatcher: Dispatcher
+) -> None:
+    """Run a session with its sender; at its end send what is queued, within LAST_SECONDS.
+
+    Raise what ended the session: a violation of the protocol, or the limit that the peer has exceeded.
+    """
+    broken: ProtocolError | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run_sender)
+        try:
+            await session(dispatcher)
+        except ProtocolError as error:
+            broken = error
+        channel.finish()
+        nursery.cancel_scope.deadline = trio.current_time() + LAST_SECONDS
+    # Raised here: the nursery would wrap it in a group.
+    if channel.failure is not None:
+        raise channel.failure
+    if broken is not None:
+        raise broken

@@ -14,7 +14,8 @@ from typing import Final
 from attrs import Factory, define, field
 
 from pympsd.state_machine.state.client import Client
-from pympsd.vocabulary.limits import MemoryGroup, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limits import ALL_DEVICES, MemoryGroup, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import server_of_user
 from pympsd.vocabulary.phases import move
 from pympsd.vocabulary.results import ServerStatus
@@ -101,6 +102,11 @@ class Server:
     def become(self, phase: Phase) -> None:
         """Move to a phase; raise IllegalMove if the table does not allow it."""
         self.phase = move(MOVES, self.phase, phase)
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of its later clients, in protocol 2."""
+        return Limits({ALL_DEVICES: self.thread_percentage}, self.memory_limits)
 
     @property
     def workers(self) -> int:

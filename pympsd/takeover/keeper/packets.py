@@ -1,9 +1,12 @@
-"""The packets between a daemon and its keeper, one each on a SOCK_SEQPACKET socket. Imports nothing, for the keeper.
+"""The packets between a daemon and its keeper, one each on a SOCK_SEQPACKET socket.
 
-A packet is a byte for its kind, a byte for the length of the name, the name, and the note, which is the rest.
+A packet is a byte for its kind, a byte for the length of the name, the name, and the note, which is the rest. The
+keeper's program imports this module, which therefore imports almost nothing.
 """
 
 from __future__ import annotations
+
+from pympsd.errors import ProtocolError
 
 HOLD = 1
 """Keep the descriptor that comes with it under the name, in place of an earlier one.
@@ -34,7 +37,7 @@ NOTE_BYTES = 1 << 16
 PACKET_BYTES = 2 + NAME_BYTES + NOTE_BYTES
 
 
-class Malformed(ValueError):
+class Malformed(ProtocolError, ValueError):
     """The bytes are not a packet."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pympsd_client._api.memory import copies
-from pympsd_client._arguments.array_structs import packed_2d, packed_3d
+from pympsd_client._arguments.array_structs import pack_2d, pack_3d
 from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.arrays.array import arrays
@@ -11,12 +11,12 @@ from pympsd_client._objects.arrays.array import arrays
 
 def description(handle: int) -> bytes:
     """Return the CUDA_ARRAY_DESCRIPTOR of an array; INVALID_HANDLE."""
-    return packed_2d(arrays.find(handle).description)
+    return pack_2d(arrays.find(handle).description)
 
 
 def description_3d(handle: int) -> bytes:
     """Return the CUDA_ARRAY3D_DESCRIPTOR of an array; INVALID_HANDLE."""
-    return packed_3d(arrays.find(handle).description)
+    return pack_3d(arrays.find(handle).description)
 
 
 def from_host(array: int, offset: int, host: HostMemory, count: int, stream: int, wait: bool = False) -> None:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from pympsd_client._api.memory.copies import between_any
-from pympsd_client._api.memory.managed import Range, place_of, supported, within
+from pympsd_client._api.memory.managed import Range, place_of, require_support, within
 from pympsd_client._api.memory.region_copy import copy as region_copy
 from pympsd_client._api.memory.region_copy import regions
 from pympsd_client._arguments.copy_structs import BatchCopy, Copy3D, batch_copies
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value
 from pympsd_client._arguments.memory_structs import locations
 from pympsd_client._arguments.values import InMemory, check_count, number
 from pympsd_client._objects.arrays.array import arrays
@@ -47,33 +47,32 @@ def copy_regions(count: int, operations: Any, flags: int, stream: int) -> None:
     begun, for an operation that cannot be.
     """
     _check(count, stream)
-    if flags:
-        raise invalid_value(f"cuMemcpy3DBatchAsync takes no flags: 0, not {flags:#x}")
+    check_no_flags("cuMemcpy3DBatchAsync", flags)
     context = current()
-    copies = [_described(one) for one in batch_copies(operations, count)]
-    for index, one in enumerate(copies):
+    copies = [_describe(copy) for copy in batch_copies(operations, count)]
+    for index, copy in enumerate(copies):
         with _naming(index):
-            if (found := regions(one, context)) is not None:
-                check(*found)
-    for index, one in enumerate(copies):
+            if (region := regions(copy, context)) is not None:
+                check(*region)
+    for index, copy in enumerate(copies):
         with _naming(index):
-            region_copy(one, stream)
+            region_copy(copy, stream)
 
 
-def _described(given: BatchCopy) -> Copy3D:
-    sizes = {element_bytes(arrays.find(one.place).description) for one in given.sides if one.is_array} or {1}
-    if not (given.width and given.height and given.depth):
+def _describe(operation: BatchCopy) -> Copy3D:
+    sizes = {element_bytes(arrays.find(side.place).description) for side in operation.sides if side.is_array} or {1}
+    if not (operation.width and operation.height and operation.depth):
         raise invalid_value("width, height and depth of a copy of a batch are at least 1")
     if len(sizes) > 1:
         raise invalid_value(f"the elements of both arrays have as many bytes, not {min(sizes)} and {max(sizes)}")
     (element,) = sizes
-    destination, source = (one.described(element) for one in given.sides)
-    return Copy3D(destination, source, given.width * element, given.height, given.depth)
+    destination, source = (side.describe(element) for side in operation.sides)
+    return Copy3D(destination, source, operation.width * element, operation.height, operation.depth)
 
 
 @contextmanager
 def _naming(index: int) -> Iterator[None]:
-    """Have an error say which copy of the batch it is about."""
+    """Add the number of the copy in the batch to an error."""
     try:
         yield
     except CudaError as error:
@@ -85,18 +84,18 @@ def prefetch(
 ) -> None:
     """Note where ranges of managed memory will be used; INVALID_VALUE, INVALID_DEVICE, before any is noted.
 
-    A place is that of the ranges from its number in ``firsts`` on, up to the next place's.
+    A place applies to the ranges from its index in ``firsts`` up to the next place's.
     """
-    found = _ranges(name, addresses, sizes, count, flags, stream)
+    ranges = _ranges(name, addresses, sizes, count, flags, stream)
     if not 0 < changes <= count:
         raise invalid_value(f"a batch of {count} has 1 to {count} locations, not {changes}")
     starts = _numbers(firsts, changes)
     if starts[0] or sorted({*starts}) != starts or starts[-1] >= count:
         raise invalid_value(f"the indexes of the locations are 0 and ascending numbers below {count}, not {starts}")
-    chosen = [place_of(one) for one in locations(places, changes)]
-    for place, first, end in zip(chosen, starts, (*starts[1:], count), strict=True):
-        for one in found[first:end]:
-            one.prefetch(place)
+    targets = [place_of(entry) for entry in locations(places, changes)]
+    for place, first, end in zip(targets, starts, (*starts[1:], count), strict=True):
+        for entry in ranges[first:end]:
+            entry.prefetch(place)
 
 
 def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> None:
@@ -105,11 +104,10 @@ def discard(addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> 
 
 
 def _ranges(name: str, addresses: Any, sizes: Any, count: int, flags: int, stream: int) -> list[Range]:
-    supported(name)
+    require_support(name)
     _check(count, stream)
-    if flags:
-        raise invalid_value(f"{name} takes no flags: 0, not {flags}")
-    return [within(*one) for one in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
+    check_no_flags(name, flags)
+    return [within(*pair) for pair in zip(_numbers(addresses, count), _numbers(sizes, count), strict=True)]
 
 
 def _check(count: int, stream: int) -> None:
@@ -120,10 +118,10 @@ def _check(count: int, stream: int) -> None:
         raise invalid_value("a batch has at least one element")
 
 
-def _numbers(given: Sequence[Any] | InMemory | None, count: int) -> list[int]:
-    if isinstance(given, InMemory):
+def _numbers(argument: Sequence[Any] | InMemory | None, count: int) -> list[int]:
+    if isinstance(argument, InMemory):
         check_count(count, "an array")
-        return list((ctypes.c_uint64 * count).from_address(given))
-    if len(given or ()) < count:
-        raise invalid_value(f"count is {count} and one of the arrays has {len(given or ())} elements")
-    return [number(one) for one in (given or ())[:count]]
+        return list((ctypes.c_uint64 * count).from_address(argument))
+    if len(argument or ()) < count:
+        raise invalid_value(f"count is {count} and one of the arrays has {len(argument or ())} elements")
+    return [number(value) for value in (argument or ())[:count]]

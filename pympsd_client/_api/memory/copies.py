@@ -20,11 +20,11 @@ from pympsd_client._objects.stream import resolve
 
 
 def between_any(destination: int, source: int, count: int, stream: int, wait: bool = False) -> None:
-    """Copy between addresses of devices and of host memory: what is no address of a device is the host's.
+    """Copy between addresses of devices and of host memory: an address outside every device is the host's.
 
-    The asynchronous form keeps stream order. INVALID_VALUE for what is no memory of this process.
+    The asynchronous form keeps stream order. INVALID_VALUE for an address that is not in this process's memory.
     """
-    to_host, from_host = (count and is_hosts(one) for one in (destination, source))
+    to_host, from_host = (count and is_hosts(address) for address in (destination, source))
     for address, is_host in ((destination, to_host), (source, from_host)):
         if is_host:
             check_host(address, count)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.host_pointer import HostMemory
 from pympsd_client._objects.context import current
 from pympsd_client._objects.memory.pinned import pinned
@@ -31,7 +30,7 @@ def allocate(size: int, flags: int) -> int:
     Kernels of the current context's device reach it by the same address. The flags CU_MEMHOSTALLOC_* make no
     difference here: other devices copy it, and their kernels do not reach it.
     """
-    bounded = _bounded()
+    bounded = _is_bounded()
     context = current()
     return pinned.allocate(size, flags, bounded, lambda wanted: share(context, wanted), context)
 
@@ -47,7 +46,7 @@ def register(memory: HostMemory, size: int, flags: int) -> None:
     Copies from and to it are as fast as of any memory: only memory of cuMemHostAlloc is copied by the device itself.
     HOST_MEMORY_ALREADY_REGISTERED if some of it is; NOT_SUPPORTED for I/O memory and the flag READ_ONLY.
     """
-    bounded = _bounded()
+    bounded = _is_bounded()
     if memory.size is not None and size > memory.size:
         raise invalid_value(f"{size} bytes are more than the host buffer has: {memory.size}")
     pinned.register(memory.address, size, flags, bounded, current())
@@ -76,13 +75,13 @@ def device_pointer(address: int, flags: int) -> int:
     context = current()
     context.usable()
     if not context.device.properties.attributes.get("CAN_MAP_HOST_MEMORY"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
+        raise not_supported(f"cuMemHostGetDevicePointer: {_NOT_MAPPED}")
     if flags != 0:
         raise invalid_value(f"cuMemHostGetDevicePointer takes no flags: 0, not {flags}")
     return pinned.device_address(context, address)
 
 
-def _bounded() -> bool:
+def _is_bounded() -> bool:
     """Return whether /dev/shm bounds this process: a client of MPS that sees devices before Volta (then all are).
 
     Raise CudaError without a usable context.

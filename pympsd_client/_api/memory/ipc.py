@@ -11,7 +11,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import shared_handles
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.shared_handles import SharedHandle
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import event as events
@@ -46,15 +46,14 @@ _given: Final[set[int]] = set()
 """The secrets of this process's own memory."""
 
 
-def _supported(name: str) -> Context:
+def _require_support(name: str) -> Context:
     context = current()
     context.usable()
     if not context.device.properties.attributes.get("IPC_EVENT_SUPPORTED"):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: this device's memory and events are not shared between processes (device attribute "
             "IPC_EVENT_SUPPORTED is 0). Exchange data through host memory that the processes share "
-            "(multiprocessing.shared_memory) and copy it",
+            "(multiprocessing.shared_memory) and copy it"
         )
     return context
 
@@ -64,44 +63,44 @@ def memory_handle(address: int) -> bytes:
 
     The allocation counts as this process's, once, until it is freed and closed everywhere. INVALID_VALUE.
     """
-    _supported("cuIpcGetMemHandle")
-    found = allocations.get(address)
-    if found is None or not is_shareable(found):
+    _require_support("cuIpcGetMemHandle")
+    allocation = allocations.get(address)
+    if allocation is None or not is_shareable(allocation):
         raise invalid_value(f"{address:#x} is not the start of an allocation of cuMemAlloc")
-    answer = found.context.call(operations.SHARE_ALLOCATION, address)
+    answer = allocation.context.call(operations.SHARE_ALLOCATION, address)
     high, low, offset = operations.SHARE_ALLOCATION.answer.unpack_from(answer)
     secret = high << 64 | low
     _given.add(secret)
-    handle = SharedHandle(secret, found.context.device.ordinal, offset, found.size)
-    return shared_handles.packed(_MEMORY, handle)
+    handle = SharedHandle(secret, allocation.context.device.ordinal, offset, allocation.size)
+    return shared_handles.pack(_MEMORY, handle)
 
 
-def open_memory(given: Any, flags: int) -> int:
+def open_memory(argument: Any, flags: int) -> int:
     """Return where another process's memory is mapped; opened again in the context it is the same, counted.
 
     INVALID_CONTEXT for this process's own; MAP_FAILED for memory that is freed or of another server;
     PEER_ACCESS_UNSUPPORTED for that of another device; INVALID_HANDLE, INVALID_VALUE.
     """
-    context = _supported("cuIpcOpenMemHandle")
+    context = _require_support("cuIpcOpenMemHandle")
     if flags & ~_LAZY_PEER_ACCESS:
         raise invalid_value(f"the flags are CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS (1), not {flags:#x}")
-    handle = shared_handles.unpacked(_MEMORY, given, invalid_handle)
+    handle = shared_handles.unpack(_MEMORY, argument, invalid_handle)
     if handle.secret in _given:
         raise CudaError(
             Result.ERROR_INVALID_CONTEXT, "the handle is of this process's own memory; use the memory's address"
         )
     _check_device(context, handle)
-    for one in allocations.all():
-        if isinstance(one, OpenedMemory) and one.context is context and one.secret == handle.secret:
-            one.references += 1
-            return one.handle
+    for memory in allocations.all():
+        if isinstance(memory, OpenedMemory) and memory.context is context and memory.secret == handle.secret:
+            memory.references += 1
+            return memory.handle
     try:
         mapped = import_range(context, handle.secret)
     except CudaError as error:
-        raise _failed_to_map(error) from None
+        raise _as_map_error(error) from None
     if handle.offset + handle.size > mapped.size:
         mapped.unmap()
-        raise invalid_handle("the handle was changed: the memory is smaller than it says")
+        raise invalid_handle("the handle was changed: the memory is smaller than its size")
     opened = OpenedMemory(mapped.start + handle.offset, context, handle.size, secret=handle.secret, range=mapped)
     return allocations.add(opened).handle
 
@@ -115,7 +114,7 @@ def _check_device(context: Context, handle: SharedHandle) -> None:
         )
 
 
-def _failed_to_map(error: CudaError) -> CudaError:
+def _as_map_error(error: CudaError) -> CudaError:
     if error.code != Result.ERROR_INVALID_VALUE:
         return error
     return CudaError(
@@ -126,15 +125,15 @@ def _failed_to_map(error: CudaError) -> CudaError:
 
 def close_memory(address: int) -> None:
     """Count one opening less; unmap the memory with the last, when the context's work is done. INVALID_VALUE."""
-    _supported("cuIpcCloseMemHandle")
-    found = allocations.get(address)
-    if not isinstance(found, OpenedMemory):
+    _require_support("cuIpcCloseMemHandle")
+    memory = allocations.get(address)
+    if not isinstance(memory, OpenedMemory):
         raise invalid_value(f"{address:#x} is not what cuIpcOpenMemHandle returned")
-    found.references -= 1
-    if not found.references:
-        found.context.synchronize()
+    memory.references -= 1
+    if not memory.references:
+        memory.context.synchronize()
         allocations.remove(address)
-        found.range.unmap()
+        memory.range.unmap()
 
 
 def event_handle(event: int) -> bytes:
@@ -142,25 +141,25 @@ def event_handle(event: int) -> bytes:
 
     INVALID_HANDLE for one that was not created with CU_EVENT_INTERPROCESS and CU_EVENT_DISABLE_TIMING.
     """
-    _supported("cuIpcGetEventHandle")
-    found = events.events.find(event)
-    if not found.flags & events.INTERPROCESS:
+    _require_support("cuIpcGetEventHandle")
+    entry = events.events.find(event)
+    if not entry.flags & events.INTERPROCESS:
         raise invalid_handle("the event was not created with CU_EVENT_INTERPROCESS and CU_EVENT_DISABLE_TIMING")
-    answer = found.context.call(operations.SHARE_EVENT, found.handle)
+    answer = entry.context.call(operations.SHARE_EVENT, entry.handle)
     high, low = operations.SHARE_EVENT.answer.unpack_from(answer)
-    return shared_handles.packed(_EVENT, SharedHandle(high << 64 | low, found.context.device.ordinal))
+    return shared_handles.pack(_EVENT, SharedHandle(high << 64 | low, entry.context.device.ordinal))
 
 
-def open_event(given: Any) -> int:
+def open_event(argument: Any) -> int:
     """Return an event of the current context that stands for what another process's does, without timing.
 
     MAP_FAILED for an event that is destroyed or of another server; PEER_ACCESS_UNSUPPORTED for that of another
     device; INVALID_HANDLE.
     """
-    context = _supported("cuIpcOpenEventHandle")
-    handle = shared_handles.unpacked(_EVENT, given, invalid_handle)
+    context = _require_support("cuIpcOpenEventHandle")
+    handle = shared_handles.unpack(_EVENT, argument, invalid_handle)
     _check_device(context, handle)
     try:
         return events.open_shared(context, handle.secret).handle
     except CudaError as error:
-        raise _failed_to_map(error) from None
+        raise _as_map_error(error) from None

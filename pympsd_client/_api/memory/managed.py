@@ -13,9 +13,9 @@ from attrs import evolve, frozen
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import Location, location
-from pympsd_client._arguments.values import AttributeValue, InMemory, given_numbers, number, unsigned
+from pympsd_client._arguments.values import AttributeValue, InMemory, number, read_numbers, unsigned
 from pympsd_client._objects.context import Context, current
 from pympsd_client._objects.memory import managed
 from pympsd_client._objects.memory.allocations import allocations
@@ -38,12 +38,12 @@ _NOT_MANAGED: Final = (
 )
 
 
-def supported(name: str) -> Context:
+def require_support(name: str) -> Context:
     """Return the current context; NOT_SUPPORTED if its device has no managed memory."""
     context = current()
     context.usable()
     if not context.device.properties.attributes.get("MANAGED_MEMORY"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: {_NOT_MANAGED}")
+        raise not_supported(f"{name}: {_NOT_MANAGED}")
     return context
 
 
@@ -52,7 +52,7 @@ def allocate(size: int, flags: int) -> int:
 
     ``flags`` are CU_MEM_ATTACH_GLOBAL or CU_MEM_ATTACH_HOST. OUT_OF_MEMORY, INVALID_VALUE, NOT_SUPPORTED.
     """
-    context = supported("cuMemAllocManaged")
+    context = require_support("cuMemAllocManaged")
     if flags not in (_GLOBAL, _HOST_FIRST):
         raise invalid_value(f"the flags are CU_MEM_ATTACH_GLOBAL (1) or CU_MEM_ATTACH_HOST (2), not {flags}")
     if size == 0:
@@ -71,45 +71,47 @@ class Range:
     end: int
 
     def prefetch(self, place: Place) -> None:
-        """Note where it will be used."""
+        """Note the place of its next use."""
         self.states.change(self.start, self.end, lambda state: evolve(state, prefetched=place))
 
 
 def within(address: int, count: int) -> Range:
     """Return a range that one managed allocation holds; INVALID_VALUE."""
-    found = allocations.containing(address)
-    if found is None or not found.is_managed:
+    allocation = allocations.containing(address)
+    if allocation is None or not allocation.is_managed:
         raise invalid_value(f"{address:#x} is in no managed memory of this process")
-    if count == 0 or address + count > found.handle + found.size:
-        raise invalid_value(f"{count} bytes at {address:#x} are not all within the {found.size} of the allocation")
-    if found.states is None:
-        found.states = PageStates(found.size)
-    offset = address - found.handle
-    return Range(found.states, offset, offset + count)
+    if count == 0 or address + count > allocation.handle + allocation.size:
+        raise invalid_value(
+            f"{count} bytes at {address:#x} are not all within the {allocation.size} of the allocation"
+        )
+    if allocation.states is None:
+        allocation.states = PageStates(allocation.size)
+    offset = address - allocation.handle
+    return Range(allocation.states, offset, offset + count)
 
 
-def _place(given: Any) -> Place:
+def _place(argument: Any) -> Place:
     """Return the location that was given: a CUmemLocation, or as before CUDA 13 a device, or -1 for the host."""
-    found = location(given) if hasattr(given, "getPtr") or isinstance(given, InMemory) else None
-    if found is None:
-        ordinal = number(given)
-        found = Location(_HOST, 0) if ordinal == HOST else Location(_DEVICE, ordinal)
-    return place_of(found)
+    where = location(argument) if hasattr(argument, "getPtr") or isinstance(argument, InMemory) else None
+    if where is None:
+        ordinal = number(argument)
+        where = Location(_HOST, 0) if ordinal == HOST else Location(_DEVICE, ordinal)
+    return place_of(where)
 
 
-def place_of(found: Location) -> Place:
+def place_of(location: Location) -> Place:
     """Return a location that managed memory can have; INVALID_VALUE, INVALID_DEVICE."""
-    if found.type == _DEVICE:
-        device = process.device(found.id)
+    if location.type == _DEVICE:
+        device = process.device(location.id)
         if not device.properties.attributes.get("CONCURRENT_MANAGED_ACCESS"):
             raise CudaError(
                 Result.ERROR_INVALID_DEVICE,
                 f"device {device.number} and the host have no concurrent access to managed memory (device attribute "
                 "CONCURRENT_MANAGED_ACCESS is 0)",
             )
-    elif found.type != _HOST and found.type not in _NODES:
-        raise invalid_value(f"there is no location of type {found.type} for managed memory")
-    return Place(found.type, found.id)
+    elif location.type != _HOST and location.type not in _NODES:
+        raise invalid_value(f"there is no location of type {location.type} for managed memory")
+    return Place(location.type, location.id)
 
 
 def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
@@ -117,14 +119,14 @@ def advise(devPtr: Any, count: Any, advice: Any, location: Any) -> None:
 
     ``location`` is a CUmemLocation, or with cuda-bindings 12 the number of a device.
     """
-    supported("cuMemAdvise")
-    start, size, wanted = number(devPtr), unsigned(count), number(advice)
-    change = _CHANGES.get(wanted)
+    require_support("cuMemAdvise")
+    start, size, kind = number(devPtr), unsigned(count), number(advice)
+    change = _CHANGES.get(kind)
     if change is None:
-        raise invalid_value(f"there is no advice {wanted}")
-    found = within(start, size)
-    place = Place(0, 0) if wanted in _FOR_ALL_LOCATIONS else _place(location)
-    found.states.change(found.start, found.end, lambda state: change(state, place))
+        raise invalid_value(f"there is no advice {kind}")
+    area = within(start, size)
+    place = Place(0, 0) if kind in _FOR_ALL_LOCATIONS else _place(location)
+    area.states.change(area.start, area.end, lambda state: change(state, place))
 
 
 def _number(place: Place) -> int:
@@ -146,36 +148,35 @@ _CHANGES: Final[dict[int, Callable[[PageState, Place], PageState]]] = {
 }
 
 
-def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **named: Any) -> None:
+def prefetch(devPtr: Any, count: Any, location: Any, *others: Any, **keywords: Any) -> None:
     """Note where managed memory will be used; INVALID_VALUE, INVALID_DEVICE, INVALID_HANDLE.
 
     Then come ``flags`` (0) and the stream, or with cuda-bindings 12 the stream alone.
     """
-    supported("cuMemPrefetchAsync")
-    flags, stream = _rest(others, named)
+    require_support("cuMemPrefetchAsync")
+    flags, stream = _rest(others, keywords)
     resolve(stream)
-    if flags:
-        raise invalid_value(f"cuMemPrefetchAsync takes no flags: 0, not {flags}")
-    found, place = within(number(devPtr), unsigned(count)), _place(location)
-    found.prefetch(place)
+    check_no_flags("cuMemPrefetchAsync", flags)
+    area, place = within(number(devPtr), unsigned(count)), _place(location)
+    area.prefetch(place)
 
 
-def _rest(others: Sequence[Any], named: dict[str, Any]) -> tuple[int, int]:
-    given = [*others, *(named[name] for name in ("flags", "hStream") if name in named)]
-    if not 1 <= len(given) <= 2:
-        raise TypeError(f"cuMemPrefetchAsync takes 4 or 5 arguments, {3 + len(given)} were given")
-    return (unsigned(given[0], 32) if len(given) == 2 else 0), number(given[-1])
+def _rest(others: Sequence[Any], keywords: dict[str, Any]) -> tuple[int, int]:
+    arguments = [*others, *(keywords[name] for name in ("flags", "hStream") if name in keywords)]
+    if not 1 <= len(arguments) <= 2:
+        raise TypeError(f"cuMemPrefetchAsync takes 4 or 5 arguments, {3 + len(arguments)} were given")
+    return (unsigned(arguments[0], 32) if len(arguments) == 2 else 0), number(arguments[-1])
 
 
 def attach(stream: int, address: int, length: int, flags: int) -> None:
     """Note that managed memory will be used by a stream, by all or by the host alone; INVALID_VALUE."""
-    supported("cuStreamAttachMemAsync")
+    require_support("cuStreamAttachMemAsync")
     resolve(stream)
-    found = allocations.containing(address)
-    if found is None or not found.is_managed or address != found.handle:
+    allocation = allocations.containing(address)
+    if allocation is None or not allocation.is_managed or address != allocation.handle:
         raise invalid_value(f"{address:#x} is not the start of managed memory")
-    if length not in (0, found.size):
-        raise invalid_value(f"the length is 0 or that of the whole allocation, {found.size}, not {length}")
+    if length not in (0, allocation.size):
+        raise invalid_value(f"the length is 0 or the size of the allocation, {allocation.size}, not {length}")
     if flags not in (_GLOBAL, _HOST_FIRST, _SINGLE):
         raise invalid_value(f"the flags are one of CU_MEM_ATTACH_*, not {flags}")
     if flags == _SINGLE and stream in LEGACY:
@@ -185,32 +186,32 @@ def attach(stream: int, address: int, length: int, flags: int) -> None:
 # --- attributes
 
 
-def attribute(size: int, wanted: int, address: int, count: int) -> AttributeValue:
+def attribute(size: int, requested: int, address: int, count: int) -> AttributeValue:
     """Return an attribute of managed memory; INVALID_VALUE. ``dataSize`` is 4, of ACCESSED_BY a multiple of 4."""
-    supported("cuMemRangeGetAttribute")
-    found = within(address, count)
-    states = set(found.states.between(found.start, found.end))
-    if wanted not in _ATTRIBUTES.values():
-        raise invalid_value(f"there is no attribute {wanted} of a range")
-    if wanted == _ATTRIBUTES["ACCESSED_BY"]:
+    require_support("cuMemRangeGetAttribute")
+    area = within(address, count)
+    states = set(area.states.between(area.start, area.end))
+    if requested not in _ATTRIBUTES.values():
+        raise invalid_value(f"there is no attribute {requested} of a range")
+    if requested == _ATTRIBUTES["ACCESSED_BY"]:
         if size == 0 or size % 4:
             raise invalid_value(f"dataSize is a multiple of 4, not {size}")
         common = frozenset.intersection(*(state.accessed_by for state in states))
-        ordered = [*sorted(one for one in common if one != HOST), *(one for one in common if one == HOST)]
+        ordered = [*sorted(index for index in common if index != HOST), *(index for index in common if index == HOST)]
         numbers = [*ordered, *(_NOWHERE,) * (size // 4)][: size // 4]
         return AttributeValue(tuple(numbers), f"{len(numbers)}i")
     if size != 4:
         raise invalid_value(f"dataSize is 4, not {size}")
-    if wanted == _ATTRIBUTES["READ_MOSTLY"]:
+    if requested == _ATTRIBUTES["READ_MOSTLY"]:
         return AttributeValue(int(all(state.is_read_mostly for state in states)), "i")
-    is_prefetch = wanted in _PREFETCH
+    is_prefetch = requested in _PREFETCH
     places = {state.prefetched if is_prefetch else state.preferred for state in states}
     place = places.pop() if len(places) == 1 else None
-    if wanted in _TYPES:
+    if requested in _TYPES:
         return AttributeValue(0 if place is None else place.type, "i")
     if place is None:
         return AttributeValue(_NOWHERE, "i")
-    return AttributeValue(place.id if wanted in _IDS else _number(place), "i")
+    return AttributeValue(place.id if requested in _IDS else _number(place), "i")
 
 
 _PREFETCH: Final = {value for name, value in _ATTRIBUTES.items() if name.startswith("LAST_PREFETCH")}
@@ -218,10 +219,10 @@ _TYPES: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("
 _IDS: Final = {value for name, value in _ATTRIBUTES.items() if name.endswith("_ID")}
 
 
-def attributes(sizes: Any, wanted: Any, count: int, address: int, length: int) -> list[AttributeValue]:
+def attributes(sizes: Any, requested: Any, count: int, address: int, length: int) -> list[AttributeValue]:
     """Return several attributes of managed memory; INVALID_VALUE."""
-    supported("cuMemRangeGetAttributes")
-    each_size, each = given_numbers(sizes, count, "Q"), given_numbers(wanted, count, "i")
-    if count == 0 or count > len(each) or count > len(each_size):
-        raise invalid_value(f"numAttributes is {count}; there are {len(each)} attributes and {len(each_size)} sizes")
-    return [attribute(*one, address, length) for one in zip(each_size[:count], each[:count], strict=True)]
+    require_support("cuMemRangeGetAttributes")
+    lengths, numbers = read_numbers(sizes, count, "Q"), read_numbers(requested, count, "i")
+    if count == 0 or count > len(numbers) or count > len(lengths):
+        raise invalid_value(f"numAttributes is {count}; there are {len(numbers)} attributes and {len(lengths)} sizes")
+    return [attribute(*pair, address, length) for pair in zip(lengths[:count], numbers[:count], strict=True)]

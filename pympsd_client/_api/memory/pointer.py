@@ -13,7 +13,7 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.bindings import CUcontext, CUdeviceptr, CUmemoryPool, members
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.values import AttributeValue, given_numbers, given_value
+from pympsd_client._arguments.values import AttributeValue, read_numbers, read_value
 from pympsd_client._objects.code.module import modules
 from pympsd_client._objects.context import Context, current, this_thread
 from pympsd_client._objects.memory.allocations import Allocation, allocations, is_shareable
@@ -34,7 +34,7 @@ _NO_DEVICE: Final = -2
 
 @frozen
 class Memory:
-    """What is known of the memory at an address."""
+    """The memory at an address."""
 
     start: int
     size: int
@@ -49,7 +49,7 @@ class Memory:
 
 
 def memory_at(address: int) -> Memory | None:
-    """Return what is known of an address, None if it is in no memory of CUDA's."""
+    """Return the memory at an address, None if it is not CUDA's."""
     allocation = allocations.containing(address)
     if allocation is not None:
         reached = address if allocation.is_shared else 0
@@ -67,62 +67,62 @@ def memory_at(address: int) -> Memory | None:
     return None
 
 
-def attribute(wanted: int, address: int) -> AttributeValue:
-    """Return an attribute of an address; INVALID_VALUE if it is none of CUDA's, or has no such attribute.
+def attribute(requested: int, address: int) -> AttributeValue:
+    """Return an attribute of an address; INVALID_VALUE if it is not one of CUDA's, or does not have the attribute.
 
-    Memory of no context (of a pool, or mapped) needs none to be current.
+    Memory without a context (of a pool, or mapped) needs no current one.
     """
     memory = memory_at(address)
     if this_thread.stack or memory is None or not _is_of_no_context(memory):
         current().usable()
-    make = _VALUES.get(wanted)
+    make = _VALUES.get(requested)
     if make is None:
-        raise _unknown(wanted)
+        raise _unknown(requested)
     if memory is None:
         raise invalid_value(
-            f"{address:#x} is in no memory that this process has allocated or registered, and is no module's variable"
+            f"{address:#x} is not in memory that this process has allocated or registered, nor in a module's variable"
         )
     return make(memory, address)
 
 
-def attributes(count: int, wanted: Any, address: int) -> list[AttributeValue]:
-    """Return several attributes of an address; each is NULL where the address is none of CUDA's, or lacks it.
+def attributes(count: int, requested: Any, address: int) -> list[AttributeValue]:
+    """Return several attributes of an address; each is NULL if the address is not one of CUDA's, or does not have it.
 
     Needs no context; errors of earlier work are reported if one is current.
     """
     if this_thread.stack:
         current().usable()
-    numbers = given_numbers(wanted, count, "i")
+    numbers = read_numbers(requested, count, "i")
     if count == 0 or count > len(numbers):
         raise invalid_value(f"numAttributes is {count}; there are {len(numbers)} attributes")
     memory = memory_at(address)
-    found = []
+    values = []
     for number in numbers[:count]:
         if number not in _VALUES:
             raise _unknown(number)
         try:
-            found.append(_none(number) if memory is None else _VALUES[number](memory, address))
+            values.append(_none(number) if memory is None else _VALUES[number](memory, address))
         except CudaError:
-            found.append(_none(number))
-    return found
+            values.append(_none(number))
+    return values
 
 
-def set_attribute(value: Any, wanted: int, address: int) -> None:
+def set_attribute(value: Any, requested: int, address: int) -> None:
     """Set SYNC_MEMOPS of an allocation: its copies and fills return when they are done. INVALID_VALUE otherwise."""
     current().usable()
-    if wanted != _ATTRIBUTES["SYNC_MEMOPS"]:
-        if wanted not in _ATTRIBUTES.values():
-            raise _unknown(wanted)
+    if requested != _ATTRIBUTES["SYNC_MEMOPS"]:
+        if requested not in _ATTRIBUTES.values():
+            raise _unknown(requested)
         raise invalid_value("of the attributes of addresses CU_POINTER_ATTRIBUTE_SYNC_MEMOPS alone can be set")
     allocation = allocations.containing(address)
     if allocation is None:
         raise invalid_value(f"{address:#x} is in no allocation of this process")
-    allocation.synchronous = bool(given_value(value, "?"))
+    allocation.synchronous = bool(read_value(value, "?"))
     allocations.any_synchronous |= allocation.synchronous
 
 
 def address_range(address: int) -> tuple[int, int]:
-    """Return where the allocation that contains an address begins, and its bytes; NOT_FOUND."""
+    """Return the start and the bytes of the allocation that contains an address; NOT_FOUND."""
     current().usable()
     memory = memory_at(address)
     if memory is None:
@@ -130,17 +130,17 @@ def address_range(address: int) -> tuple[int, int]:
     return memory.start, memory.size
 
 
-def _unknown(wanted: int) -> CudaError:
-    return invalid_value(f"there is no pointer attribute {wanted}")
+def _unknown(requested: int) -> CudaError:
+    return invalid_value(f"there is no pointer attribute {requested}")
 
 
-def _none(wanted: int) -> AttributeValue:
-    """Return the value of an attribute for an address that is none of CUDA's."""
+def _none(requested: int) -> AttributeValue:
+    """Return the value of an attribute for an address that is not one of CUDA's."""
     nowhere = Memory(0, 0, None, False, 0, 0, 0)
-    if wanted in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
-        code, made = _POINTERS.get(wanted, ("2Q", None))
-        return AttributeValue((0, 0) if code == "2Q" else 0, code, made)
-    return _VALUES[wanted](nowhere, 0)
+    if requested in (_ATTRIBUTES["DEVICE_POINTER"], _ATTRIBUTES["HOST_POINTER"], _ATTRIBUTES["P2P_TOKENS"]):
+        code, type = _POINTERS.get(requested, ("2Q", None))
+        return AttributeValue((0, 0) if code == "2Q" else 0, code, type)
+    return _VALUES[requested](nowhere, 0)
 
 
 def _device_ordinal(memory: Memory, address: int) -> AttributeValue:
@@ -195,24 +195,26 @@ def _is_managed(memory: Memory) -> int:
 
 
 def _handle_types(memory: Memory, address: int) -> AttributeValue:
-    found, types = memory.allocation, 0
-    if isinstance(found, Mapping):
-        types = found.physical.properties.handle_types
-    elif isinstance(found, Block) and found.pool.secret:
+    allocation, types = memory.allocation, 0
+    if isinstance(allocation, Mapping):
+        types = allocation.physical.properties.handle_types
+    elif isinstance(allocation, Block) and allocation.pool.secret:
         types = _DESCRIPTOR
     return AttributeValue(types, "Q")
 
 
 def _is_ipc_capable(memory: Memory, address: int) -> AttributeValue:
-    found = memory.allocation
-    is_plain = found is not None and is_shareable(found)
+    allocation = memory.allocation
+    is_plain = allocation is not None and is_shareable(allocation)
     supported = memory.context is not None and memory.context.device.properties.attributes.get("IPC_EVENT_SUPPORTED")
     return AttributeValue(int(is_plain and bool(supported)), "?")
 
 
 def _access(memory: Memory, address: int) -> AttributeValue:
-    found, whole = memory.allocation, _READ_AND_WRITE if memory.size else 0
-    return AttributeValue(max(found.access.values(), default=0) if isinstance(found, Mapping) else whole, "I")
+    access = _READ_AND_WRITE if memory.size else 0
+    if isinstance(memory.allocation, Mapping):
+        access = max(memory.allocation.access.values(), default=0)
+    return AttributeValue(access, "I")
 
 
 def _constant(value: int, code: str) -> Callable[[Memory, int], AttributeValue]:

@@ -1,4 +1,19 @@
-"""Stream-ordered allocation, memory pools and their sharing (CUDA driver API, Stream Ordered Memory Allocator)."""
+"""Stream-ordered allocation, memory pools and their sharing (CUDA driver API, Stream Ordered Memory Allocator).
+
+cuMemAllocAsync takes memory from a pool: the current pool of the stream's device, or the one that is named. The
+address is valid for all later work of the stream, and cuMemFreeAsync gives the memory back when the stream reaches
+the free; how a pool reuses and releases it is in `_objects.pools`. In a capturing stream both become nodes of the
+graph.
+
+A pool is of one *kind*: pinned memory of a device or of a NUMA node of the host, or managed memory. Every device,
+the host and its node have a default pool. A location's current pool is its default one until a program sets another.
+
+Sharing: a pool that was created with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR has a secret of 128 bits. Its
+descriptor is an empty memfd whose name has the secret; a process that gets the descriptor imports the pool, and then
+single allocations of it by 64 bytes of data (`shared_handles`). Nothing can be allocated from an imported pool.
+
+Sizes are in bytes. INVALID_VALUE for a handle that is not a pool, and for unknown locations and types.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +27,10 @@ from attrs import frozen
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments import shared_handles
 from pympsd_client._arguments.bindings import cuuint64_t, members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import Access, Location, PoolProperties, accesses
 from pympsd_client._arguments.shared_handles import SharedHandle
-from pympsd_client._arguments.values import AttributeValue, given_value
+from pympsd_client._arguments.values import AttributeValue, read_value
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.memory.allocations import allocations
@@ -56,14 +71,14 @@ def allocate_from(size: int, pool: int, stream: int) -> int:
     OUT_OF_MEMORY; INVALID_VALUE for the pool of another process.
     """
     context, its_stream = resolve(stream)
-    found = pools.find(pool)
+    source = pools.find(pool)
     by = intercepted.by
-    taken = by.takes_allocation(context, its_stream, size, found.kind) if by is not None else 0
-    return taken or found.allocate(size, context, its_stream)
+    taken = by.takes_allocation(context, its_stream, size, source.kind) if by is not None else 0
+    return taken or source.allocate(size, context, its_stream)
 
 
 def free(address: int, stream: int) -> None:
-    """Free an allocation of any kind when the stream reaches this point; INVALID_VALUE for none, but for 0."""
+    """Free an allocation of any kind when the stream reaches this point; 0 is ignored. INVALID_VALUE."""
     context, its_stream = resolve(stream)
     context.usable()
     if address == 0:
@@ -105,7 +120,7 @@ def current_of(device: int) -> int:
 
 
 def set_current(device: int, pool: int) -> None:
-    """Have cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
+    """Make cuMemAllocAsync allocate from a pool of the device; INVALID_VALUE for a pool of another one."""
     pools.set_current(of_device(process.device(device))[0], pools.find(pool))
 
 
@@ -120,7 +135,7 @@ def create(properties: PoolProperties | None) -> int:
     if properties.handle_types:
         _check_exported(properties.handle_types, kind, device)
     if properties.usage:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
+        raise not_supported(f"cuMemPoolCreate: usage is 0, not {properties.usage:#x}")
     if properties.max_size >= 1 << 63 or (kind.is_managed and properties.max_size):
         raise invalid_value(f"a pool of {properties.max_size} bytes at most (of managed memory: 0)")
     return pools.add(Pool(kind, device, properties.max_size, bool(properties.handle_types))).handle
@@ -130,12 +145,11 @@ def _check_exported(handle_types: int, kind: PoolKind, device: Device | None) ->
     if kind.location.type == _HOST and not kind.is_managed:
         raise invalid_value("pools of the host's memory are exported if they are at a node of it: _HOST_NUMA")
     devices = process.require().devices if device is None else (device,)
-    can = min(one.properties.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for one in devices)
+    can = min(device.properties.attributes.get("MEMPOOL_SUPPORTED_HANDLE_TYPES", 0) for device in devices)
     if kind.is_managed or handle_types & ~can:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             "cuMemPoolCreate: pools to be exported are not of managed memory, and their handles of the types in the "
-            f"device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE",
+            f"device attribute MEMPOOL_SUPPORTED_HANDLE_TYPES, which is {can}; others take CU_MEM_HANDLE_TYPE_NONE"
         )
 
 
@@ -151,11 +165,10 @@ def kind_of(location: Location, allocation_type: int) -> tuple[PoolKind, Device 
         return of_device(device)
     of_host = "HOST_NUMA_MEMORY_POOLS_SUPPORTED" if location.type == _NODE else "HOST_MEMORY_POOLS_SUPPORTED"
     needed = "MANAGED_MEMORY" if is_managed else of_host
-    if not all(each.properties.attributes.get(needed) for each in process.require().devices):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+    if not all(device.properties.attributes.get(needed) for device in process.require().devices):
+        raise not_supported(
             "pools have memory of a device here: CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE "
-            f"(device attribute {needed} is 0)",
+            f"(device attribute {needed} is 0)"
         )
     if not is_managed:
         if location.type not in (_HOST, _NODE):
@@ -172,7 +185,7 @@ def of_node() -> PoolKind:
 def node_of(device: Device) -> int:
     """Return the host's NUMA node of a device; INVALID_VALUE if it names none.
 
-    It binds no memory: the system places pages where they are touched first.
+    It binds no memory: the system places a page at the node that touches it first.
     """
     node = device.properties.attributes.get("HOST_NUMA_ID", -1)
     if node < 0:
@@ -187,7 +200,7 @@ def check_node(location: Location) -> None:
 
 
 def destroy(pool: int) -> None:
-    """Destroy a pool; what was allocated from it stays until freed. INVALID_VALUE for a default pool."""
+    """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default pool."""
     pools.destroy(pool)
 
 
@@ -247,8 +260,8 @@ def _resetting(reset: Callable[[Pool], None]) -> Callable[[Pool, int], None]:
 
 
 _VALUES: Final = {
-    _ATTRIBUTES[name]: found
-    for name, found in {
+    _ATTRIBUTES[name]: row
+    for name, row in {
         "REUSE_FOLLOW_EVENT_DEPENDENCIES": _flag("follows_events"),
         "REUSE_ALLOW_OPPORTUNISTIC": _flag("is_opportunistic"),
         "REUSE_ALLOW_INTERNAL_DEPENDENCIES": _flag("adds_dependencies"),
@@ -269,60 +282,60 @@ _VALUES: Final = {
 }
 
 
-def attribute(pool: int, wanted: int) -> AttributeValue:
+def attribute(pool: int, requested: int) -> AttributeValue:
     """Return an attribute of a pool; INVALID_VALUE."""
-    row, found = _row(wanted), pools.find(pool)
-    return AttributeValue(row.get(found), row.code, cuuint64_t if row.code == "Q" else None)
+    row, entry = _row(requested), pools.find(pool)
+    return AttributeValue(row.get(entry), row.code, cuuint64_t if row.code == "Q" else None)
 
 
-def set_attribute(pool: int, wanted: int, value: Any) -> None:
-    """Set an attribute of a pool; INVALID_VALUE for one that is only read, and for a watermark other than 0."""
-    row, found = _row(wanted), pools.find(pool)
+def set_attribute(pool: int, requested: int, value: Any) -> None:
+    """Set an attribute of a pool; INVALID_VALUE for a read-only one, and for a watermark other than 0."""
+    row, entry = _row(requested), pools.find(pool)
     if row.set is None:
-        raise invalid_value(f"the pool attribute {wanted} cannot be set")
-    row.set(found, given_value(value, row.code))
+        raise invalid_value(f"the pool attribute {requested} cannot be set")
+    row.set(entry, read_value(value, row.code))
 
 
-def _row(wanted: int) -> _Attribute:
-    row = _VALUES.get(wanted)
+def _row(requested: int) -> _Attribute:
+    row = _VALUES.get(requested)
     if row is None:
-        raise invalid_value(f"there is no pool attribute {wanted}")
+        raise invalid_value(f"there is no pool attribute {requested}")
     return row
 
 
-def set_access(pool: int, given: Any, count: int) -> None:
-    """Change which devices reach the pool's memory: its own does, read and write, and others with peer access.
+def set_access(pool: int, argument: Any, count: int) -> None:
+    """Change which devices reach the pool's memory: its own device reads and writes, others need peer access.
 
-    Managed and host memory is reached by the devices in whose contexts it is allocated. INVALID_DEVICE for a device
-    without peer access; NOT_SUPPORTED for access only to read; INVALID_VALUE.
+    Managed and host memory is accessible to the devices in whose contexts it is allocated. INVALID_DEVICE for a
+    device without peer access; NOT_SUPPORTED for access only to read; INVALID_VALUE.
     """
-    found, peers = pools.find(pool), dict[Pair, bool]()
-    for each in accesses(given, count):
-        if each.location.type not in (_DEVICE, _HOST, _NODE) or each.flags not in _ACCESSES.values():
-            raise invalid_value(f"access {each.flags:#x} from a location of type {each.location.type}")
-        is_own = _reaches(found, each.location)
-        if is_own and each.flags != _READ_AND_WRITE:
+    entry, peers = pools.find(pool), dict[Pair, bool]()
+    for description in accesses(argument, count):
+        if description.location.type not in (_DEVICE, _HOST, _NODE) or description.flags not in _ACCESSES.values():
+            raise invalid_value(f"access {description.flags:#x} from a location of type {description.location.type}")
+        is_own = _reaches(entry, description.location)
+        if is_own and description.flags != _READ_AND_WRITE:
             raise invalid_value("a pool's own location has access to read and write, which cannot be taken from it")
-        if not is_own and (pair := _peers(found, each)) is not None:
-            peers[pair] = bool(each.flags)
+        if not is_own and (pair := _peers(entry, description)) is not None:
+            peers[pair] = bool(description.flags)
     for pair, is_given in peers.items():
-        peer_access.set_of(found.handle, pair, is_given)
+        peer_access.set_of(entry.handle, pair, is_given)
 
 
-def _peers(pool: Pool, wanted: Access) -> Pair | None:
-    """Return the devices that peer access to a pool is for, None where there can be none; raise CudaError."""
-    location = wanted.location
+def _peers(pool: Pool, requested: Access) -> Pair | None:
+    """Return the devices that peer access to a pool is for, None if there can be no such access; raise CudaError."""
+    location = requested.location
     device = process.device(location.id) if location.type == _DEVICE else None
     if device is None or pool.device is None or not is_possible(device, pool.device):
-        if wanted.flags:
+        if requested.flags:
             reason = f"location {location.id} does not reach the pool's memory: there is no peer access"
             raise CudaError(
                 Result.ERROR_INVALID_DEVICE, f"{reason} (cuDeviceCanAccessPeer answers 0); copy with cuMemcpyPeer"
             )
         return None
-    if wanted.flags not in (0, _READ_AND_WRITE):
+    if requested.flags not in (0, _READ_AND_WRITE):
         reason = "access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"cuMemPoolSetAccess: {reason}")
+        raise not_supported(f"cuMemPoolSetAccess: {reason}")
     return device.ordinal, pool.device.ordinal
 
 
@@ -341,10 +354,10 @@ def _is_given_access(pool: Pool, location: Location) -> bool:
 
 def access(pool: int, location: Location | None) -> int:
     """Return how a location reaches the pool's memory: a CUmemAccess_flags. INVALID_VALUE."""
-    found = pools.find(pool)
+    entry = pools.find(pool)
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    return _READ_AND_WRITE if _reaches(found, location) or _is_given_access(found, location) else 0
+    return _READ_AND_WRITE if _reaches(entry, location) or _is_given_access(entry, location) else 0
 
 
 _EXPORT_DATA: Final = "CUmemPoolPtrExportData"
@@ -357,13 +370,13 @@ def export(pool: int, kind: int, flags: int) -> AttributeValue:
 
     INVALID_VALUE for a pool that was not created to be exported so.
     """
-    found = pools.find(pool)
-    if flags or kind != DESCRIPTOR or not found.secret:
+    entry = pools.find(pool)
+    if flags or kind != DESCRIPTOR or not entry.secret:
         raise invalid_value(
             "a pool is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), flags 0"
         )
-    where = _HOST_NAME if found.device is None else found.device.ordinal
-    return AttributeValue(os.memfd_create(f"pympsd-pool-{found.secret:032x}-{where}"), "i")
+    where = _HOST_NAME if entry.device is None else entry.device.ordinal
+    return AttributeValue(os.memfd_create(f"pympsd-pool-{entry.secret:032x}-{where}"), "i")
 
 
 def import_pool(fd: int, kind: int, flags: int) -> int:
@@ -376,15 +389,15 @@ def import_pool(fd: int, kind: int, flags: int) -> int:
             f"a pool is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}; flags 0"
         )
     try:
-        named = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
+        match = _FILE.fullmatch(os.readlink(f"/proc/self/fd/{fd}"))
     except OSError:
-        named = None
-    where = "" if named is None else named[2]
-    device = next((one for one in process.require().devices if str(one.ordinal) == where), None)
-    if named is None or (device is None and where != _HOST_NAME):
-        raise invalid_value(f"{fd} is no descriptor of a pool of a visible device or of the host")
+        match = None
+    where = "" if match is None else match[2]
+    device = next((device for device in process.require().devices if str(device.ordinal) == where), None)
+    if match is None or (device is None and where != _HOST_NAME):
+        raise invalid_value(f"{fd} is not a descriptor of a pool of a visible device or of the host")
     memory = of_node() if device is None else of_device(device)[0]
-    return pools.add(ImportedPool(memory, device, int(named[1], 16))).handle
+    return pools.add(ImportedPool(memory, device, int(match[1], 16))).handle
 
 
 def export_pointer(address: int) -> bytes:
@@ -392,21 +405,21 @@ def export_pointer(address: int) -> bytes:
 
     INVALID_VALUE for what is not from a pool that was created to be exported.
     """
-    found = allocations.get(address)
-    if not isinstance(found, Block) or not found.pool.secret:
+    block = allocations.get(address)
+    if not isinstance(block, Block) or not block.pool.secret:
         raise invalid_value(f"{address:#x} is not the start of an allocation from a pool that is exported")
-    secret, offset = found.pool.export(found)
-    handle = SharedHandle(secret, found.context.device.ordinal, offset, found.size, found.pool.secret)
-    return shared_handles.packed(_EXPORT_DATA, handle)
+    secret, offset = block.pool.export(block)
+    handle = SharedHandle(secret, block.context.device.ordinal, offset, block.size, block.pool.secret)
+    return shared_handles.pack(_EXPORT_DATA, handle)
 
 
-def import_pointer(pool: int, given: Any) -> int:
+def import_pointer(pool: int, argument: Any) -> int:
     """Return where an allocation of an imported pool is mapped; it is freed as other allocations are.
 
     INVALID_VALUE for an allocation of another pool, of another server, or that is freed.
     """
-    found = pools.find(pool)
-    if not isinstance(found, ImportedPool):
+    entry = pools.find(pool)
+    if not isinstance(entry, ImportedPool):
         raise invalid_value("allocations are imported into a pool that cuMemPoolImportFromShareableHandle returned")
-    handle = shared_handles.unpacked(_EXPORT_DATA, given, invalid_value)
-    return found.import_block(handle)
+    handle = shared_handles.unpack(_EXPORT_DATA, argument, invalid_value)
+    return entry.import_block(handle)

@@ -16,37 +16,36 @@ from pympsd_client._objects.memory.allocations import ordinal_at
 from pympsd_client._objects.memory.region_copy import Extent, Region
 
 _TYPES: Final = members("CUmemorytype", "CU_MEMORYTYPE_")
-_ADDRESS_LIMIT: Final = 1 << 64
+_MAX_ADDRESSES: Final = 1 << 64
 
 
-def copy(given: Copy3D | None, stream: int, wait: bool = False) -> None:
+def copy(description: Copy3D | None, stream: int, wait: bool = False) -> None:
     """Copy rows, in 3D slices of rows, between host memory, device memory and arrays, in stream order.
 
-    A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The
-    asynchronous form returns early only where neither side is pageable host memory. INVALID_VALUE for a pitch or
-    height that is too small, a pitch above MAX_PITCH, NULL, elements of an array in
-    part, or beyond its end; INVALID_HANDLE for no array. As on a GPU (driver 580), a
-    copy of nothing succeeds without a look at its sides.
+    A pitch of 0 means the offset in a row plus the width, a height of 0 the offset plus the height. The asynchronous
+    form returns early only if neither side is pageable host memory. INVALID_VALUE for a pitch or height that is too
+    small, a pitch above MAX_PITCH, NULL, elements of an array in part, or beyond its end; INVALID_HANDLE for no
+    array. As on a GPU (driver 580), an empty copy succeeds whatever its sides are.
     """
     context = current()
     context.usable()
-    if given is None:
+    if description is None:
         raise invalid_value("the description of the copy is NULL")
-    found = regions(given, context)
-    if found is not None:
-        region_copy.copy(*found, stream, wait)
+    pair = regions(description, context)
+    if pair is not None:
+        region_copy.copy(*pair, stream, wait)
 
 
-def copy_peer(given: tuple[Copy3D, int, int] | None, stream: int) -> None:
+def copy_peer(description: tuple[Copy3D, int, int] | None, stream: int) -> None:
     """Copy between contexts, in stream order, as cuMemcpy3DAsync; it needs no peer access.
 
-    INVALID_CONTEXT for a context that there is not, INVALID_VALUE if it is of another device than its side.
+    INVALID_CONTEXT for a handle of no context, INVALID_VALUE if it is of another device than its side.
     """
     current().usable()
-    if given is None:
+    if description is None:
         raise invalid_value("the description of the copy is NULL")
-    described, *handles = given
-    # As cuMemcpy3D, a copy of nothing succeeds without a look at its sides.
+    described, *handles = description
+    # Like cuMemcpy3D, an empty copy succeeds whatever its sides are.
     is_empty = not (described.width and described.height and described.depth)
     for side, handle, name in zip((described.destination, described.source), handles, ("dst", "src"), strict=True):
         device = context_of(handle).device
@@ -63,14 +62,14 @@ def copy_peer(given: tuple[Copy3D, int, int] | None, stream: int) -> None:
     copy(described, stream)
 
 
-def regions(given: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:
-    """Return destination, source and extent of a described copy, None for a copy of nothing; raise CudaError."""
-    extent = Extent(given.width, given.height, given.depth)
+def regions(description: Copy3D, context: Context) -> tuple[Region, Region, Extent] | None:
+    """Return destination, source and extent of a described copy, None for an empty copy; raise CudaError."""
+    extent = Extent(description.width, description.height, description.depth)
     if not extent.bytes:
         return None
-    most = context.device.properties.attributes.get("MAX_PITCH", _ADDRESS_LIMIT)
-    destination = _region(given.destination, "dst", extent, most)
-    return destination, _region(given.source, "src", extent, most), extent
+    most = context.device.properties.attributes.get("MAX_PITCH", _MAX_ADDRESSES)
+    destination = _region(description.destination, "dst", extent, most)
+    return destination, _region(description.source, "src", extent, most), extent
 
 
 def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
@@ -94,7 +93,7 @@ def _region(side: CopySide, name: str, extent: Extent, most: int) -> Region:
         raise invalid_value(f"the {name} pointer is NULL; give an address that belongs to {name}MemoryType")
     is_host = kind == _TYPES["HOST"] or (kind == _TYPES["UNIFIED"] and is_hosts(base))
     region = Region(is_host, base + (side.z * rows + side.y) * pitch + side.x, pitch, pitch * rows)
-    if region.address + region.span(extent) > _ADDRESS_LIMIT:
+    if region.address + region.span(extent) > _MAX_ADDRESSES:
         raise invalid_value(f"the copy does not end within the address space: {name} begins at {region.address:#x}")
     if is_host and kind == _TYPES["UNIFIED"]:
         check_host(region.address, region.span(extent))

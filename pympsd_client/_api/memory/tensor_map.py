@@ -1,6 +1,6 @@
 """Tensor Map Object Management: maps are made and changed in the program's memory, and no executor is asked.
 
-A map is laid out as `pympsd.wire.tensor_map` says. Where one is in memory is not checked: cuda.bindings itself makes
+`pympsd.wire.tensor_map` has the layout of a map. Where one is in memory is not checked: cuda.bindings itself makes
 them at multiples of 16 bytes, not of 64.
 """
 
@@ -11,10 +11,9 @@ from typing import Any
 
 from attrs import evolve
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.tensor_map import BYTES, Im2col, TensorMap, check, check_rank, pack, unpack
-from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._arguments.values import address_of, given_numbers
+from pympsd_client._arguments.errors import invalid_value, not_supported
+from pympsd_client._arguments.values import address_of, read_numbers
 from pympsd_client._objects.context import current_on_device_with
 
 
@@ -27,22 +26,22 @@ def _check_device() -> None:
     )
 
 
-def _numbers(name: str, given: Any, count: int, code: str) -> tuple[int, ...]:
+def _numbers(name: str, argument: Any, count: int, code: str) -> tuple[int, ...]:
     """Return the elements of an array; INVALID_VALUE for NULL and for a list that is too short."""
-    found = given_numbers(given, count, code)
-    if len(found) < count:
-        raise invalid_value(f"{name} has {len(found)} elements; {count} are needed")
-    return tuple(found[:count])
+    elements = read_numbers(argument, count, code)
+    if len(elements) < count:
+        raise invalid_value(f"{name} has {len(elements)} elements; {count} are needed")
+    return tuple(elements[:count])
 
 
-def _checked(made: TensorMap) -> bytes:
+def _pack(tensor_map: TensorMap) -> bytes:
     try:
-        check(made)
+        check(tensor_map)
     except ValueError as error:
         raise invalid_value(str(error)) from None
-    if made.interleave:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, "the emulated device has no interleaved layouts of tensor maps")
-    return pack(made)
+    if tensor_map.interleave:
+        raise not_supported("the emulated device has no interleaved layouts of tensor maps")
+    return pack(tensor_map)
 
 
 def _tensor(
@@ -97,8 +96,8 @@ def encode_tiled(
     context's device has no tensor maps; INVALID_CONTEXT.
     """
     modes = interleave, swizzle, l2_promotion, fill
-    made = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
-    return _checked(evolve(made, box=_numbers("boxDim", box, rank, "I")))
+    tensor = _tensor(1, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    return _pack(evolve(tensor, box=_numbers("boxDim", box, rank, "I")))
 
 
 def encode_im2col(
@@ -119,28 +118,27 @@ def encode_im2col(
 ) -> bytes:
     """Return a map of columns of pixels of a tensor; errors as of `encode_tiled`."""
     modes = interleave, swizzle, l2_promotion, fill
-    made = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
+    tensor = _tensor(3, data_type, rank, address, dimensions, strides, element_strides, *modes)
     lower = _numbers("pixelBoxLowerCorner", lower_corner, rank - 2, "i")
     upper = _numbers("pixelBoxUpperCorner", upper_corner, rank - 2, "i")
-    return _checked(evolve(made, im2col=Im2col(lower, upper, channels, pixels)))
+    return _pack(evolve(tensor, im2col=Im2col(lower, upper, channels, pixels)))
 
 
 def encode_im2col_wide() -> bytes:
     """Raise NOT_SUPPORTED: it needs a device of compute capability 10.0."""
     _check_device()
-    reason = "cuTensorMapEncodeIm2colWide needs a device of compute capability 10.0"
-    raise CudaError(Result.ERROR_NOT_SUPPORTED, reason)
+    raise not_supported("cuTensorMapEncodeIm2colWide needs a device of compute capability 10.0")
 
 
-def replace_address(given: Any, address: int) -> None:
-    """Give a map another global address; INVALID_VALUE if it is none, or the address is not aligned as it needs."""
+def replace_address(argument: Any, address: int) -> None:
+    """Give a map another global address; INVALID_VALUE if it is not a map, or the address is misaligned for it."""
     _check_device()
-    if given is None:
+    if argument is None:
         raise invalid_value("tensorMap is NULL; pass one that cuTensorMapEncodeTiled has made")
-    place = address_of(given, "CUtensorMap")
+    location = address_of(argument, "CUtensorMap")
     try:
-        found = unpack(ctypes.string_at(place, BYTES))
+        tensor_map = unpack(ctypes.string_at(location, BYTES))
     except ValueError as error:
         raise invalid_value(f"tensorMap: {error}") from None
-    data = _checked(evolve(found, address=address))
-    ctypes.memmove(place, data, BYTES)
+    data = _pack(evolve(tensor_map, address=address))
+    ctypes.memmove(location, data, BYTES)

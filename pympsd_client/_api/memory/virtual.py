@@ -13,7 +13,7 @@ from pympsd.vocabulary.results import Result
 from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._api.memory.pools import check_node, node_of
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, check_no_flags, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties, Location, accesses
 from pympsd_client._arguments.values import AttributeValue
 from pympsd_client._command_stream import operations
@@ -36,12 +36,11 @@ _READ_AND_WRITE: Final = _ACCESSES["PROT_READWRITE"]
 _ROOM: Final = MAPPED_OFFSET - VIRTUAL_OFFSET
 
 
-def _supported(device: Device, name: str) -> Device:
+def _require_support(device: Device, name: str) -> Device:
     if not device.properties.attributes.get("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: virtual memory management is not supported (device attribute "
-            "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0). Use cuMemAlloc",
+            "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED is 0). Use cuMemAlloc"
         )
     return device
 
@@ -49,7 +48,7 @@ def _supported(device: Device, name: str) -> Device:
 def _own_device(name: str) -> Device:
     """Return the device of the current context, the first one if there is none."""
     stack = this_thread.stack
-    return _supported(stack[-1].device if stack else process.device(0), name)
+    return _require_support(stack[-1].device if stack else process.device(0), name)
 
 
 def _check_granules(size: int, what: str) -> None:
@@ -60,24 +59,24 @@ def _check_granules(size: int, what: str) -> None:
 # --- addresses
 
 
-def reserve(size: int, alignment: int, wanted: int, flags: int) -> int:
-    """Reserve addresses of the current context's device, or the first one's; return where they begin.
+def reserve(size: int, alignment: int, requested: int, flags: int) -> int:
+    """Reserve addresses of the current context's device, or the first one's; return the first address.
 
-    ``alignment`` is a power of 2, or 0; ``addr`` is where they begin if that is free. INVALID_VALUE, OUT_OF_MEMORY.
+    ``alignment`` is a power of 2, or 0; ``requested`` is the preferred first address, used if it is free.
+    INVALID_VALUE, OUT_OF_MEMORY.
     """
     device = _own_device("cuMemAddressReserve")
     _check_granules(size, "size")
-    if flags:
-        raise invalid_value(f"cuMemAddressReserve takes no flags: 0, not {flags}")
+    check_no_flags("cuMemAddressReserve", flags)
     if alignment & (alignment - 1):
         raise invalid_value(f"the alignment is a power of 2, not {alignment}")
     if size > _ROOM or alignment > _ROOM:
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"a process reserves {_ROOM} addresses of a device at most")
-    return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), wanted)
+    return virtual_memory.reserve(device.ordinal, size, max(alignment, MAPPING_GRANULE), requested)
 
 
 def free_addresses(address: int, size: int) -> None:
-    """Free what cuMemAddressReserve returned; INVALID_VALUE for anything else, and where memory is mapped."""
+    """Free what cuMemAddressReserve returned; INVALID_VALUE for anything else, and if memory is mapped there."""
     _own_device("cuMemAddressFree")
     virtual_memory.free_addresses(address, size)
 
@@ -105,27 +104,25 @@ def _check(properties: AllocationProperties | None, name: str) -> Device:
     if location.type == _LOCATIONS["HOST_NUMA_CURRENT"]:
         raise invalid_value("memory is created at a node of the host by its number: CU_MEM_LOCATION_TYPE_HOST_NUMA")
     if properties.type != _TYPES["PINNED"] or location.type not in (_DEVICE, _HOST, _NODE):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             f"{name}: memory to be mapped is CU_MEM_ALLOCATION_TYPE_PINNED at CU_MEM_LOCATION_TYPE_DEVICE, _HOST or "
-            "_HOST_NUMA",
+            "_HOST_NUMA"
         )
     if location.type == _HOST and properties.handle_types:
-        raise invalid_value("memory at CU_MEM_LOCATION_TYPE_HOST is not export_memory; at a node, _HOST_NUMA, it is")
+        raise invalid_value("memory at CU_MEM_LOCATION_TYPE_HOST is not exported; at a node, _HOST_NUMA, it is")
     if properties.handle_types not in (0, _DESCRIPTOR):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            f"{name}: memory is export_memory as CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR only, not as "
-            f"{properties.handle_types:#x}",
+        raise not_supported(
+            f"{name}: memory is exported as CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR only, not as "
+            f"{properties.handle_types:#x}"
         )
     if properties.compression or properties.usage:
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: allocFlags are 0: no compression, no other usage")
+        raise not_supported(f"{name}: allocFlags are 0: no compression, no other usage")
     if location.type == _DEVICE:
-        return _supported(process.device(location.id), name)
+        return _require_support(process.device(location.id), name)
     device = _own_device(name)
     check_node(location)
     if not device.properties.attributes.get("HOST_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{name}: device {device.number} maps no memory of the host")
+        raise not_supported(f"{name}: device {device.number} maps no memory of the host")
     return device
 
 
@@ -137,8 +134,7 @@ def create(size: int, properties: AllocationProperties | None, flags: int) -> in
     device = _check(properties, "cuMemCreate")
     assert properties is not None
     _check_granules(size, "size")
-    if flags:
-        raise invalid_value(f"cuMemCreate takes no flags: 0, not {flags}")
+    check_no_flags("cuMemCreate", flags)
     is_host = properties.location.type != _DEVICE
     if size > (_ROOM if is_host else device.properties.memory_bytes):
         raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"{size} bytes are more than the device has")
@@ -192,25 +188,27 @@ def unmap(address: int, size: int) -> None:
     virtual_memory.unmap(address, size)
 
 
-def set_access(address: int, size: int, given: Any, count: int) -> None:
+def set_access(address: int, size: int, argument: Any, count: int) -> None:
     """Set how devices, or for host memory the program, reach whole mappings: read and write, or not.
 
-    INVALID_VALUE, also where the host is to reach a device's memory; INVALID_DEVICE for a device without peer access;
+    INVALID_VALUE, also for access of the host to a device's memory; INVALID_DEVICE for a device without peer access;
     NOT_SUPPORTED for access only to read; OUT_OF_MEMORY if this process has mapped something there.
     """
     _own_device("cuMemSetAccess")
     _check_granules(size, "size")
-    wanted = accesses(given, count)
-    if not wanted:
+    descriptions = accesses(argument, count)
+    if not descriptions:
         raise invalid_value("count is 0; give at least one description of an access")
     context = virtual_memory.at(address).context
-    for each in wanted:
-        _check_access(context, each.location, each.flags)
-    for each in wanted:
-        if each.location.type != _DEVICE:
-            virtual_memory.set_host_access(address, size, each.flags)
+    for description in descriptions:
+        _check_access(context, description.location, description.flags)
+    for description in descriptions:
+        if description.location.type != _DEVICE:
+            virtual_memory.set_host_access(address, size, description.flags)
         else:
-            virtual_memory.set_access(address, size, process.device(each.location.id).ordinal, each.flags)
+            virtual_memory.set_access(
+                address, size, process.device(description.location.id).ordinal, description.flags
+            )
 
 
 def _check_access(context: Context, location: Location, flags: int) -> None:
@@ -226,9 +224,8 @@ def _check_access(context: Context, location: Location, flags: int) -> None:
             "answers 0); copy with cuMemcpyPeer",
         )
     if flags not in (0, _READ_AND_WRITE):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "cuMemSetAccess: access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported",
+        raise not_supported(
+            "cuMemSetAccess: access is CU_MEM_ACCESS_FLAGS_PROT_READWRITE or _NONE: to read alone is not supported"
         )
 
 
@@ -237,10 +234,10 @@ def access(location: Location | None, address: int) -> int:
     _own_device("cuMemGetAccess")
     if location is None or location.type not in (_DEVICE, _HOST, _NODE):
         raise invalid_value("the location is a device or the host")
-    found = virtual_memory.at(address)
+    mapping = virtual_memory.at(address)
     if location.type != _DEVICE:
-        return found.host_access
-    return found.access.get(process.device(location.id).ordinal, 0)
+        return mapping.host_access
+    return mapping.access.get(process.device(location.id).ordinal, 0)
 
 
 # --- sharing
@@ -255,7 +252,7 @@ def export(handle: int, kind: int, flags: int) -> AttributeValue:
     physical = virtual_memory.find(handle)
     if flags or kind != _DESCRIPTOR or physical.properties.handle_types != _DESCRIPTOR:
         raise invalid_value(
-            "the memory is export_memory as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
+            "the memory is exported as it was created: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, flags 0"
         )
     return AttributeValue(export_memory(physical.context, physical.handle), "i")
 
@@ -270,7 +267,7 @@ def import_descriptor(fd: int, kind: int) -> int:
         raise invalid_value(f"memory is imported from CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR (1), not {kind}")
     secret = secret_of_file(fd)
     if secret is None:
-        raise invalid_value(f"{fd} is no descriptor of memory that cuMemExportToShareableHandle returned")
+        raise invalid_value(f"{fd} is not a descriptor of memory that cuMemExportToShareableHandle returned")
     context = context_on(device.ordinal)
     handle = context.allocate_handle()
     answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & ((1 << 64) - 1))

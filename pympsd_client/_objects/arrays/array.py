@@ -12,7 +12,7 @@ from pympsd_client._command_stream import operations
 from pympsd_client._objects.arrays.shapes import check, element_bytes, level, level_count
 from pympsd_client._objects.context import Context, current_on_device_with
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.memory.allocations import other_ranges
+from pympsd_client._objects.memory.allocations import allocate_unlisted, other_ranges
 
 
 @define(eq=False)
@@ -84,12 +84,6 @@ def _check_description(description: ArrayDescription | None) -> tuple[Context, A
     return context, description
 
 
-def allocate(context: Context, size: int) -> int:
-    """Return the address of new memory that no cuMemFree frees; OUT_OF_MEMORY."""
-    (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
-    return int(address)
-
-
 def create(given_description: ArrayDescription | None) -> int:
     """Return the handle of a new array, all zero.
 
@@ -98,7 +92,7 @@ def create(given_description: ArrayDescription | None) -> int:
     """
     context, description = _check_description(given_description)
     array = Array(context.allocate_handle(), context, 0, description)
-    array.address = allocate(context, array.size)
+    array.address = allocate_unlisted(context, array.size)
     return arrays.add(array).handle
 
 
@@ -121,7 +115,7 @@ def create_mipmapped(given_description: ArrayDescription | None, requested_level
     parts = [level(description, number) for number in range(level_count(description, requested_levels))]
     levels = tuple(Array(context.allocate_handle(), context, 0, part, is_level=True) for part in parts)
     mipmapped = MipmappedArray(context.allocate_handle(), context, 0, description, levels)
-    address = mipmapped.address = allocate(context, sum(array.size for array in levels))
+    address = mipmapped.address = allocate_unlisted(context, sum(array.size for array in levels))
     for array in levels:
         array.address = address
         address += array.size

@@ -7,11 +7,10 @@ from typing import Final
 
 from attrs import evolve
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED_CHANNELS
 from pympsd_client._arguments.array_structs import ArrayDescription
 from pympsd_client._arguments.bindings import members
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value, not_supported
 
 LAYERED, SURFACE, CUBEMAP, GATHER = 0x01, 0x02, 0x04, 0x08
 """CUDA_ARRAY3D_*"""
@@ -38,10 +37,9 @@ def check_format(format: int, channels: int) -> None:
     """Raise NOT_SUPPORTED for a format that is not here, INVALID_VALUE for one that CUDA does not have."""
     if format not in CHANNEL_BYTES:
         if format in _KNOWN_FORMATS:
-            raise CudaError(
-                Result.ERROR_NOT_SUPPORTED,
+            raise not_supported(
                 f"CU_AD_FORMAT_{_KNOWN_FORMATS[format]} is not supported; integers of 8, 16 and 32 bits, UNORM, "
-                "SNORM, HALF and FLOAT are",
+                "SNORM, HALF and FLOAT are"
             )
         raise invalid_value(f"{format:#x} is not a CUarray_format")
     if channels not in (1, 2, 4):
@@ -54,9 +52,8 @@ def check(of: ArrayDescription, limits: Mapping[str, int]) -> None:
     """Raise CudaError unless a device with these attributes has arrays of this description."""
     check_format(of.format, of.channels)
     if of.flags & (_SPARSE | _DEFERRED):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
-            "arrays with SPARSE or DEFERRED_MAPPING are not supported (their device attributes are 0)",
+        raise not_supported(
+            "arrays with SPARSE or DEFERRED_MAPPING are not supported (their device attributes are 0)"
         )
     if of.flags & ~_FLAGS:
         raise invalid_value(f"the flags {of.flags:#x} have bits that no CUDA_ARRAY3D flag has")

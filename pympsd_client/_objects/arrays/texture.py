@@ -11,19 +11,18 @@ from typing import Final
 
 from attrs import define, evolve
 
-from pympsd.vocabulary.results import Result
 from pympsd.wire.records import STREAM_LEGACY
 from pympsd.wire.texture_object import CHANNEL_BYTES, Flag, Kind, Level, Sampling, TextureObject, pack
 from pympsd_client._arguments import texture_structs as structs
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import invalid_value, not_supported
 from pympsd_client._arguments.texture_structs import ARRAY, LINEAR, MIPMAPPED, PITCHED, Resource, View
 from pympsd_client._command_stream import operations
 from pympsd_client._objects import copies
-from pympsd_client._objects.arrays.array import Array, allocate, arrays, mipmapped_arrays, texturing_context
+from pympsd_client._objects.arrays.array import Array, arrays, mipmapped_arrays, texturing_context
 from pympsd_client._objects.arrays.shapes import CUBEMAP, LAYERED, SURFACE, check_format
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.memory.allocations import owner
+from pympsd_client._objects.memory.allocations import allocate_unlisted, owner
 
 _VIEW_FORMATS: Final = (0x01, 0x08, 0x02, 0x09, 0x03, 0x0A, 0x10, 0x20)
 """CUarray_format in the order of CUresourceViewFormat, which has each with 1, 2 and 4 channels, from 1 on."""
@@ -98,10 +97,9 @@ def _arrays_object(of: Resource, how: Sampling, view: View | None) -> TextureObj
     else:
         levels = (arrays.find(of.place),)
     if how.flags & _SEAMLESS and how.filter and levels[0].description.flags & CUBEMAP:
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             "filtering across the edges of a cubemap's faces (SEAMLESS_CUBEMAP) is not supported; without it each "
-            "face is filtered alone",
+            "face is filtered alone"
         )
     return _array_object(Kind.ARRAY, levels, how) if view is None else _view_object(levels, how, view)
 
@@ -138,9 +136,7 @@ def _view_format(number: int, whole: TextureObject) -> tuple[int, int]:
         return whole.format, whole.channels
     which, channels = divmod(number - 1, 3)
     if which >= len(_VIEW_FORMATS):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED, f"CUresourceViewFormat {number:#x} is not supported: block compression"
-        )
+        raise not_supported(f"CUresourceViewFormat {number:#x} is not supported: block compression")
     format, count = _VIEW_FORMATS[which], (1, 2, 4)[channels]
     if CHANNEL_BYTES[format] * count != whole.element_bytes:
         raise invalid_value(f"the elements of a view have as many bytes as those of the array: {whole.element_bytes}")
@@ -174,7 +170,7 @@ surfaces: Final = HandleTable[Object]("surface object", "destroyed, or never mad
 
 def _place(context: Context, texture_object: TextureObject) -> int:
     data = pack(texture_object)
-    address = allocate(context, len(data))
+    address = allocate_unlisted(context, len(data))
     buffer = ctypes.create_string_buffer(data, len(data))
     copies.to_device(context, STREAM_LEGACY, address, ctypes.addressof(buffer), len(data), wait=True)
     return address

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from pympsd.wire.ring_layout import NO_CLUSTER, packed
-from pympsd_client._arguments.errors import DONE, CudaError, failed, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import DONE, CudaError, fail, invalid_handle, invalid_value
 from pympsd_client._arguments.values import number, unsigned
 from pympsd_client._command_stream.interception import intercepted
 from pympsd_client._command_stream.kernel_parameters import (
@@ -135,7 +135,7 @@ def _ring_bell(transport: Transport) -> tuple[Any, ...]:
     try:
         transport.ring_bell()
     except CudaError as error:
-        return failed(error, 0)
+        return fail(error, 0)
     return DONE
 
 

@@ -27,7 +27,11 @@ from pympsd_client._objects.process import process
 
 
 class Library:
-    """An image, and the module that it is in each context that has used it. Safe for threads."""
+    """An image, and the module that it is in each context that has used it. Safe for threads.
+
+    Kernels keep their handles when contexts come and go; attributes that the program sets for a device apply to later
+    contexts of the device too.
+    """
 
     def __init__(self, image: bytes) -> None:
         self.handle: Final = new_handle()
@@ -71,7 +75,11 @@ class Library:
             )
 
     def layout_on(self, device: Device | None = None) -> ModuleLayout:
-        """Return its kernels and variables as they are on a device (None: on any); raise CudaError."""
+        """Return the library's kernels and variables as they are on a device (None: on any device).
+
+        If no context has used the library yet, it is loaded into a usable context, or for a moment into one of its
+        own. Raise CudaError, for example INVALID_PTX.
+        """
         with self._loading:
             layout = self._layouts.get(device) if device else next(iter(self._layouts.values()), None)
             if layout is not None:
@@ -184,8 +192,10 @@ def kernel_of(handle: int) -> Kernel:
 
 
 def function_of(handle: int, context: Context | None = None) -> Function:
-    """Return a function by its handle, or by that of a kernel in a context (None: the current one), as CUDA takes
-    both. INVALID_HANDLE.
+    """Return the function of a handle, which may be that of a function or of a library's kernel.
+
+    A library's kernel is looked up in ``context`` (None: the current one), and loaded there if this is its first use.
+    INVALID_HANDLE.
     """
     function = functions.get(handle)
     if function is not None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from pympsd.vocabulary.results import Result
 from pympsd.wire import fatbin
 from pympsd.wire.module_layout import ModuleLayout
-from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_handle, invalid_value, not_supported
 from pympsd_client._arguments.jit_options import Options, ptxas_message
 from pympsd_client._objects.code.module import load_image
 from pympsd_client._objects.code.ptx_text import (
@@ -28,7 +28,10 @@ _NOT_RECOGNIZED: Final = "error   : Binary format for key='0', ident='' is not r
 
 
 class Link:
-    """The inputs of a link, and the image once it is complete."""
+    """The inputs of a link, and the image once it is complete.
+
+    The first error stays: every later call raises it again. Messages go to the error log of the options.
+    """
 
     def __init__(self, context: Context, options: Options) -> None:
         self.handle: Final = new_handle()
@@ -40,7 +43,12 @@ class Link:
         self._image: Any = None
 
     def add(self, kind: int, data: bytes, name: str, registers: int) -> None:
-        """Add an input; INVALID_PTX and others, with the message in the error log."""
+        """Add an input.
+
+        ``kind``: a CUjitInputType; PTX, and fatbins with PTX, are linked. ``registers``: the limit of registers per
+        thread, 0: that of the options. Raise INVALID_PTX and others, with the message in the error log; NOT_SUPPORTED
+        for machine code; JIT_COMPILER_NOT_FOUND for NVVM IR.
+        """
         if not 0 <= kind < len(_KINDS):
             raise invalid_value(f"the type of an input is a CUjitInputType, 0 to {len(_KINDS) - 1}, not {kind}")
         if self._error is not None:
@@ -91,7 +99,7 @@ class Link:
             raise self._log(CudaError(Result.ERROR_INVALID_IMAGE, _NOT_RECOGNIZED))
         what = f"CU_JIT_INPUT_{_KINDS[kind]} is neither PTX nor a fatbin with PTX"
         reason = f"{what}, which is what pympsd links; compile to PTX"
-        raise self._log(CudaError(Result.ERROR_NOT_SUPPORTED, reason))
+        raise self._log(not_supported(reason))
 
     def _load_layout(self, image: bytes) -> ModuleLayout:
         """Return what an image holds: it is loaded to see, and unloaded."""

@@ -19,7 +19,7 @@ from pympsd.vocabulary.occupancy import (
 )
 from pympsd.vocabulary.occupancy import active_clusters as clusters
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.launch_attributes import LaunchConfig
 from pympsd_client._objects.code.module import Function
 
@@ -85,7 +85,7 @@ def check_cluster(function: Function, shape: tuple[int, ...], cluster: tuple[int
 def _clusters(function: Function, config: LaunchConfig, size: int) -> int:
     properties = function.context.device.properties
     if properties.compute_capability < (9, 0):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{properties.name} has no clusters of blocks")
+        raise not_supported(f"{properties.name} has no clusters of blocks")
     x, y, z = config.block
     blocks = active_blocks(function, x * y * z, config.shared_bytes)
     return clusters(function.context.usable().multiprocessors, blocks, size)
@@ -126,7 +126,7 @@ def check_cooperative(function: Function, shape: tuple[int, ...]) -> None:
     """
     properties = function.context.device.properties
     if not properties.attributes.get("COOPERATIVE_LAUNCH"):
-        raise CudaError(Result.ERROR_NOT_SUPPORTED, f"{properties.name} has no cooperative launches")
+        raise not_supported(f"{properties.name} has no cooperative launches")
     x, y, z, *block, shared_bytes = shape
     blocks = active_blocks(function, block[0] * block[1] * block[2], shared_bytes)
     count = function.context.usable().multiprocessors

@@ -13,6 +13,7 @@ from typing import Final
 
 from attrs import define, frozen
 
+from pympsd.errors import CallError
 from pympsd.vocabulary.device_runtime import SET_CONDITIONAL
 
 _SKIPPED: Final = r'//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"'
@@ -54,7 +55,7 @@ _TARGET: Final = re.compile(r"\.target\s+sm_(\d+)([a-z]?)")
 _NAME: Final = re.compile(r"(?<![\w$%.])[A-Za-z_$%][\w$]*")
 
 
-class LinkError(Exception):
+class LinkError(CallError):
     """Inputs that do not fit together; the text is the linker's message."""
 
 

@@ -168,8 +168,13 @@ def allocate(count: int) -> int:
     context.usable()
     if count == 0:
         raise invalid_value("an allocation has at least 1 byte")
-    (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, count))
-    return allocations.add(Allocation(int(address), context, count)).handle
+    return allocations.add(Allocation(allocate_unlisted(context, count), context, count)).handle
+
+
+def allocate_unlisted(context: Context, size: int) -> int:
+    """Return the address of new device memory that no cuMemFree frees: of arrays, pools, graphs. OUT_OF_MEMORY."""
+    (address,) = context.query(operations.ALLOCATE, size)
+    return int(address)
 
 
 def allocate_pitch(width: int, height: int, element_bytes: int) -> tuple[int, int]:
@@ -206,7 +211,7 @@ def free(address: int) -> None:
 
 def info() -> tuple[int, int]:
     """Return free and total bytes for the current context; total is the MPS limit if there is one."""
-    rest, total = operations.MEMORY_INFO.answer.unpack_from(current().call(operations.MEMORY_INFO))
+    rest, total = current().query(operations.MEMORY_INFO)
     return int(rest), int(total)
 
 

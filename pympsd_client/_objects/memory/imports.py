@@ -49,8 +49,7 @@ def import_range(context: Context, secret: int) -> ImportedRange:
     INVALID_VALUE if there is none on the context's device.
     """
     handle = context.allocate_handle()
-    answer = context.call(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
-    size, is_of_host = operations.IMPORT_MEMORY.answer.unpack_from(answer)
+    size, is_of_host = context.query(operations.IMPORT_MEMORY, handle, secret >> 64, secret & _WORD)
     try:
         start = virtual_memory.reserve(context.device.ordinal, size, MAPPING_GRANULE, 0)
         imported = ImportedRange(context, start, size)

@@ -47,7 +47,10 @@ class PeerAccess:
             self._connection = process.connection
 
     def enable(self, context: Context, peer: Context) -> None:
-        """Give a context access to another's memory; PEER_ACCESS_ALREADY_ENABLED, OUT_OF_MEMORY."""
+        """Give a context access to another context's memory (cuCtxEnablePeerAccess).
+
+        PEER_ACCESS_ALREADY_ENABLED, and OUT_OF_MEMORY if the memory cannot be mapped; then nothing has changed.
+        """
         with self._lock:
             self._forget_old_connection()
             if (context, peer) in self._contexts:
@@ -105,7 +108,7 @@ class PeerAccess:
             self._mapped.discard(pair)
             context.call(operations.UNMAP_PEER, pair[1])
         elif pair not in self._mapped and peer is not None and self._is_allowed(pair):
-            window = operations.PUBLISH_WINDOW.answer.unpack_from(peer.call(operations.PUBLISH_WINDOW))
+            window = peer.query(operations.PUBLISH_WINDOW)
             context.call(operations.MAP_PEER, pair[1], *window)
             self._mapped.add(pair)
 

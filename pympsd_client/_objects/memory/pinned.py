@@ -32,7 +32,7 @@ from attrs import field, frozen
 
 from pympsd.channel.mapping import map_nothing, unmap
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._objects.handle_table import next_buffer_id
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 
@@ -113,10 +113,7 @@ def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
 
 
 def _refusal(reason: str) -> CudaError:
-    return CudaError(
-        Result.ERROR_NOT_SUPPORTED,
-        f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it",
-    )
+    return not_supported(f"kernels do not reach this memory: {reason}. Allocate it with cuMemHostAlloc, or copy it")
 
 
 SHARED_MEMORY: Final = "/dev/shm"
@@ -182,9 +179,10 @@ class Pinned:
         make: Callable[[int], SharedPages],
         context: Context | None = None,
     ) -> int:
-        """Return the address of ``size`` new bytes, zero and page-aligned; ``bounded``: by the size of /dev/shm.
+        """Return the address of ``size`` new bytes, zero and page-aligned.
 
-        ``make`` makes them: it gets the size, and raises CudaError.
+        ``flags`` combine CU_MEMHOSTALLOC_*. ``bounded``: whether the size of /dev/shm bounds the memory (devices
+        before Volta). ``make`` makes the pages of a size. INVALID_VALUE, OUT_OF_MEMORY, and the errors of ``make``.
         """
         if size == 0:
             raise invalid_value("an allocation has at least 1 byte")
@@ -231,7 +229,8 @@ class Pinned:
     def is_reached_by(self, transport: Transport, address: int, count: int) -> bool:
         """Return whether the executor behind a transport copies from and to these bytes directly.
 
-        Raise CudaError INVALID_VALUE if they begin in such memory but do not end in it.
+        ``address`` and ``count``: the host's side of a copy, in bytes. INVALID_VALUE if they begin in page-locked
+        memory but do not end in the same allocation. Called for every copy, without a lock.
         """
         starts, regions = self._shared
         at = bisect_right(starts, address) - 1
@@ -248,16 +247,19 @@ class Pinned:
         return region.pages.transport is transport
 
     def register(self, address: int, size: int, flags: int, bounded: bool, context: Context | None = None) -> None:
-        """Count the caller's own memory as page-locked; the caller frees it after unregistering it."""
+        """Count the caller's own memory as page-locked; the caller frees it after unregistering it.
+
+        ``flags`` combine CU_MEMHOSTREGISTER_*. INVALID_VALUE if not all of it is memory of this process;
+        HOST_MEMORY_ALREADY_REGISTERED if it overlaps page-locked memory; NOT_SUPPORTED for IOMEMORY and READ_ONLY.
+        """
         if address == 0 or size == 0:
             raise invalid_value("cuMemHostRegister takes an address and at least 1 byte")
         if flags & ~(PORTABLE | DEVICE_MAP | IO_MEMORY | READ_ONLY):
             raise invalid_value(f"cuMemHostRegister takes a combination of CU_MEMHOSTREGISTER_*, not {flags:#x}")
         if flags & (IO_MEMORY | READ_ONLY):
-            raise CudaError(
-                Result.ERROR_NOT_SUPPORTED,
+            raise not_supported(
                 "CU_MEMHOSTREGISTER_IOMEMORY and CU_MEMHOSTREGISTER_READ_ONLY are not supported; copy such memory as "
-                "it is, without registering it",
+                "it is, without registering it"
             )
         if not is_memory(address, size):
             raise invalid_value(f"the {size} bytes at {address:#x} are not all memory of this process")
@@ -298,10 +300,9 @@ class Pinned:
                 if any(
                     other.start < registered.end and registered.start < other.end for other in self._mapped.values()
                 ):
-                    raise CudaError(
-                        Result.ERROR_NOT_SUPPORTED,
+                    raise not_supported(
                         f"{region.address:#x} is in a page with other registered memory that kernels reach: register "
-                        f"both together, or memory that begins at a multiple of {mmap.PAGESIZE}",
+                        f"both together, or memory that begins at a multiple of {mmap.PAGESIZE}"
                     )
                 registered.replace_pages()
                 self._mapped[region.address] = registered

@@ -132,9 +132,10 @@ def _map(fd: int, address: int, size: int) -> None:
 
 
 def call_for_descriptor(context: Context, operation: Operation, *operands: int) -> tuple[bytes, int | None]:
-    """Send a record, wait for its answer; return the operands and the descriptor that came with it, or None.
+    """Send a record and wait for its answer; return the operands and the descriptor that came with it, or None.
 
-    Raise CudaError. The caller closes the descriptor, after `require_descriptor`.
+    The caller owns the descriptor and checks it with `require_descriptor`. Descriptors of earlier calls that Ctrl-C
+    interrupted are closed first, and their memory is freed. Raise CudaError.
     """
     opened = context.usable()
     transport = opened.transport

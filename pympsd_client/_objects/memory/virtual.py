@@ -31,7 +31,7 @@ from attrs import define, field
 
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, VIRTUAL_OFFSET, ordinal_of, window_of
 from pympsd.vocabulary.results import Result
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError, invalid_value, not_supported
 from pympsd_client._arguments.memory_structs import AllocationProperties
 from pympsd_client._command_stream import operations
 from pympsd_client._connect.connection import Device
@@ -161,7 +161,11 @@ class VirtualMemory:
     # --- addresses
 
     def reserve(self, ordinal: int, size: int, alignment: int, preferred: int) -> int:
-        """Reserve a range of addresses of a device; return its start. OUT_OF_MEMORY."""
+        """Reserve a range of addresses of a device and return its start.
+
+        ``size`` and ``alignment``: bytes. ``preferred``: the address that the program asks for, used if the range is
+        free there; 0: any. OUT_OF_MEMORY if no range fits.
+        """
         with self._lock:
             reservations = self._reservations.get(ordinal)
             if reservations is None:
@@ -294,10 +298,11 @@ class VirtualMemory:
                 self._close_unused(mapping.context)
 
     def set_access(self, address: int, size: int, ordinal: int, flags: int) -> None:
-        """Make a range of whole mappings accessible to a device, or not; INVALID_VALUE.
+        """Make a range of whole mappings accessible to a device, or not.
 
-        What any device accesses is accessible to the device of the addresses too, through which
-        the other devices access it.
+        ``flags``: a CUmemAccess_flags, 0 for no access. Memory that any device accesses is accessible to the device
+        of the addresses too, through which the other devices access it. INVALID_VALUE if the range is not made of
+        whole mappings.
         """
         with self._lock:
             mappings = self._exactly(address, size)
@@ -372,12 +377,11 @@ def _import(physical: Physical, ordinal: int) -> tuple[Context, int]:
     """Import physical memory into another device; return its context and the handle there. NOT_SUPPORTED."""
     owner, context = physical.context, context_on(ordinal)
     if physical.is_host or not is_possible(context.device, owner.device):
-        raise CudaError(
-            Result.ERROR_NOT_SUPPORTED,
+        raise not_supported(
             "the addresses were reserved while a context of another device than the memory's was current, and these "
-            f"have no peer access; reserve them in a context of device {owner.device.number}",
+            f"have no peer access; reserve them in a context of device {owner.device.number}"
         )
-    file = operations.PUBLISH_MEMORY.answer.unpack_from(owner.call(operations.PUBLISH_MEMORY, physical.handle))
+    file = owner.query(operations.PUBLISH_MEMORY, physical.handle)
     handle = context.allocate_handle()
     context.call(operations.IMPORT_PEERS_MEMORY, handle, *file, physical.size)
     return context, handle

@@ -12,7 +12,7 @@ from pympsd.wire.records import MEMORY_OF_HOST, MEMORY_SHAREABLE
 from pympsd_client._arguments.errors import CudaError, lost
 from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
-from pympsd_client._objects.memory.allocations import Allocation
+from pympsd_client._objects.memory.allocations import Allocation, allocate_unlisted
 from pympsd_client._objects.memory.imports import secret_of_file
 from pympsd_client._objects.memory.shared_pages import SharedPages, export_memory, map_memory, share, unmap_memory
 from pympsd_client._objects.memory.virtual import virtual_memory
@@ -42,8 +42,7 @@ class DeviceChunks:
 
     def add(self, size: int) -> int:
         """Allocate a chunk."""
-        (start,) = operations.ALLOCATE.answer.unpack_from(self.context.call(operations.ALLOCATE, size))
-        return int(start)
+        return allocate_unlisted(self.context, size)
 
     def remove(self, start: int, size: int) -> None:
         """Free a chunk."""

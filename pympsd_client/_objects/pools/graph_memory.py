@@ -13,10 +13,9 @@ from attrs import define, field
 
 from pympsd.vocabulary.results import Result
 from pympsd_client._arguments.errors import CudaError, invalid_value
-from pympsd_client._command_stream import operations
 from pympsd_client._objects.context import Context
 from pympsd_client._objects.handle_table import HandleTable
-from pympsd_client._objects.memory.allocations import Allocation, allocations, other_ranges
+from pympsd_client._objects.memory.allocations import Allocation, allocate_unlisted, allocations, other_ranges
 from pympsd_client._objects.memory.shared_pages import SharedPages, share
 from pympsd_client._objects.pools.arena import round_up
 from pympsd_client._objects.pools.pool import PoolKind
@@ -120,8 +119,7 @@ def allocate(size: int, context: Context, kind: PoolKind) -> GraphAllocation:
         allocation.is_managed, allocation.is_host = kind.is_managed, kind.is_host
         allocations.any_shared = True
     else:
-        (address,) = operations.ALLOCATE.answer.unpack_from(context.call(operations.ALLOCATE, size))
-        allocation = GraphAllocation(int(address), context, size)
+        allocation = GraphAllocation(allocate_unlisted(context, size), context, size)
     usage_of(context.device.number).change(round_up(size))
     return graph_allocations.add(allocation)
 

@@ -376,7 +376,10 @@ class Pool:
 
 
 class Pools:
-    """The pools of this process. Safe for threads."""
+    """The pools of this process: the default, the current and the created ones. Safe for threads.
+
+    After a new connection (a test's, or cuInit after a failure) all earlier pools are forgotten.
+    """
 
     def __init__(self) -> None:
         self._lock: Final = RLock()

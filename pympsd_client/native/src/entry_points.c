@@ -1,10 +1,30 @@
 /* C functions over Python functions: what programs find in place of the function pointers of cuda.bindings.
  *
- * A function of the CUDA libraries takes integers, pointers and, rarely, structures by value, and returns its result
- * as an int. A trampoline (trampolines.c) takes the place of each: it passes every integer register and some words of the
- * stack here, and can pass the call on to the original function unchanged. Each trampoline has a slot, which says how its
- * arguments are read, what is called, and where its outputs go; Python fills it in at the first call
- * (pympsd_client/routing). */
+ * The problem. cuda.bindings calls CUDA through a table of C function pointers, which a program's own C code may call
+ * as well, from any thread, with or without the GIL. The client of pympsd is Python.
+ *
+ * The idea. A function of the CUDA libraries takes integers, pointers and, rarely, structures by value, and returns
+ * its result as an int. A trampoline (trampolines.c) takes the place of each: it passes every integer register and
+ * some words of the stack here. Each trampoline has a slot, which records how its arguments are read, what is called,
+ * and where its outputs go. The slot is filled at the first call, when Python resolves the function
+ * (pympsd_client/routing):
+ *
+ *     cuMemAlloc(dptr, 64)   C, format ">QQ": an output of 8 bytes, an input of 8 bytes
+ *         -> trampoline n -> enter_trampoline(n, registers, stack) -> enter(slots[n], words): takes the GIL
+ *         -> call(): inputs = (64,);  Python function(64) -> address
+ *         -> *dptr = address; 0, or what `failed` returns for an exception
+ *
+ * A slot may also have a core: the function that its Python function calls after its checks. While `is_checked`, the
+ * core is called directly, because the checks have passed and nothing has changed since.
+ *
+ * The invariants.
+ *   - Python objects are touched only with the GIL, and an exception that is on its way when a destructor calls CUDA
+ *     is put back afterwards. No exception leaves: it becomes a result.
+ *   - After `pass_on` every call goes to the original function, unchanged, as if it had never been replaced: the
+ *     program runs natively. A trampoline therefore never changes a register or the stack before it knows.
+ *   - At the interpreter's end no call enters Python. Destructors of C++ objects still call then: functions that free
+ *     succeed, those that make a context current return NULL or succeed, all others fail with DEINITIALIZED.
+ *   - Slots and names are never freed, because programs keep the addresses. */
 
 #include "python.h"
 #include "trampolines.h"
@@ -27,8 +47,7 @@ typedef struct {
 
 enum { ONE_IS_NEEDED = 2 }; /* the outputs of a function may be NULL, but not all of them */
 
-/* At the interpreter's end all is freed. So functions that free succeed, and those by which destructors make a context
- * current before; what these return is NULL. */
+/* The result of a call at the interpreter's end, when everything is freed anyway. */
 typedef enum { FAILS, SUCCEEDS, RETURNS_NULL } End;
 
 typedef struct {
@@ -38,7 +57,7 @@ typedef struct {
     int count, outputs;
     char is_launch_by_config;
     char always_passes; /* at the interpreter's end, too, the original is called */
-    char at_end;        /* what it does at the interpreter's end, if it does not pass: an End */
+    char at_end;        /* an End, if it does not pass */
     Parameter parameters[MAX_PARAMETERS];
 } Slot;
 
@@ -73,9 +92,9 @@ static const void *structure(const uint64_t *words, int *in_registers, int *on_s
     }
     if (next == on_stack && *on_stack + length > STACK)
         return NULL;
-    const void *found = &words[first + *next];
+    const void *start = &words[first + *next];
     *next += length;
-    return found;
+    return start;
 }
 
 static PyObject *input(const Parameter *parameter, uint64_t word) {
@@ -133,27 +152,27 @@ static int output(const Parameter *parameter, uint64_t word, PyObject *value) {
 
 /* Python's part: returns the result, or -1 with an error set. */
 static int call(Slot *slot, const uint64_t *words) {
-    PyObject *given[MAX_PARAMETERS + 1] = {NULL}, *answer = NULL;
-    uint64_t places[MAX_PARAMETERS];
+    PyObject *values[MAX_PARAMETERS + 1] = {NULL}, *answer = NULL;
+    uint64_t addresses[MAX_PARAMETERS];
     int inputs = 0, outputs = 0, missing = 0, in_registers = 0, on_stack = 0, result = -1;
     for (int index = 0; index < slot->count; index++) {
         const Parameter *parameter = &slot->parameters[index];
         if (parameter->code == 'v') {
             const void *bytes = structure(words, &in_registers, &on_stack, parameter->bytes);
-            if ((given[inputs] = PyBytes_FromStringAndSize(bytes, parameter->bytes)) == NULL)
+            if ((values[inputs] = PyBytes_FromStringAndSize(bytes, parameter->bytes)) == NULL)
                 goto out;
             inputs++;
             continue;
         }
-        uint64_t given_word = *word(words, &in_registers, &on_stack);
+        uint64_t argument = *word(words, &in_registers, &on_stack);
         if (parameter->is_output) {
-            if (given_word == 0 && !parameter->may_be_null) {
+            if (argument == 0 && !parameter->may_be_null) {
                 result = INVALID_VALUE;
                 goto out;
             }
-            places[outputs++] = given_word;
-            missing += given_word == 0 && parameter->may_be_null == ONE_IS_NEEDED;
-        } else if ((given[inputs] = input(parameter, given_word)) == NULL)
+            addresses[outputs++] = argument;
+            missing += argument == 0 && parameter->may_be_null == ONE_IS_NEEDED;
+        } else if ((values[inputs] = input(parameter, argument)) == NULL)
             goto out;
         else
             inputs++;
@@ -162,7 +181,7 @@ static int call(Slot *slot, const uint64_t *words) {
         result = INVALID_VALUE;
         goto out;
     }
-    PyObject **g = given, *function = is_checked && slot->core != NULL ? slot->core : slot->call;
+    PyObject **g = values, *function = is_checked && slot->core != NULL ? slot->core : slot->call;
     answer = inputs == 0 ? PyObject_CallNoArgs(function)
                          : PyObject_CallFunctionObjArgs(function, g[0], g[1], g[2], g[3], g[4], g[5], g[6], g[7], g[8], g[9], g[10],
                                           g[11], g[12], g[13], g[14], g[15], NULL);
@@ -179,14 +198,14 @@ static int call(Slot *slot, const uint64_t *words) {
         if (!parameter->is_output)
             continue;
         PyObject *value = slot->outputs == 1 ? Py_NewRef(answer) : PySequence_GetItem(answer, at);
-        if (value == NULL || output(parameter, places[at], value) < 0)
+        if (value == NULL || output(parameter, addresses[at], value) < 0)
             result = -1;
         Py_XDECREF(value);
         at++;
     }
 out:
     for (int index = 0; index < inputs; index++)
-        Py_DECREF(given[index]);
+        Py_DECREF(values[index]);
     Py_XDECREF(answer);
     return result;
 }
@@ -229,33 +248,33 @@ static int read_format(Slot *slot, const char *format) {
 }
 
 static int resolve(Slot *slot) {
-    PyObject *found = PyObject_CallFunction(slot->resolve, "ss", slot->name, slot->signature), *function, *text;
-    if (found == NULL)
+    PyObject *answer = PyObject_CallFunction(slot->resolve, "ss", slot->name, slot->signature), *function, *text;
+    if (answer == NULL)
         return -1;
-    int done = -1;
-    Py_ssize_t size = PyTuple_Check(found) ? PyTuple_Size(found) : 0;
+    int result = -1;
+    Py_ssize_t size = PyTuple_Check(answer) ? PyTuple_Size(answer) : 0;
     if (size == 2 || size == 3) {
-        function = PyTuple_GetItem(found, 0);
-        text = PyUnicode_AsUTF8String(PyTuple_GetItem(found, 1));
+        function = PyTuple_GetItem(answer, 0);
+        text = PyUnicode_AsUTF8String(PyTuple_GetItem(answer, 1));
         if (text != NULL && slot->call == NULL && read_format(slot, PyBytes_AsString(text)) == 0) {
-            slot->core = size == 3 ? Py_NewRef(PyTuple_GetItem(found, 2)) : NULL;
+            slot->core = size == 3 ? Py_NewRef(PyTuple_GetItem(answer, 2)) : NULL;
             slot->call = Py_NewRef(function);
         }
         if (text != NULL && slot->call != NULL)
-            done = 0;
+            result = 0;
         Py_XDECREF(text);
     } else
         PyErr_SetString(PyExc_TypeError, "resolve returns a function and the format of its parameters");
-    Py_DECREF(found);
-    return done;
+    Py_DECREF(answer);
+    return result;
 }
 
-/* Report once that the reason of a failed call is not known, for a module of pympsd cannot be imported. */
-static void say_broken(const Slot *slot, PyObject *type, PyObject *value) {
-    static int said;
-    PyObject *name = type == NULL || said ? NULL : PyObject_GetAttrString(type, "__name__");
+/* Report once that the reason of a failed call is unknown, because a module of pympsd cannot be imported. */
+static void report_broken(const Slot *slot, PyObject *type, PyObject *value) {
+    static int has_reported;
+    PyObject *name = type == NULL || has_reported ? NULL : PyObject_GetAttrString(type, "__name__");
     if (name != NULL) {
-        said = 1;
+        has_reported = 1;
         PySys_FormatStderr("pympsd: %s: CUDA_ERROR_UNKNOWN: pympsd itself does not work here: %U: %S\n", slot->name, name,
                            value ? value : Py_None);
     }
@@ -276,7 +295,7 @@ static int result_of_error(Slot *slot) {
     int result = code == NULL ? UNKNOWN : (int)PyLong_AsLong(code);
     if (PyErr_Occurred()) {
         PyErr_Clear();
-        say_broken(slot, type, value);
+        report_broken(slot, type, value);
         result = UNKNOWN;
     }
     Py_XDECREF(code);
@@ -365,23 +384,25 @@ static PyObject *route(PyObject *module, PyObject *arguments) {
     if (original == NULL)
         return NULL;
     Slot *slot = &slots[used];
-    char *its_name = strdup(name), *its_signature = strdup(signature); /* for good, as the capsule's name must be */
-    if (its_name == NULL || its_signature == NULL) {
-        free(its_name);
-        free(its_signature);
+    char *own_name = strdup(name), *own_signature = strdup(signature); /* for good, as the capsule's name must be */
+    if (own_name == NULL || own_signature == NULL) {
+        free(own_name);
+        free(own_signature);
         return PyErr_NoMemory();
     }
-    PyObject *made = PyCapsule_New(trampoline(used), its_signature, NULL);
-    if (made == NULL)
+    PyObject *replacement = PyCapsule_New(trampoline(used), own_signature, NULL);
+    if (replacement == NULL)
         return NULL;
-    *slot = (Slot){.name = its_name, .signature = its_signature,
-                   .is_launch_by_config = strcmp(its_name, "cuLaunchKernelEx") == 0, .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed), .always_passes = (char)always_passes,
+    *slot = (Slot){.name = own_name, .signature = own_signature,
+                   .is_launch_by_config = strcmp(own_name, "cuLaunchKernelEx") == 0,
+                   .resolve = Py_NewRef(resolve), .failed = Py_NewRef(failed),
+                   .always_passes = (char)always_passes,
                    .at_end = (char)at_end};
     trampoline_originals[used] = original;
-    if (strcmp(its_name, "cuLaunchKernel") == 0)
+    if (strcmp(own_name, "cuLaunchKernel") == 0)
         launch = slot;
     used++;
-    return made;
+    return replacement;
 }
 
 static PyObject *address(PyObject *module, PyObject *capsule) {
@@ -420,15 +441,16 @@ static PyObject *end(PyObject *module, PyObject *unused) {
 static PyMethodDef methods[] = {
     {"route", route, METH_VARARGS,
      PyDoc_STR("route(name, capsule, resolve, failed, always_passes=False, at_end=0): return a capsule of a C\n"
-               "function that takes the place of a capsule's. ``resolve(name, signature)`` returns the Python function, the format of its\n"
-               "parameters, and perhaps the core that it calls after its checks, at the first call; ``failed(name, exception)`` the result for what it raises. Once the\n"
-               "interpreter ends it calls the original if ``always_passes``, else by ``at_end``: 0 returns 4 (DEINITIALIZED),\n"
-               "1 returns 0, 2 returns 0 and NULL for its first parameter.")},
+               "function that takes the place of a capsule's. ``resolve(name, signature)`` returns at the first call\n"
+               "the Python function, the format of its parameters, and perhaps the core that it calls after its\n"
+               "checks; ``failed(name, exception)`` the result for what it raises. Once the interpreter ends it calls\n"
+               "the original if ``always_passes``, else by ``at_end``: 0 returns 4 (DEINITIALIZED), 1 returns 0, 2\n"
+               "returns 0 and NULL for its first parameter.")},
     {"address", address, METH_O, PyDoc_STR("address(capsule): return the address of a capsule's function.")},
     {"signature", signature, METH_O, PyDoc_STR("signature(capsule): return the C signature of a capsule's function.")},
     {"pass_on", pass_on, METH_NOARGS, PyDoc_STR("From now on all calls go to the original functions.")},
     {"set_checked", set_checked, METH_O,
-     PyDoc_STR("Say whether the checks before a core would pass: then cores are called without them.")},
+     PyDoc_STR("Set whether the checks before a core would pass: then cores are called without them.")},
     {"end", end, METH_NOARGS, PyDoc_STR("From now on no call enters the interpreter: it is about to end.")},
     {NULL, NULL, 0, NULL},
 };
@@ -437,13 +459,13 @@ static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_entry_points", "C func
                                  methods, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__entry_points(void) {
-    void *found = dlsym(RTLD_DEFAULT, "Py_IsFinalizing"); /* public since 3.13 */
-    if (found == NULL)
-        found = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
-    if (found == NULL) {
-        PyErr_SetString(PyExc_ImportError, "this interpreter does not say whether it is ending");
+    void *symbol = dlsym(RTLD_DEFAULT, "Py_IsFinalizing"); /* public since 3.13 */
+    if (symbol == NULL)
+        symbol = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+    if (symbol == NULL) {
+        PyErr_SetString(PyExc_ImportError, "this interpreter has no function that reports whether it is ending");
         return NULL;
     }
-    memcpy(&is_finalizing, &found, sizeof found);
+    memcpy(&is_finalizing, &symbol, sizeof symbol);
     return PyModule_Create(&definition);
 }

@@ -1,10 +1,34 @@
-/* The launch cache: cuLaunchKernel for repeated launches, with the same kernel, stream, shape and types of parameters.
+/* The launch cache: cuLaunchKernel for repeated launches, without the interpreter.
  *
- * Python checks the first ones and adds them as plans: the record as it was sent, and where in it the sequence number
- * and the parameters' values lie. A call that a plan fits copies the record into the ring with new values; every other
- * call takes the slow path (pympsd_client/_objects/code/launch.py), which knows all the rules. Whatever may make a plan wrong
- * invalidates all of them (pympsd_client/_command_stream/launch_cache.py). The GIL is the only lock: from the check
- * that a plan is valid until the record is in the ring no Python code runs. */
+ * The problem. A launch is some microseconds of Python: arguments are converted and checked, the parameters
+ * are packed, and a record is put in the ring to the executor. A training step launches the same few kernels again
+ * and again, each time with the same stream, shape and types of parameters, and only the values of the parameters
+ * differ.
+ *
+ * The idea. The slow path in Python (pympsd_client/_objects/code/launch.py) has all the rules. When a launch comes for the
+ * second time it adds a plan: the record as it was sent, what a launch must have in common with it (the key), and
+ * where in the record the sequence number and the values of the parameters lie. A later call that a plan fits copies
+ * the record, writes its own values into it and puts it in the ring. Every other call takes the slow path: a miss is
+ * never wrong, only slow. So this file refuses whatever it is not sure of, and raises no error of its own about a
+ * launch.
+ *
+ *     cuLaunchKernel(f, shape, stream, parameters)
+ *         key = (f, stream, shape, types)  --hash-->  plans[slot]
+ *             no plan, or another key      -> slow path; `wants_plan` on the second miss of a key
+ *             plan: copy of the record, values, sequence number -> ring -> wake the executor if it sleeps
+ *
+ * The table is direct-mapped: two keys with the same slot evict each other, and nothing needs to be searched or aged.
+ *
+ * The invariants.
+ *   - A plan is valid only under its `epoch`. Whatever may make a plan wrong (a module unloaded, an attribute of a
+ *     function set, a stream destroyed, a context closed or faulted, a capture begun, a fork) invalidates all of them:
+ *     pympsd_client/_command_stream/launch_cache.py. A plan that was prepared before an invalidation is not added
+ *     after it.
+ *   - The GIL is the only lock. From the check that a plan is still in the table until its record is in the ring no
+ *     Python code runs: the check comes after every call that may run some (__int__ of an object, `sequence`).
+ *   - The plan's context is the current one of this thread, at every launch.
+ *   - Nothing is sent unless all values were converted: a record is built on the stack first.
+ *   - Every PULSE launches one takes the slow path, so that a loop of launches notices a fault of the device. */
 
 #include "plans.h"
 #include "values.h"
@@ -31,7 +55,7 @@ static int launcher_init(PyObject *object, PyObject *arguments, PyObject *keywor
     if (!PyArg_ParseTuple(arguments, "OOO:Launcher", &slow, &done, &threads))
         return -1;
     if (self->slow != NULL) {
-        PyErr_SetString(PyExc_TypeError, "a Launcher is made once");
+        PyErr_SetString(PyExc_TypeError, "a Launcher is initialised once");
         return -1;
     }
     self->stack = PyUnicode_InternFromString("stack");
@@ -50,12 +74,12 @@ static PyObject *launcher_invalidate(PyObject *object, PyObject *unused) {
     if (self->is_empty)
         Py_RETURN_NONE;
     self->is_empty = 1;
-    Plan *dropped[SLOTS]; /* a destructor may run Python: by then no plan can be found */
-    memcpy(dropped, self->plans, sizeof dropped);
+    Plan *old_plans[SLOTS]; /* a destructor may run Python: by then no plan can be found */
+    memcpy(old_plans, self->plans, sizeof old_plans);
     memset(self->plans, 0, sizeof self->plans);
     memset(self->seen, 0, sizeof self->seen);
     for (int slot = 0; slot < SLOTS; slot++)
-        plan_drop(dropped[slot]);
+        plan_drop(old_plans[slot]);
     Py_RETURN_NONE;
 }
 
@@ -152,9 +176,9 @@ static int pointed_into(unsigned char *record, const Plan *plan, const void *con
     return 1;
 }
 
-/* 1: the record is in the ring; 0: nothing was done. */
+/* Return 1 if the record is in the ring, 0 if nothing was done. */
 static int send_plan(Launcher *self, Plan *plan, const Call *call) {
-    unsigned char record[MOST_BYTES + 8]; /* room for a value at its end */
+    unsigned char record[MAX_BYTES + 8]; /* room for a value at its end */
     memcpy(record, plan->record, plan->length);
     if (!(call->values == NULL ? pointed_into(record, plan, call->pointers) : values_into(record, plan, call->values)))
         return 0;
@@ -162,16 +186,16 @@ static int send_plan(Launcher *self, Plan *plan, const Call *call) {
         return 0;
     if (++self->sent % PULSE == 0) {
         self->wants_pulse = 1;
-        self->misses--; /* it is none */
+        self->misses--; /* a pulse is not a miss */
         return 0;
     }
     PyObject *number = PyObject_CallNoArgs(plan->sequence);
     uint64_t sequence;
-    int counted = number != NULL && unsigned_of(number, &sequence);
+    int has_number = number != NULL && unsigned_of(number, &sequence);
     clear_ordinary();
     Py_XDECREF(number);
     /* These calls may have run Python code: is the plan still valid? */
-    if (!counted || self->plans[slot_of(key_hash(&plan->key))] != plan)
+    if (!has_number || self->plans[slot_of(key_hash(&plan->key))] != plan)
         return 0;
     memcpy(record + plan->sequence_at, &sequence, sizeof sequence);
     return writer_put(plan->writer, record, plan->length);
@@ -247,7 +271,7 @@ static PyObject *launcher_add_plan(PyObject *object, PyObject *arguments) {
     "cuLaunchKernel($self, /, f, gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes, "      \
     "hStream, kernelParams, extra)\n--\n\n"
 
-/* Pickle a Launcher's method as a name of the module that programs import. */
+/* Pickle a Launcher's method as a name in the module that programs import. */
 static PyObject *launcher_reduce(PyObject *object, PyObject *unused) {
     PyObject *importlib = PyImport_ImportModule("importlib"), *answer = NULL;
     (void)object;
@@ -263,10 +287,10 @@ static PyObject *launcher_reduce(PyObject *object, PyObject *unused) {
 
 static PyMethodDef launcher_methods[] = {
     {"cuLaunchKernel", (PyCFunction)(void (*)(void))launcher_launch, METH_FASTCALL | METH_KEYWORDS,
-     PyDoc_STR(SIGNATURE "Start a kernel and return at once; its errors are reported by later calls.\n\n"
+     PyDoc_STR(SIGNATURE "Start a kernel without waiting for it; its errors are reported by later calls.\n\n"
                "Parameters as ``(values, ctypes types)``, as an address or buffer of pointers, or through ``extra`` (an\n"
                "address). INVALID_VALUE for a shape or parameters that cannot be, LAUNCH_OUT_OF_RESOURCES for more\n"
-               "threads than the kernel was built for, INVALID_HANDLE, or the error that poisoned the context earlier.")},
+               "threads than the kernel was built for, INVALID_HANDLE, or the error that made the context unusable earlier.")},
     {"add_plan", launcher_add_plan, METH_VARARGS,
      PyDoc_STR("Add a plan; return False when all were invalidated since ``epoch``.")},
     {"__reduce__", launcher_reduce, METH_NOARGS, NULL},
@@ -279,7 +303,7 @@ static PyMemberDef launcher_members[] = {
     {"epoch", T_ULONGLONG, offsetof(Launcher, epoch), READONLY, "The number of invalidations."},
     {"misses", T_ULONGLONG, offsetof(Launcher, misses), READONLY, "The number of calls that took the slow path."},
     {"wants_pulse", T_BOOL, offsetof(Launcher, wants_pulse), READONLY,
-     PyDoc_STR("Whether the launch that is made just now is to see whether a fault was reported.")},
+     PyDoc_STR("Whether the present launch checks whether a fault was reported.")},
     {"wants_plan", T_BOOL, offsetof(Launcher, wants_plan), READONLY,
      "Whether the latest call missed for the second time."},
     {NULL, 0, 0, 0, NULL},
@@ -353,10 +377,10 @@ PyMODINIT_FUNC PyInit__launches(void) {
     if ((type = PyType_FromSpec(&writer_spec)) == NULL || PyModule_AddObjectRef(module, "Writer", type) < 0)
         goto failed;
     writer_type = (PyTypeObject *)type; /* kept for good */
-    by_pointers = Py_BuildValue("(O)", Py_Ellipsis); /* kept for good; no ctypes type is like it */
+    by_pointers = Py_BuildValue("(O)", Py_Ellipsis); /* kept for good; no ctypes type is equal to it */
     if (by_pointers == NULL || PyModule_AddObjectRef(module, "BY_POINTERS", by_pointers) < 0)
         goto failed;
-    if (PyModule_AddIntMacro(module, MOST_VALUES) < 0 || PyModule_AddIntMacro(module, MOST_BYTES) < 0)
+    if (PyModule_AddIntMacro(module, MAX_VALUES) < 0 || PyModule_AddIntMacro(module, MAX_BYTES) < 0)
         goto failed;
     if ((type = PyType_FromSpec(&launcher_spec)) == NULL || PyModule_AddObjectRef(module, "Launcher", type) < 0)
         goto failed;

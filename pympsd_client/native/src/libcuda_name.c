@@ -1,4 +1,4 @@
-/* A library without functions, with the name libcuda.so.1. Programs that only look whether there is a driver's library
+/* A library without functions, with the name libcuda.so.1. Programs that only check whether there is a driver's library
  * find it once it is loaded (pympsd_client/routing/pointers.py); they call the driver through cuda.bindings. */
 
 extern const int pympsd_has_no_driver_functions;

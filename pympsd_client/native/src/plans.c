@@ -5,17 +5,17 @@
 PyTypeObject *writer_type;
 PyObject *by_pointers;
 
-static uint64_t mixed(uint64_t hash, uint64_t more) {
+static uint64_t mix(uint64_t hash, uint64_t more) {
     hash = (hash ^ more) * 0x9E3779B97F4A7C15u;
     return hash ^ hash >> 32;
 }
 
 uint32_t key_hash(const Key *key) {
-    uint64_t hash = mixed(key->function, key->stream);
+    uint64_t hash = mix(key->function, key->stream);
     for (int index = 0; index < SIZES; index++)
-        hash = mixed(hash, key->sizes[index]);
+        hash = mix(hash, key->sizes[index]);
     for (Py_ssize_t index = 0, count = PyTuple_Size(key->types); index < count; index++)
-        hash = mixed(hash, (uintptr_t)PyTuple_GetItem(key->types, index));
+        hash = mix(hash, (uintptr_t)PyTuple_GetItem(key->types, index));
     return (uint32_t)hash | 1u;
 }
 
@@ -49,7 +49,7 @@ void plan_drop(Plan *plan) {
 
 static int plan_values(Plan *plan, PyObject *values, Py_ssize_t length) {
     plan->count = PyTuple_Size(values);
-    if (plan->count < 0 || plan->count > MOST_VALUES)
+    if (plan->count < 0 || plan->count > MAX_VALUES)
         return 0;
     for (Py_ssize_t index = 0; index < plan->count; index++) {
         unsigned int at, size = 0;
@@ -78,7 +78,7 @@ Plan *plan_new(PyObject *arguments, unsigned long long *epoch) {
         return NULL;
     }
     plan->refs = 1;
-    if (((Writer *)writer)->keeper == NULL || length < 8 || length > MOST_BYTES || sequence_at > length - 8 ||
+    if (((Writer *)writer)->keeper == NULL || length < 8 || length > MAX_BYTES || sequence_at > length - 8 ||
         !plan_values(plan, values, length)) {
         plan_drop(plan);
         if (!PyErr_Occurred())

@@ -4,7 +4,7 @@
 
 #include "writer.h"
 
-enum { SIZES = 7, MOST_VALUES = 128, MOST_BYTES = 2048 };
+enum { SIZES = 7, MAX_VALUES = 128, MAX_BYTES = 2048 };
 
 /* What the launches of one plan have in common. */
 typedef struct {
@@ -25,8 +25,8 @@ typedef struct {
     Writer *writer;
     uint32_t length, sequence_at;
     Py_ssize_t count;
-    Value values[MOST_VALUES];
-    unsigned char record[MOST_BYTES];
+    Value values[MAX_VALUES];
+    unsigned char record[MAX_BYTES];
 } Plan;
 
 /* Never 0. */

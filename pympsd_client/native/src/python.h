@@ -7,5 +7,5 @@
 #include <Python.h>
 
 #ifdef Py_GIL_DISABLED
-#error "the GIL is the only lock here: without it launches are Python's"
+#error "the GIL is the only lock here: without it launches go through Python"
 #endif

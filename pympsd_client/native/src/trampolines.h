@@ -9,14 +9,14 @@ enum { REGISTERS = 6 };
 #elif defined(__aarch64__)
 enum { REGISTERS = 8 };
 #else
-#error "made for x86-64 and aarch64, whose calling conventions it knows"
+#error "written for the calling conventions of x86-64 and aarch64"
 #endif
 
 /* `TRAMPOLINES` is a macro because the assembler counts to it, too. */
 #define TRAMPOLINES 1536
 #define PASS_ON (-2)
 #define HIDDEN __attribute__((visibility("hidden")))
-#define KEPT __attribute__((used)) /* the assembler refers to it, which the compiler does not see */
+#define KEPT __attribute__((used)) /* the assembler refers to it; the compiler does not see that */
 
 /* Return the function of a number, from 0 to TRAMPOLINES - 1. */
 HIDDEN void *trampoline(int number);

@@ -73,7 +73,7 @@ static int real_into(unsigned char *place, PyObject *number, char code) {
 int value_into(unsigned char *place, PyObject *value, char code) {
     uint64_t handle;
     if (code == 'o') {
-        /* A real number is no handle: Python says so. */
+        /* A real number is not a handle: the slow path raises the error. */
         if (value == Py_None || (PyType_GetSlot(Py_TYPE(value), Py_nb_float) != NULL && !PyIndex_Check(value)) ||
             !handle_of(value, &handle))
             return 0;

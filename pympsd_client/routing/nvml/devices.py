@@ -1,7 +1,7 @@
-"""The devices that NVML knows, from its initialization on, and how its functions read and write what C passes.
+"""The devices of NVML, from its initialization on, and access to the memory that C passes.
 
-NVML does not depend on cuInit, and a process may fork after it: until the process has called cuInit, each question
-has a connection of its own, which is closed at once.
+NVML does not depend on cuInit, and a process may fork after it: until the process has called cuInit, each call opens
+a connection of its own and closes it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from ctypes import c_uint32, memmove
 from threading import Lock
 from typing import Final
 
+from pympsd.errors import CallError
 from pympsd.process.version import API_VERSION
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.results import Result
@@ -26,7 +27,7 @@ _FLAGS: Final = 3
 _FIRST_HANDLE: Final = 0x4E56_0000
 
 
-class NvmlError(Exception):
+class NvmlError(CallError):
     """A result of NVML, and why."""
 
     def __init__(self, code: int, reason: str) -> None:
@@ -41,8 +42,8 @@ _driver_version = API_VERSION
 
 
 @contextmanager
-def connected() -> Iterator[Connection]:
-    """Enclose the use of this process's connection, or without one of a new connection."""
+def connect() -> Iterator[Connection]:
+    """Yield this process's connection, or a new one that is closed after the block."""
     if process.connection is not None:
         yield process.connection
         return
@@ -65,7 +66,7 @@ def init(flags: int = 0) -> None:
     with _changing:
         if not _users:
             try:
-                with connected() as connection:
+                with connect() as connection:
                     _devices = connection.devices
                     _driver_version = connection.driver_version
             except CudaError as error:
@@ -102,26 +103,26 @@ def number(address: int, value: int) -> None:
     c_uint32.from_address(place(address)).value = value
 
 
-def text(address: int, length: int, given: str) -> None:
-    """Write a text with its end into ``length`` bytes."""
+def text(address: int, length: int, value: str) -> None:
+    """Write a NUL-terminated text into ``length`` bytes."""
     place(address)
-    value = given.encode() + b"\0"
-    if length < len(value):
-        raise NvmlError(TOO_SMALL, f"the text takes {len(value)} bytes, not {length}")
-    memmove(address, value, len(value))
+    data = value.encode() + b"\0"
+    if length < len(data):
+        raise NvmlError(TOO_SMALL, f"the text takes {len(data)} bytes, not {length}")
+    memmove(address, data, len(data))
 
 
-def versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
-    """Write a structure behind the version that it begins with: its size, and its number from bit 24 on."""
+def write_versioned(address: int, content: bytes, version: int, padding: int = 0) -> None:
+    """Write a structure after its version: its size, with the version number from bit 24."""
     expected = (4 + padding + len(content)) | version << 24
-    given = c_uint32.from_address(place(address)).value
-    if given != expected:
-        raise NvmlError(VERSION, f"the structure's version is {expected:#x}, not {given:#x}")
+    actual = c_uint32.from_address(place(address)).value
+    if actual != expected:
+        raise NvmlError(VERSION, f"the structure's version is {expected:#x}, not {actual:#x}")
     memmove(address + 4 + padding, content, len(content))
 
 
 def devices() -> tuple[Device, ...]:
-    """Return the devices that were there at the initialization."""
+    """Return the devices that were found by the initialization."""
     return _devices
 
 
@@ -139,7 +140,7 @@ def index(handle: int) -> int:
     """Return the number of a device."""
     require()
     if not _FIRST_HANDLE <= handle < _FIRST_HANDLE + len(_devices):
-        raise NvmlError(INVALID, f"{handle:#x} is no device")
+        raise NvmlError(INVALID, f"{handle:#x} is not a device")
     return handle - _FIRST_HANDLE
 
 
@@ -149,5 +150,5 @@ def device(handle: int) -> Device:
 
 
 def facts(handle: int) -> DeviceFacts:
-    """Return what is known of a device."""
+    """Return a device's properties."""
     return device(handle).properties

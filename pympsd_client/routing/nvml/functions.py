@@ -1,4 +1,15 @@
-"""The functions of cuda.bindings.cynvml: which devices there are, and what is known of them."""
+"""The functions of cuda.bindings.cynvml: the devices that there are, and their properties.
+
+PyTorch, CuPy and cuda.core ask NVML for names, UUIDs, memory and topology before they call cuInit. They get the
+devices that the client sees: CUDA_VISIBLE_DEVICES and the limits of the server apply, and on an emulated machine the
+values are those of its description. `_FUNCTIONS` has a row for each function: what writes its result, and the format
+of its parameters (`routing.driver`). Three makers cover the plain ones: a number or a text of a device's properties,
+and a constant text. `machine` has the functions about topology and about hardware that an emulated device does not
+have.
+
+Functions that NVML has and pympsd does not return NVML_ERROR_NOT_SUPPORTED, which programs expect of many GPUs.
+Results have their own numbers (`_RESULTS`), so CudaError is translated: a lost connection is NVML_ERROR_GPU_IS_LOST.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +29,7 @@ from pympsd_client.routing import explain
 from pympsd_client.routing.nvml import devices as nvml
 from pympsd_client.routing.nvml import machine
 from pympsd_client.routing.nvml.devices import NvmlError
-from pympsd_client.routing.structures import interned
+from pympsd_client.routing.structures import intern
 
 _RESULTS: Final = {
     0: ("NVML_SUCCESS", b"Success"),
@@ -56,7 +67,7 @@ def _find(name: str | None, place: int, names: Callable[[DeviceFacts], tuple[str
     if name is None:
         raise NvmlError(nvml.INVALID, "the name is NULL")
     for index, device in enumerate(nvml.devices()):
-        if name.upper() in (one.upper() for one in names(device.properties)):
+        if name.upper() in (candidate.upper() for candidate in names(device.properties)):
             return _by_index(index, place)
     raise NvmlError(nvml.NOT_FOUND, f"no visible device is {name}")
 
@@ -87,30 +98,31 @@ def _pci_info(handle: int, place: int) -> None:
 
 def _pci_info_extended(handle: int, place: int) -> None:
     facts = nvml.facts(handle)
-    nvml.versioned(place, _PCI_EXTENDED.pack(*_pci_numbers(facts), _CLASS, _SUBCLASS, _bus_ids(facts)[0].encode()), 1)
+    data = _PCI_EXTENDED.pack(*_pci_numbers(facts), _CLASS, _SUBCLASS, _bus_ids(facts)[0].encode())
+    nvml.write_versioned(place, data, 1)
 
 
 def _pci_numbers(facts: DeviceFacts) -> tuple[int, ...]:
-    """Return domain, bus, device, and the board's device and subsystem ids, 0 where they are not known."""
+    """Return domain, bus, device, and the board's device and subsystem ids, 0 if they are unknown."""
     board = (facts.attributes.get(f"GPU_PCI_{name}_ID", 0) for name in ("DEVICE", "SUBSYSTEM"))
     return *_pci(facts)[:3], *board
 
 
 def _memory_info(handle: int, place: int) -> None:
-    """Answer as cuMemGetInfo does: total is the process's limit if there is one."""
+    """Write the memory like cuMemGetInfo: the total is the process's limit if there is one."""
     uuid = nvml.facts(handle).uuid
     nvml.place(place)
-    usable = (one for one in tuple(contexts.values()) if one.sticky_error is None)
-    own = next((one for one in usable if one.device.properties.uuid == uuid), None)
+    usable = (context for context in tuple(contexts.values()) if context.sticky_error is None)
+    own = next((context for context in usable if context.device.properties.uuid == uuid), None)
     body = _ask_memory(uuid) if own is None else own.call(operations.MEMORY_INFO)
     free, total = operations.MEMORY_INFO.answer.unpack_from(body)
-    nvml.versioned(place, _MEMORY.pack(total, 0, free, total - free), 2, padding=4)
+    nvml.write_versioned(place, _MEMORY.pack(total, 0, free, total - free), 2, padding=4)
 
 
 def _ask_memory(uuid: str) -> bytes:
-    """Return the answer of a context that is opened for it, whose own memory counts as used."""
-    with nvml.connected() as connection:
-        device = next((one for one in connection.devices if one.properties.uuid == uuid), None)
+    """Return the answer of a context that is opened for this call; its own memory counts as used."""
+    with nvml.connect() as connection:
+        device = next((candidate for candidate in connection.devices if candidate.properties.uuid == uuid), None)
         if device is None:
             raise NvmlError(nvml.LOST, f"{uuid} is not visible any more")
         opened = connection.open_context(device, 0)
@@ -132,8 +144,8 @@ def _capability(handle: int, major: int, minor: int) -> None:
 
 def _architecture(facts: DeviceFacts) -> int:
     capability = facts.compute_capability
-    known = (number for *least, number in _ARCHITECTURES if tuple(least) <= capability < (10, 0))
-    return next(known, 0xFFFF_FFFF)  # NVML_DEVICE_ARCH_UNKNOWN
+    numbers = (number for *least, number in _ARCHITECTURES if tuple(least) <= capability < (10, 0))
+    return next(numbers, 0xFFFF_FFFF)  # NVML_DEVICE_ARCH_UNKNOWN
 
 
 def _process_name(pid: int, place: int, length: int) -> None:
@@ -167,7 +179,7 @@ _FUNCTIONS: Final[dict[str, _Row]] = {
     "nvmlShutdown": (nvml.shut_down, ""),
     "nvmlSystemGetCudaDriverVersion": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
     "nvmlSystemGetCudaDriverVersion_v2": (lambda place: nvml.number(place, nvml.driver_version()), "Q"),
-    "nvmlSystemGetDriverBranch": (lambda place, length: nvml.versioned(place, _BRANCH, 1), "QI"),
+    "nvmlSystemGetDriverBranch": (lambda place, length: nvml.write_versioned(place, _BRANCH, 1), "QI"),
     "nvmlSystemGetDriverVersion": _constant(DRIVER_VERSION),
     "nvmlSystemGetNVMLVersion": _constant(f"{CUDA_VERSION // 1000}.{DRIVER_VERSION}"),
     "nvmlSystemGetProcessName": (_process_name, "IQI"),
@@ -207,7 +219,7 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     return _FUNCTIONS.get(name) or (explain.refusing(name), "")
 
 
-def failed(name: str, error: BaseException | None) -> int:
+def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised; explain it."""
     code = nvml.UNKNOWN
     if isinstance(error, NvmlError):
@@ -224,4 +236,4 @@ def failed(name: str, error: BaseException | None) -> int:
 
 def error_string(code: int) -> int:
     """Return the address of a result's text."""
-    return interned(_RESULTS.get(code, _RESULTS[nvml.UNKNOWN])[1])
+    return intern(_RESULTS.get(code, _RESULTS[nvml.UNKNOWN])[1])

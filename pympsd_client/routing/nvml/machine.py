@@ -1,7 +1,7 @@
-"""What NVML says of where a device is in the machine, and of its hardware as far as an emulated device has any.
+"""NVML's functions about a device's place in the machine, and about its hardware.
 
-It is near the CPUs and the memory of the NUMA node that it names, for they are what computes; it has no display, no
-fan, no counters, and no state to persist. For a GPU this is not known.
+An emulated device is near the CPUs and the memory of the NUMA node that it names, because the CPUs do its work. It
+has no display, no fan, no counters, and no state to persist. For a GPU most of this is unknown, and NOT_SUPPORTED.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _FIELD_BYTES, _FIELD_RESULT_AT = 40, 28
 """The size of a nvmlFieldValue_t."""
 
 
-def emulated(handle: int) -> Device:
-    """Return an emulated device; NvmlError for a GPU, which alone serves no managed memory here."""
-    found = nvml.device(handle)
-    if not found.properties.attributes.get("MANAGED_MEMORY"):
+def emulated_device(handle: int) -> Device:
+    """Return an emulated device; NvmlError for a GPU, which is recognized by its lack of managed memory."""
+    device = nvml.device(handle)
+    if not device.properties.attributes.get("MANAGED_MEMORY"):
         raise NvmlError(nvml.UNSUPPORTED, "it is known of emulated devices only")
-    return found
+    return device
 
 
 def brand(facts: DeviceFacts) -> int:
@@ -80,17 +80,17 @@ def _write(place: int, size: int, numbers: frozenset[int]) -> None:
 
 
 def near_gpus(cpu: int, count: int, places: int) -> None:
-    """Write the devices near a CPU, at most as many as there are places, and how many they are."""
-    handles = [nvml.handle_of(each.number) for each in nvml.devices()]
-    _handles(count, places, [each for each in handles if cpu in _cpus(_node(each, 0))])
+    """Write the devices near a CPU, as many as there is space for, and their number."""
+    handles = [nvml.handle_of(entry.number) for entry in nvml.devices()]
+    _handles(count, places, [entry for entry in handles if cpu in _cpus(_node(entry, 0))])
 
 
 def nearest(handle: int, level: int, count: int, places: int) -> None:
-    """Write the other devices at a level of nearness: those of an emulated machine have its node in common."""
-    own = emulated(handle).number
+    """Write the other devices at a level of nearness: all devices of an emulated machine share a node."""
+    own = emulated_device(handle).number
     if level not in _LEVELS:
         raise NvmlError(nvml.INVALID, f"there is no level {level}")
-    others = [each.number for each in nvml.devices() if each.number != own and level == _SAME_NODE]
+    others = [device.number for device in nvml.devices() if device.number != own and level == _SAME_NODE]
     _handles(count, places, [nvml.handle_of(number) for number in others])
 
 
@@ -103,7 +103,7 @@ def _handles(count: int, places: int, handles: list[int]) -> None:
 
 
 def field_values(handle: int, count: int, place: int) -> None:
-    """Write into each of ``count`` nvmlFieldValue_t that the device does not have the field."""
+    """Write NOT_SUPPORTED into each of ``count`` nvmlFieldValue_t."""
     nvml.index(handle)
     if count <= 0:
         raise NvmlError(nvml.INVALID, f"{count} fields")
@@ -113,23 +113,23 @@ def field_values(handle: int, count: int, place: int) -> None:
 
 def nothing(handle: int, place: int) -> None:
     """Write 0: an emulated device lacks it, or it is disabled."""
-    emulated(handle)
+    emulated_device(handle)
     nvml.number(place, 0)
 
 
 def minor_number(handle: int, place: int) -> None:
-    """Write a device's number on the machine; there is no file of it in /dev."""
-    nvml.number(place, emulated(handle).ordinal)
+    """Write a device's index on the machine; it has no file in /dev."""
+    nvml.number(place, emulated_device(handle).ordinal)
 
 
 def set_persistence(handle: int, mode: int) -> None:
     """Leave persistence mode disabled; NvmlError if it is to be enabled."""
-    emulated(handle)
+    emulated_device(handle)
     if mode:
         raise NvmlError(nvml.UNSUPPORTED, "an emulated device has no persistence mode")
 
 
 def event_types(handle: int, place: int) -> None:
     """Write that a device reports no events."""
-    emulated(handle)
+    emulated_device(handle)
     c_uint64.from_address(nvml.place(place)).value = 0

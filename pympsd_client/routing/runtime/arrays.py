@@ -8,7 +8,8 @@ from typing import Final
 
 from pympsd.wire.texture_object import CHANNEL_BYTES, NORMALIZED, PACKED
 from pympsd_client._arguments.array_structs import ArrayDescription
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays import array
 
 CHANNELS: Final = struct.Struct("=4ii")
@@ -26,7 +27,7 @@ _FORMATS: Final[dict[tuple[int, int], int]] = {
     (_UNSIGNED, 8): 0x01, (_UNSIGNED, 16): 0x02, (_UNSIGNED, 32): 0x03,
     (_SIGNED, 8): 0x08, (_SIGNED, 16): 0x09, (_SIGNED, 32): 0x0A,
     (_FLOAT, 16): 0x10, (_FLOAT, 32): 0x20,
-    **{(_FIRST_NORMALIZED + index, 8 * CHANNEL_BYTES[each]): each for index, each in enumerate(NORMALIZED)},
+    **{(_FIRST_NORMALIZED + index, 8 * CHANNEL_BYTES[format]): format for index, format in enumerate(NORMALIZED)},
 }  # fmt: skip
 """CUarray_format by kind and bits."""
 _KINDS: Final = {format: kind for (kind, _), format in _FORMATS.items()}
@@ -37,7 +38,7 @@ def format_of(channels: bytes) -> tuple[int, int]:
     if channels == _PACKED:
         return PACKED, 4
     *bits, kind = CHANNELS.unpack(channels)
-    count = next((index for index, each in enumerate(bits) if not each), len(bits))
+    count = next((index for index, size in enumerate(bits) if not size), len(bits))
     format = _FORMATS.get((kind, bits[0]))
     if format is None or any(bits[count:]) or len(set(bits[:count])) != 1 or count == 3:
         raise CudaError(
@@ -57,8 +58,7 @@ def channels_of(format: int, count: int) -> bytes:
 
 
 def _description(channels: int, width: int, height: int, depth: int, flags: int) -> ArrayDescription:
-    if not channels:
-        raise invalid_value("the address of the cudaChannelFormatDesc is NULL")
+    check_not_null("the cudaChannelFormatDesc", channels)
     format, count = format_of(string_at(channels, CHANNELS.size))
     return ArrayDescription(width, height, depth, format, count, flags)
 
@@ -81,13 +81,13 @@ def allocate_mipmapped(channels: int, extent: bytes, levels: int, flags: int) ->
 
 
 def free(handle: int) -> None:
-    """Free an array; 0 is nothing to free."""
+    """Free an array; 0 is ignored."""
     if handle:
         array.destroy(handle)
 
 
 def free_mipmapped(handle: int) -> None:
-    """Free a mipmapped array; 0 is nothing to free."""
+    """Free a mipmapped array; 0 is ignored."""
     if handle:
         array.destroy_mipmapped(handle)
 

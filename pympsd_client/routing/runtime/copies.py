@@ -1,4 +1,10 @@
-"""Copies (CUDA runtime API, Memory Management): their kind, or the addresses, say what is device memory."""
+"""Copies (CUDA runtime API, Memory Management).
+
+A copy's cudaMemcpyKind determines which of its sides are device memory; with cudaMemcpyDefault the addresses do.
+Host to host the copy is done here, after the stream's work. All others are copies of the driver: bytes, rows or
+slices, with arrays where the program names them. In copies with an array widths are in elements of the array, as in
+CUDA.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ from typing import Any, Final
 from pympsd_client._api.memory.arrays import address_at
 from pympsd_client._arguments.copy_structs import Memcpy3D
 from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays.array import arrays
 from pympsd_client._objects.arrays.shapes import element_bytes
 from pympsd_client._objects.process import process
@@ -23,17 +30,8 @@ _HOST, _DEVICE, _ARRAY = 1, 2, 3
 """CUmemorytype"""
 
 
-def copy(destination: int, source: int, count: int, kind: int) -> None:
-    """Copy; return when the copy is complete."""
-    _copy(destination, source, count, kind, None)
-
-
-def copy_async(destination: int, source: int, count: int, kind: int, stream: int) -> None:
-    """Copy in stream order."""
-    _copy(destination, source, count, kind, stream)
-
-
-def _copy(destination: int, source: int, count: int, kind: int, stream: int | None) -> None:
+def copy(destination: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
+    """Copy bytes: in stream order, else return when the copy is complete."""
     to_device, from_device = _sides(destination, source, kind)
     if not count:
         return
@@ -91,87 +89,82 @@ class _PeerParameters(ctypes.Structure):
     kind = _DEFAULT
 
 
-def copy_2d(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> None:
-    """Copy rows; return when the copy is complete."""
-    _submit(rows(destination, to_pitch, source, pitch, width, height, kind), None)
-
-
-def copy_2d_async(
-    destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int, stream: int
+def copy_2d(
+    destination: int,
+    to_pitch: int,
+    source: int,
+    pitch: int,
+    width: int,
+    height: int,
+    kind: int,
+    stream: int | None = None,
 ) -> None:
-    """Copy rows in stream order."""
+    """Copy rows: in stream order, else return when the copy is complete."""
     _submit(rows(destination, to_pitch, source, pitch, width, height, kind), stream)
 
 
 def rows(destination: int, to_pitch: int, source: int, pitch: int, width: int, height: int, kind: int) -> Any:
     """Return the driver's description of a copy of rows."""
     to_device, from_device = _sides(destination, source, kind)
-    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=to_pitch, srcPitch=pitch)
-    _side(made, "dst", destination, to_device)
-    _side(made, "src", source, from_device)
-    return made
+    description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=to_pitch, srcPitch=pitch)
+    _side(description, "dst", destination, to_device)
+    _side(description, "src", source, from_device)
+    return description
 
 
-def copy_3d(place: int) -> None:
-    """Copy slices of rows; return when the copy is complete."""
-    _submit(slices(place), None)
-
-
-def copy_3d_async(place: int, stream: int) -> None:
-    """Copy slices of rows in stream order."""
+def copy_3d(place: int, stream: int | None = None) -> None:
+    """Copy slices of rows: in stream order, else return when the copy is complete."""
     _submit(slices(place), stream)
 
 
 def slices(place: int) -> Any:
     """Return the driver's description of a cudaMemcpy3DParms."""
-    if not place:
-        raise invalid_value("the address of the cudaMemcpy3DParms is NULL")
+    check_not_null("the cudaMemcpy3DParms", place)
     return _slices(_Parameters.from_address(place))
 
 
 def copy_3d_peer(place: int, stream: int = 0) -> None:
     """Copy slices of rows between devices in stream order; INVALID_DEVICE."""
-    if not place:
-        raise invalid_value("the address of the cudaMemcpy3DPeerParms is NULL")
-    given: Any = _PeerParameters.from_address(place)
-    process.device(given.dstDevice)
-    process.device(given.srcDevice)
-    _submit(_slices(given), stream)
+    check_not_null("the cudaMemcpy3DPeerParms", place)
+    parameters: Any = _PeerParameters.from_address(place)
+    process.device(parameters.dstDevice)
+    process.device(parameters.srcDevice)
+    _submit(_slices(parameters), stream)
 
 
-def _slices(given: Any) -> Any:
-    to_device, from_device = _sides(given.dstPtr[0], given.srcPtr[0], given.kind)
-    width, height, depth = given.extent
-    # Where an array takes part the width is in its elements.
-    elements = [_element_bytes(handle) for handle in (given.dstArray, given.srcArray) if handle]
-    made: Any = Memcpy3D(WidthInBytes=width * (elements or [1])[0], Height=height, Depth=depth)
+def _slices(parameters: Any) -> Any:
+    to_device, from_device = _sides(parameters.dstPtr[0], parameters.srcPtr[0], parameters.kind)
+    width, height, depth = parameters.extent
+    # In a copy with an array the width is in elements of the array.
+    elements = [_element_bytes(handle) for handle in (parameters.dstArray, parameters.srcArray) if handle]
+    description: Any = Memcpy3D(WidthInBytes=width * (elements or [1])[0], Height=height, Depth=depth)
     for name, is_device_memory in (("dst", to_device), ("src", from_device)):
-        handle = getattr(given, f"{name}Array")
-        x, y, z = getattr(given, f"{name}Pos")
+        handle = getattr(parameters, f"{name}Array")
+        x, y, z = getattr(parameters, f"{name}Pos")
         if handle:
-            _array_side(made, name, handle, x * _element_bytes(handle), y, z)
+            _array_side(description, name, handle, x * _element_bytes(handle), y, z)
             continue
-        address, pitch, _, rows = getattr(given, f"{name}Ptr")
-        _side(made, name, address, is_device_memory)
-        _place(made, name, x, y, z)
-        setattr(made, f"{name}Pitch", pitch)
-        setattr(made, f"{name}Height", rows)
-    return made
+        address, pitch, _, rows = getattr(parameters, f"{name}Ptr")
+        _side(description, name, address, is_device_memory)
+        _place(description, name, x, y, z)
+        setattr(description, f"{name}Pitch", pitch)
+        setattr(description, f"{name}Height", rows)
+    return description
 
 
 def _element_bytes(handle: int) -> int:
     return element_bytes(arrays.find(handle).description)
 
 
-def _place(made: Any, name: str, x: int, y: int, z: int = 0) -> None:
+def _place(description: Any, name: str, x: int, y: int, z: int = 0) -> None:
     for field, value in zip(("XInBytes", "Y", "Z"), (x, y, z), strict=True):
-        setattr(made, name + field, value)
+        setattr(description, name + field, value)
 
 
-def _array_side(made: Any, name: str, handle: int, x: int, y: int, z: int = 0) -> None:
-    setattr(made, f"{name}MemoryType", _ARRAY)
-    setattr(made, f"{name}Array", handle)
-    _place(made, name, x, y, z)
+def _array_side(description: Any, name: str, handle: int, x: int, y: int, z: int = 0) -> None:
+    setattr(description, f"{name}MemoryType", _ARRAY)
+    setattr(description, f"{name}Array", handle)
+    _place(description, name, x, y, z)
 
 
 def rows_to_array(
@@ -186,10 +179,10 @@ def rows_to_array(
     stream: int | None = None,
 ) -> None:
     """Copy rows to an array, from byte ``x`` of row ``y`` on: in stream order, else return when it is done."""
-    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, srcPitch=pitch)
-    _array_side(made, "dst", handle, x, y)
-    _side(made, "src", source, _sides(0, source, kind)[1])
-    _submit(made, stream)
+    description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, srcPitch=pitch)
+    _array_side(description, "dst", handle, x, y)
+    _side(description, "src", source, _sides(0, source, kind)[1])
+    _submit(description, stream)
 
 
 def rows_from_array(
@@ -204,10 +197,10 @@ def rows_from_array(
     stream: int | None = None,
 ) -> None:
     """Copy rows of an array, from byte ``x`` of row ``y`` on: in stream order, else return when it is done."""
-    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=pitch)
-    _array_side(made, "src", handle, x, y)
-    _side(made, "dst", destination, _sides(destination, 0, kind)[0])
-    _submit(made, stream)
+    description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1, dstPitch=pitch)
+    _array_side(description, "src", handle, x, y)
+    _side(description, "dst", destination, _sides(destination, 0, kind)[0])
+    _submit(description, stream)
 
 
 def rows_between_arrays(
@@ -215,22 +208,22 @@ def rows_between_arrays(
 ) -> None:
     """Copy rows of an array to an array."""
     _sides(0, 0, kind)
-    made: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1)
-    _array_side(made, "dst", destination, to_x, to_y)
-    _array_side(made, "src", source, x, y)
-    _submit(made, None)
+    description: Any = Memcpy3D(WidthInBytes=width, Height=height, Depth=1)
+    _array_side(description, "dst", destination, to_x, to_y)
+    _array_side(description, "src", source, x, y)
+    _submit(description, None)
 
 
 def to_array(handle: int, x: int, y: int, source: int, count: int, kind: int, stream: int | None = None) -> None:
     """Copy bytes to an array, from byte ``x`` of row ``y`` on."""
-    _copy(_bytes_at(handle, x, y, count), source, count, kind, stream)
+    copy(_bytes_at(handle, x, y, count), source, count, kind, stream)
 
 
 def from_array(
     destination: int, handle: int, x: int, y: int, count: int, kind: int, stream: int | None = None
 ) -> None:
     """Copy bytes of an array, from byte ``x`` of row ``y`` on."""
-    _copy(destination, _bytes_at(handle, x, y, count), count, kind, stream)
+    copy(destination, _bytes_at(handle, x, y, count), count, kind, stream)
 
 
 def between_arrays(
@@ -238,23 +231,23 @@ def between_arrays(
 ) -> None:
     """Copy bytes of an array to an array."""
     to, start = _bytes_at(destination, to_x, to_y, count), _bytes_at(source, x, y, count)
-    _copy(to, start, count, kind, None)
+    copy(to, start, count, kind, None)
 
 
 def _bytes_at(handle: int, x: int, y: int, count: int) -> int:
     return address_at(handle, y * arrays.find(handle).pitch + x, count)
 
 
-def _side(made: Any, name: str, address: int, is_device_memory: bool) -> None:
-    setattr(made, f"{name}MemoryType", _DEVICE if is_device_memory else _HOST)
-    setattr(made, f"{name}Device" if is_device_memory else f"{name}Host", address)
+def _side(description: Any, name: str, address: int, is_device_memory: bool) -> None:
+    setattr(description, f"{name}MemoryType", _DEVICE if is_device_memory else _HOST)
+    setattr(description, f"{name}Device" if is_device_memory else f"{name}Host", address)
 
 
-def _submit(made: Any, stream: int | None) -> None:
+def _submit(description: Any, stream: int | None) -> None:
     if stream is None:
-        api.cuMemcpy3D(ctypes.addressof(made))
+        api.cuMemcpy3D(ctypes.addressof(description))
     else:
-        api.cuMemcpy3DAsync(ctypes.addressof(made), stream)
+        api.cuMemcpy3DAsync(ctypes.addressof(description), stream)
 
 
 def _sides(destination: int, source: int, kind: int) -> tuple[bool, bool]:

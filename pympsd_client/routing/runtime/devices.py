@@ -23,7 +23,7 @@ _retained: Final[set[int]] = set()
 
 
 def ready() -> None:
-    """Make a context current to this thread, if none is that can be used: the primary one of its device."""
+    """Make the primary context of this thread's device current, unless a usable context is current."""
     stack = this_thread.stack
     if stack and (stack[-1].active or not stack[-1].primary):
         return
@@ -68,7 +68,7 @@ def initialize(device: int, device_flags: int, flags: int) -> None:
 
 
 def reset() -> None:
-    """Free all that this thread's device holds for this process."""
+    """Free everything of this process on this thread's device."""
     process.initialize(0)
     device = current()
     _retained.discard(device)
@@ -78,8 +78,8 @@ def reset() -> None:
 def flags() -> int:
     """Return the flags of this thread's device."""
     process.initialize(0)
-    found, _ = api.cuDevicePrimaryCtxGetState(current())
-    return int(found)
+    value, _ = api.cuDevicePrimaryCtxGetState(current())
+    return int(value)
 
 
 def set_flags(flags: int) -> None:
@@ -98,7 +98,7 @@ def enable_peer_access(peer: int, flags: int) -> None:
     """Allow kernels of the current device to reach memory of a peer; INVALID_DEVICE for the device itself."""
     ready()
     if peer == current():
-        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is no peer of itself")
+        raise CudaError(Result.ERROR_INVALID_DEVICE, f"device {peer} is not a peer of itself")
     api.cuCtxEnablePeerAccess(_primary_handle(peer), flags)
 
 

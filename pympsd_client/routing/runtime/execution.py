@@ -37,8 +37,8 @@ def create_event() -> int:
 
 def context_of(handle: int) -> Context:
     """Return the context under an execution context; INVALID_CONTEXT."""
-    found = green.green_contexts.get(handle)
-    return contexts.context_of(handle) if found is None else found.context
+    green_context = green.green_contexts.get(handle)
+    return contexts.context_of(handle) if green_context is None else green_context.context
 
 
 def of_device(device: int) -> int:
@@ -60,7 +60,7 @@ def create(description: int, device: int, flags: int) -> int:
 def destroy(handle: int) -> None:
     """Destroy a green context; INVALID_VALUE for a device's own."""
     if handle not in green.green_contexts:
-        raise invalid_value(f"{handle:#x} is no green context; a device's own execution context is not destroyed")
+        raise invalid_value(f"{handle:#x} is not a green context; a device's own context cannot be destroyed")
     green.destroy(handle)
 
 
@@ -90,7 +90,7 @@ def synchronize(handle: int) -> None:
 
 
 def record_event(handle: int, event: int) -> None:
-    """Have an event stand for the work so far in all streams of an execution context."""
+    """Record an event after the present work of all streams of an execution context."""
     green.record(context_of(handle), event)
 
 

@@ -16,7 +16,7 @@ from pympsd_client.routing.explain import refusing, result_of
 from pympsd_client.routing.pointers import signatures
 from pympsd_client.routing.runtime.devices import ready
 from pympsd_client.routing.runtime.rows import EQUAL, ROWS
-from pympsd_client.routing.versions import adapted, arranged, row_of
+from pympsd_client.routing.versions import adapt, arrange, row_of
 from pympsd_client.signatures import Calling, Parameter
 
 
@@ -29,9 +29,9 @@ def resolve(name: str, signature: str) -> tuple[Callable[..., Any], str]:
     row = row_of(name, types, ROWS)
     if row is None:
         return refusing(name), ""
-    parameters = arranged(row, types)
+    parameters = arrange(row, types)
     core = getattr(import_module(f"pympsd_client.{row.module}"), row.core)
-    core = adapted(core, row.inputs, tuple(one for one in parameters if one.is_input))
+    core = adapt(core, row.inputs, tuple(parameter for parameter in parameters if parameter.is_input))
     is_early = row.calling in (Calling.ANYWHERE, Calling.BEFORE_INIT)
     return core if is_early else _ready(core), "".join(map(_code, parameters, types))
 
@@ -42,7 +42,7 @@ def _equal(name: str) -> str:
     return base if base in signatures else ""
 
 
-def failed(name: str, error: BaseException | None) -> int:
+def result_of_error(name: str, error: BaseException | None) -> int:
     """Return the result of a call that raised, which cudaGetLastError returns too."""
     return keep(result_of(name, error))
 
@@ -73,7 +73,7 @@ _last: Final = _Last()
 
 
 def keep(code: int) -> int:
-    """Keep a result for cudaGetLastError and return it; an answer that work is not complete is no error."""
+    """Keep a result for cudaGetLastError and return it; NOT_READY is an answer, not an error."""
     if code != Result.ERROR_NOT_READY:
         _last.code = code
     return code

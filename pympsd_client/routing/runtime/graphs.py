@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, Final
 
 from pympsd_client._arguments import graph_structs as structs
-from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.context import current
 from pympsd_client.routing.driver import api
 from pympsd_client.routing.runtime import execution
@@ -21,17 +21,16 @@ _COPY_HEAD_BYTES: Final = 16
 """What comes before the cudaMemcpy3DParms in a cudaMemcpyNodeParams, and the CUDA_MEMCPY3D in the driver's."""
 
 
-def add_kernel(graph: int, dependencies: int, count: int, given: int) -> int:
+def add_kernel(graph: int, dependencies: int, count: int, parameters: int) -> int:
     """Return a new node that launches a kernel."""
-    if not given:
-        raise invalid_value("the cudaKernelNodeParams is NULL")
-    made = ctypes.create_string_buffer(ctypes.string_at(given, _KERNEL_BYTES) + bytes(_EXTRA_BYTES))
-    return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(made)))
+    check_not_null("the cudaKernelNodeParams", parameters)
+    description = ctypes.create_string_buffer(ctypes.string_at(parameters, _KERNEL_BYTES) + bytes(_EXTRA_BYTES))
+    return int(api.cuGraphAddKernelNode(graph, dependencies, count, ctypes.addressof(description)))
 
 
-def add_copy(graph: int, dependencies: int, count: int, given: int) -> int:
+def add_copy(graph: int, dependencies: int, count: int, parameters: int) -> int:
     """Return a new node that copies slices of rows."""
-    return _add_copy(graph, dependencies, count, slices(given))
+    return _add_copy(graph, dependencies, count, slices(parameters))
 
 
 def add_copy_1d(
@@ -41,35 +40,34 @@ def add_copy_1d(
     return _add_copy(graph, dependencies, count, rows(destination, 0, source, 0, size, 1, kind))
 
 
-def _add_copy(graph: int, dependencies: int, count: int, made: Any) -> int:
-    address = ctypes.addressof(made)
+def _add_copy(graph: int, dependencies: int, count: int, description: Any) -> int:
+    address = ctypes.addressof(description)
     return int(api.cuGraphAddMemcpyNode(graph, dependencies, count, address, current().handle))
 
 
-def add_fill(graph: int, dependencies: int, count: int, given: int) -> int:
+def add_fill(graph: int, dependencies: int, count: int, parameters: int) -> int:
     """Return a new node that sets memory; the runtime describes it as the driver does."""
-    return int(api.cuGraphAddMemsetNode(graph, dependencies, count, given, current().handle))
+    return int(api.cuGraphAddMemsetNode(graph, dependencies, count, parameters, current().handle))
 
 
-def set_fill(executable: int, node: int, given: int) -> None:
+def set_fill(executable: int, node: int, parameters: int) -> None:
     """Change a node of an executable graph."""
-    api.cuGraphExecMemsetNodeSetParams(executable, node, given, current().handle)
+    api.cuGraphExecMemsetNodeSetParams(executable, node, parameters, current().handle)
 
 
-def add_any(graph: int, dependencies: int, data: int, count: int, given: int) -> int:
+def add_any(graph: int, dependencies: int, data: int, count: int, description: int) -> int:
     """Return a new node of the kind that is described."""
-    if not given:
-        raise invalid_value("the cudaGraphNodeParams is NULL")
-    kind, at = ctypes.c_int.from_address(given).value, given + structs.NODE_PARAMETERS_AT
+    check_not_null("the cudaGraphNodeParams", description)
+    kind, at = ctypes.c_int.from_address(description).value, description + structs.NODE_PARAMETERS_AT
     if kind == _KERNEL:
         parameters = ctypes.string_at(at, _KERNEL_BYTES)
     elif kind == _COPY:
         parameters = bytes(_COPY_HEAD_BYTES) + bytes(slices(at + _COPY_HEAD_BYTES))
     else:
-        return int(api.cuGraphAddNode(graph, dependencies, data, count, given))
-    head = ctypes.string_at(given, structs.NODE_PARAMETERS_AT)
-    made = ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
-    return int(api.cuGraphAddNode(graph, dependencies, data, count, ctypes.addressof(made)))
+        return int(api.cuGraphAddNode(graph, dependencies, data, count, description))
+    head = ctypes.string_at(description, structs.NODE_PARAMETERS_AT)
+    buffer = ctypes.create_string_buffer(head + parameters, structs.NODE_PARAMETERS_BYTES)
+    return int(api.cuGraphAddNode(graph, dependencies, data, count, ctypes.addressof(buffer)))
 
 
 def create_condition(graph: int, value: int, flags: int) -> int:

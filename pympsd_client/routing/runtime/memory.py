@@ -9,7 +9,8 @@ from typing import Final
 from pympsd.vocabulary.device_facts import ordinal_of
 from pympsd.vocabulary.results import Result
 from pympsd_client._api.memory import pointer
-from pympsd_client._arguments.errors import CudaError, invalid_value
+from pympsd_client._arguments.errors import CudaError
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.process import process
 from pympsd_client.routing.driver import api
 
@@ -55,13 +56,13 @@ def allocate_3d(extent: bytes) -> bytes:
 
 
 def free(address: int) -> None:
-    """Free device memory; 0 is nothing to free."""
+    """Free device memory; 0 is ignored."""
     if address:
         api.cuMemFree(address)
 
 
 def free_host(address: int) -> None:
-    """Free page-locked host memory; 0 is nothing to free."""
+    """Free page-locked host memory; 0 is ignored."""
     if address:
         api.cuMemFreeHost(address)
 
@@ -87,9 +88,8 @@ def fill_3d(pitched: bytes, value: int, extent: bytes, stream: int = 0) -> None:
 
 
 def pointer_attributes(place: int, address: int) -> None:
-    """Write the cudaPointerAttributes of an address; of memory that CUDA does not know its type is unregistered."""
-    if not place:
-        raise invalid_value("the address of the cudaPointerAttributes is NULL")
+    """Write the cudaPointerAttributes of an address; the type of memory that is not CUDA's is unregistered."""
+    check_not_null("the cudaPointerAttributes", place)
     try:
         kind = _attribute(_MEMORY_TYPE, address)
     except CudaError as error:

@@ -7,7 +7,7 @@ from ctypes import memmove
 from importlib import import_module
 from typing import Any, Final
 
-from pympsd_client._arguments.errors import invalid_value
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._connect.connection import Device
 from pympsd_client._objects.code.library import function_of
 from pympsd_client.routing.driver import api
@@ -83,9 +83,8 @@ _FUNCTION_FIELDS: Final = {
 
 
 def write(place: int, device: Device) -> None:
-    """Write a device's cudaDeviceProp, of which fields that no attribute gives are 0; INVALID_VALUE for NULL."""
-    if not place:
-        raise invalid_value("the address of the cudaDeviceProp is NULL")
+    """Write a device's cudaDeviceProp, fields without an attribute are 0; INVALID_VALUE for NULL."""
+    check_not_null("the cudaDeviceProp", place)
     runtime = import_module("cuda.bindings.runtime")  # not before cuda.bindings.cyruntime has been executed
     attributes = device.properties.attributes
     properties: Any = runtime.cudaDeviceProp(_ptr=place)
@@ -100,9 +99,8 @@ def write(place: int, device: Device) -> None:
 
 
 def write_function_attributes(place: int, function: int) -> None:
-    """Write the cudaFuncAttributes of a kernel, of which those that are not known are 0; INVALID_HANDLE."""
-    if not place:
-        raise invalid_value("the address of the cudaFuncAttributes is NULL")
+    """Write the cudaFuncAttributes of a kernel, unknown ones are 0; INVALID_HANDLE."""
+    check_not_null("the cudaFuncAttributes", place)
     kernel = function_of(function)
     kernel.context.usable()
     attributes: Any = import_module("cuda.bindings.runtime").cudaFuncAttributes(_ptr=place)

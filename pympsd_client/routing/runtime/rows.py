@@ -113,15 +113,15 @@ _TO_ARRAY: Final = f"{{}}(cudaArray_t dst, {_OFFSETS}, void *src, size_t count, 
 _FROM_ARRAY: Final = f"{{}}(void *dst, cudaArray_t src, {_OFFSETS}, size_t count, cudaMemcpyKind kind{{}})"
 _COPIES: Final = """
 cudaMemcpy(void *dst, void *src, size_t count, cudaMemcpyKind kind) = copy
-cudaMemcpyAsync(void *dst, void *src, size_t count, cudaMemcpyKind kind, cudaStream_t stream) = copy_async
+cudaMemcpyAsync(void *dst, void *src, size_t count, cudaMemcpyKind kind, cudaStream_t stream) = copy
 cudaMemcpyPeer(void *dst, int dstDevice, void *src, int srcDevice, size_t count) = copy_peer
 cudaMemcpyPeerAsync(void *dst, int dstDevice, void *src, int srcDevice, size_t count, cudaStream_t stream) = copy_peer
 cudaMemcpy2D(void *dst, size_t dpitch, void *src, size_t spitch, size_t width, size_t height, cudaMemcpyKind kind)
     = copy_2d
 cudaMemcpy2DAsync(void *dst, size_t dpitch, void *src, size_t spitch, size_t width, size_t height,
-    cudaMemcpyKind kind, cudaStream_t stream) = copy_2d_async
+    cudaMemcpyKind kind, cudaStream_t stream) = copy_2d
 cudaMemcpy3D(cudaMemcpy3DParms *p) = copy_3d
-cudaMemcpy3DAsync(cudaMemcpy3DParms *p, cudaStream_t stream) = copy_3d_async
+cudaMemcpy3DAsync(cudaMemcpy3DParms *p, cudaStream_t stream) = copy_3d
 cudaMemcpy3DPeer(cudaMemcpy3DPeerParms *p) = copy_3d_peer
 cudaMemcpy3DPeerAsync(cudaMemcpy3DPeerParms *p, cudaStream_t stream) = copy_3d_peer
 """

@@ -7,16 +7,16 @@ from ctypes import memmove, string_at
 from typing import Final
 
 from pympsd.wire.texture_object import Flag, Sampling
-from pympsd_client._arguments.errors import invalid_value
 from pympsd_client._arguments.texture_structs import (
     LINEAR,
     PITCHED,
     Resource,
-    packed_resource,
-    packed_sampling,
+    pack_resource,
+    pack_sampling,
     resource,
     sampling,
 )
+from pympsd_client._arguments.values import check_not_null
 from pympsd_client._objects.arrays import texture
 from pympsd_client.routing.runtime.arrays import channels_of, format_of
 
@@ -33,28 +33,26 @@ _TRILINEAR, _SEAMLESS = 0x20, 0x40
 
 
 def _resource(place: int) -> bytes:
-    if not place:
-        raise invalid_value("the address of the cudaResourceDesc is NULL")
+    check_not_null("the cudaResourceDesc", place)
     kind, at = _RESOURCE.unpack(string_at(place, _RESOURCE.size))
     if kind not in (LINEAR, PITCHED):
-        return packed_resource(Resource(kind, at, 0, 0, 0, 0, 0, 0))
+        return pack_resource(Resource(kind, at, 0, 0, 0, 0, 0, 0))
     _, _, channels, size_or_width, height, pitch = _LINEAR.unpack(string_at(place, _LINEAR.size))
     format, count = format_of(channels)
-    return packed_resource(Resource(kind, at, format, count, size_or_width, height, pitch, 0))
+    return pack_resource(Resource(kind, at, format, count, size_or_width, height, pitch, 0))
 
 
 def create(resource_place: int, place: int, view: int) -> int:
     """Return the handle of a new texture object."""
-    if not place:
-        raise invalid_value("the address of the cudaTextureDesc is NULL")
-    found = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
-    modes, (filter, mode, is_srgb), border, rest = found[:3], found[3:6], found[6:10], found[10:]
+    check_not_null("the cudaTextureDesc", place)
+    fields = _TEXTURE.unpack(string_at(place, _TEXTURE.size))
+    modes, (filter, mode, is_srgb), border, rest = fields[:3], fields[3:6], fields[6:10], fields[10:]
     is_normalized, anisotropy, level_filter, bias, least, greatest, is_exact, is_seamless = rest
     flags = (0 if mode else Flag.READ_AS_INTEGER) | (Flag.NORMALIZED_COORDINATES if is_normalized else 0)
     flags |= (Flag.SRGB if is_srgb else 0) | (_TRILINEAR if is_exact else 0) | (_SEAMLESS if is_seamless else 0)
     how = Sampling(modes, filter, flags, level_filter, bias, least, greatest, border)
     seen = string_at(view, _VIEW_BYTES) + _RESERVED if view else None
-    return texture.create_texture(_resource(resource_place), packed_sampling(how, anisotropy), seen)
+    return texture.create_texture(_resource(resource_place), pack_sampling(how, anisotropy), seen)
 
 
 def create_surface(place: int) -> int:
@@ -63,8 +61,7 @@ def create_surface(place: int) -> int:
 
 
 def _write_resource(place: int, data: bytes) -> None:
-    if not place:
-        raise invalid_value("the address of the cudaResourceDesc is NULL")
+    check_not_null("the cudaResourceDesc", place)
     of = resource(data)
     written = _RESOURCE.pack(of.type, of.place)
     if of.type in (LINEAR, PITCHED):
@@ -86,16 +83,14 @@ def write_resource_of_surface(place: int, handle: int) -> None:
 def write_view(place: int, handle: int) -> None:
     """Write the cudaResourceViewDesc of a texture object."""
     data = texture.view_of_texture(handle)
-    if not place:
-        raise invalid_value("the address of the cudaResourceViewDesc is NULL")
+    check_not_null("the cudaResourceViewDesc", place)
     memmove(place, data, _VIEW_BYTES)
 
 
 def write_description(place: int, handle: int) -> None:
     """Write the cudaTextureDesc of a texture object."""
     of, anisotropy = sampling(texture.texture_description(handle))
-    if not place:
-        raise invalid_value("the address of the cudaTextureDesc is NULL")
+    check_not_null("the cudaTextureDesc", place)
     has = [bool(of.flags & flag) for flag in (Flag.READ_AS_INTEGER, Flag.SRGB, Flag.NORMALIZED_COORDINATES)]
     data = _TEXTURE.pack(
         *of.address_modes, of.filter, not has[0], has[1], *of.border, has[2], anisotropy, of.level_filter,

@@ -1,4 +1,4 @@
-"""Does what the .pth file does, for Pythons below pympsd-run to which the folder of the packages is no site's.
+"""Do the .pth file's work if the folder of the packages is not a site directory of the Python below pympsd-run.
 
 pip's --target and --prefix put them into such a folder. pympsd-run then names this file's folder in PYTHONPATH.
 """
@@ -14,7 +14,7 @@ if os.environ.get("PYMPSD_ROUTING") == "1":
     from pympsd_client.routing.hook import install
 
     install()
-# The sitecustomize that there would be without this one comes next.
+# Next comes the sitecustomize that this one hides.
 _this = sys.modules.pop("sitecustomize")
 sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
 try:

@@ -15,7 +15,7 @@ from pympsd.service.sessions.driver.client import VendorClientSession
 from pympsd.service.sessions.driver.offer import Offer
 from pympsd.service.sessions.driver.server import VendorServerSession
 from pympsd.service.sessions.driver.tool import RefusedTool, ToolSession
-from pympsd.service.sessions.running import run_with_sender
+from pympsd.service.sessions.waiting import run_with_sender
 from pympsd.state_machine import registration
 from pympsd.state_machine.state.server import Phase
 from pympsd.takeover.state.entries import KeptFd, link_name, serial_of

@@ -23,9 +23,9 @@ from pympsd.service.sessions.driver.handoffs import STATUS, Handoffs
 from pympsd.service.sessions.driver.server_link import ServerLink
 from pympsd.service.sessions.driver.watched_clients import WatchedClients
 from pympsd.state_machine import events
-from pympsd.state_machine.instructions import ClientLimits
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
 from pympsd.vocabulary.limits import MOST_MEMORY
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
@@ -149,7 +149,8 @@ class VendorServerSession:
             self._limits_unknown = False
             count = len(self.dispatcher.state.devices)
             self._percentage, self._memory_limits = 0.0, dict.fromkeys(range(count), 0)
-        self.set_limits(limits.thread_percentage, limits.memory_limits)
+        combined = limits.combine()
+        self.set_limits(percentage_on(combined).value, in_bytes(combined.pinned_memory))
 
     def _effective(self, memory_limits: dict[int, int]) -> dict[int, int]:
         """Return limits with those that were removed: they become the device's whole memory."""

@@ -8,6 +8,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from pympsd.errors import DeviceError
+
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
 """The least that the driver maps (measured: the granularity of cuMemCreate on an H200)."""
@@ -15,7 +17,7 @@ REGISTERED_BYTES: Final = 16 << 20
 """Host memory is registered in parts that end at multiples of this: registering one blocks all launches (7 ms)."""
 
 
-class NoRange(Exception):
+class NoRange(DeviceError):
     """No free range is long enough."""
 
 

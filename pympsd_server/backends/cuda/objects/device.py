@@ -127,11 +127,11 @@ class CudaDevice(AccountedDevice):
         )
         self._exited_mappings = DeferredRelease(cleanup, self.is_quiet, MAX_SHARED_BYTES)
         if (calls := native_calls(driver, properties.attributes)) is not None:
-            self.native = CudaNativeAccess(calls, lambda code: driver.failed(code, "a launch or a wait"))
+            self.native = CudaNativeAccess(calls, lambda code: driver.handle_failure(code, "a launch or a wait"))
         # The memory of the context itself counts as taken, and that of other users' executors and other programs.
-        self.budget = DeviceBudget(properties.memory_bytes, self._used_in_all)
+        self.budget = DeviceBudget(properties.memory_bytes, self._measure_used)
 
-    def _used_in_all(self) -> int:
+    def _measure_used(self) -> int:
         free, total = self._driver.call(cu.cuMemGetInfo)
         return int(total) - int(free)
 
@@ -160,10 +160,10 @@ class CudaDevice(AccountedDevice):
     @property
     def context_traces(self) -> Sequence[ContextTrace]:
         """The multiprocessors of the contexts; the number of blocks resident on them cannot be seen."""
-        each = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
+        max_blocks = self.properties.attributes["MAX_BLOCKS_PER_MULTIPROCESSOR"]
         with self._lock:
             return [
-                ContextTrace(context.id, ids, len(ids) * each, 0)
+                ContextTrace(context.id, ids, len(ids) * max_blocks, 0)
                 for context in self._contexts
                 for ids in (context.partition.multiprocessors,)
             ]
@@ -266,7 +266,7 @@ class CudaDevice(AccountedDevice):
                 del self._clients[key]
                 client.mappings.release_later()
         self._partitions.give(context.partition)
-        self.budget.changed()
+        self.budget.report_change()
 
     def is_quiet(self) -> bool:
         """Whether no work of any context runs."""

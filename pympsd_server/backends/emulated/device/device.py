@@ -167,7 +167,7 @@ class EmulatedDevice(AccountedDevice):
             self._trace.raise_to("resident_blocks_high_water", context.placement.high_water)
             self._spaces.leave(self._contexts.pop(context))
             self._multiprocessors.give(context.placement.sm_ids)
-        self.budget.changed()
+        self.budget.report_change()
 
     def close(self) -> None:
         """Destroy every context and end the compute thread."""

@@ -209,12 +209,15 @@ class EmulatedMemory:
 
 @frozen(eq=False)
 class _Mapping:
+    """Storage that one context has mapped at an address."""
+
     start: int
     storage: Storage
     owner: object
 
     @property
     def end(self) -> int:
+        """The first address after it."""
         return self.start + self.storage.size
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from pympsd.channel.mapping import NORESERVE, map_again, map_file_over, map_nothing
 from pympsd.channel.sealed_file import make_sealed, open_sealed
+from pympsd.errors import DeviceError
 from pympsd.vocabulary.device_facts import MAPPED_OFFSET, WINDOW_BITS
 from pympsd_server.backends.emulated.memory.peer_windows import (
     FILE_NAME,
@@ -29,7 +30,7 @@ from pympsd_server.backends.virtual_memory import File
 _PAGE: Final = mmap.PAGESIZE
 
 
-class ReserveRefused(OSError):
+class ReserveRefused(DeviceError, OSError):
     """The host refused to reserve the address range."""
 
 

@@ -30,6 +30,7 @@ from attrs import define, field
 from pympsd_server.backends.emulated.ptx.execution.batch import Batch, blocks_per_batch
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.loading.program import Kernel
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import LaunchSetup
 from pympsd_server.backends.emulated.scheduling.placement import BlockSize, ResidentBlocks
 from pympsd_server.backends.emulated.scheduling.work_item import WorkItem
 from pympsd_server.backends.interface import Launch
@@ -64,7 +65,11 @@ class KernelRun(WorkItem):
     def __attrs_post_init__(self) -> None:
         self.what = self._kernel.name
         self._together = prod(self._cluster)
-        self._blocks = prod(self._launch.grid)
+        launch = self._launch
+        self._blocks = prod(launch.grid)
+        self._setup = LaunchSetup(
+            launch.grid, launch.block, bytes(launch.parameters), launch.shared_bytes, self._workspace, self._cluster
+        )
 
     @property
     def begun(self) -> bool:
@@ -130,19 +135,7 @@ class KernelRun(WorkItem):
         placed = self.owner.placement.place(self._size, count)
         blocks = len(placed.sm_of_block)
         if blocks:
-            launch = self._launch
-            batch = Batch(
-                self._loaded,
-                self._kernel.name,
-                launch.grid,
-                launch.block,
-                launch.parameters,
-                launch.shared_bytes,
-                self._begun,
-                placed.sm_of_block,
-                self._workspace,
-                self._cluster,
-            )
+            batch = Batch(self._loaded, self._kernel.name, self._setup, self._begun, placed.sm_of_block)
             self._residents.append(_Resident(batch, placed))
             owner, name = self.owner, self._kernel.name
             owner.trace.add_batch(owner.id, name, self._begun, blocks, owner.queue.level)

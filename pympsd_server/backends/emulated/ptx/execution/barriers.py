@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from attrs import define
 
 from pympsd_server.backends.emulated.ptx.execution.thread_groups import Group, part_of, pick_registers
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS, CLUSTER_BARRIER, WARP
+from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _NOT_WAITING = -1
 
@@ -56,6 +52,9 @@ class Barriers:
         self._expected[cta, numbers] = spread(count, threads.count)[first]
 
     def wait(self, waiting: Waiting, count: Value | None) -> None:
+        """Add threads that have arrived and wait. `count`: the threads that the barrier waits for, None for
+        all of the block.
+        """
         threads = waiting.threads
         ids = threads.indices()
         self._at[ids] = waiting.number

@@ -46,7 +46,7 @@ from pympsd_server.backends.emulated.ptx.isa.machine import BARRIERS
 from pympsd_server.backends.emulated.ptx.loading.linking import LoadedModule
 from pympsd_server.backends.emulated.ptx.lowering.block_plans import BlockPlan
 from pympsd_server.backends.emulated.ptx.lowering.control_flow import EXIT
-from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState, CancelFlag, LaunchSetup
 from pympsd_server.backends.emulated.ptx.runtime.printing import report_assertion
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 from pympsd_server.backends.emulated.ptx.runtime.warp import all_arrived
@@ -70,28 +70,15 @@ def blocks_per_batch(threads_per_block: int, local_bytes: int = 0, *, together: 
 class Batch:
     """`len(sm_of_block)` whole CTAs of one launch, from CTA number `first_block` (x fastest).
 
-    `parameters` is the flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER), `dynamic_shared` in bytes,
-    `sm_of_block` what each CTA reads as %smid, `workspace` the address that %envreg1 and %envreg2 make up.
-    Raises ValueError for too few parameter bytes.
+    `sm_of_block` is what each CTA reads as %smid. Raises ValueError for too few parameter bytes.
     """
 
     def __init__(
-        self,
-        module: LoadedModule,
-        kernel_name: str,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        parameters: bytes,
-        dynamic_shared: int,
-        first_block: int,
-        sm_of_block: Array,
-        workspace: int = 0,
-        cluster: tuple[int, int, int] | None = None,
+        self, module: LoadedModule, kernel_name: str, setup: LaunchSetup, first_block: int, sm_of_block: Array
     ) -> None:
-        """``cluster``: None, what the kernel was compiled for."""
         kernel = module.program.kernels[kernel_name]
-        if len(parameters) < kernel.parameter_bytes:
-            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(parameters)}")
+        if len(setup.parameters) < kernel.parameter_bytes:
+            raise ValueError(f"{kernel_name} takes {kernel.parameter_bytes} bytes, not {len(setup.parameters)}")
         self.kernel = kernel
         self._plans = kernel.translation.plans
         self._functions = module.functions(kernel_name)
@@ -99,16 +86,11 @@ class Batch:
             module.space,
             module.multiprocessors,
             module.facilities,
-            grid,
-            block,
-            bytes(parameters),
+            setup,
             kernel.shared_bytes,
-            dynamic_shared,
             kernel.local_bytes,
             first_block,
             sm_of_block,
-            workspace,
-            cluster or kernel.cluster,
         )
         # Made when first needed: in most kernels all threads reach a barrier together.
         self._barriers: Barriers | None = None
@@ -123,6 +105,7 @@ class Batch:
 
     @property
     def finished(self) -> bool:
+        """Whether all threads have exited."""
         return not (self._run or self._parked or self._has_waiting() or self._state.asleep)
 
     def step(self, quantum_seconds: float, cancel: CancelFlag) -> bool:

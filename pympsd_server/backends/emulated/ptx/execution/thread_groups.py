@@ -24,6 +24,7 @@ def part_of(threads: Threads, registers: tuple[Value, ...], chosen: Array) -> Gr
 
 
 def pick_registers(registers: tuple[Value, ...], chosen: Array) -> tuple[Value, ...]:
+    """Return the registers of only some of the threads (`chosen` are positions); shared values stay shared."""
     return tuple(v if v.ndim == 0 else v.take(chosen) for v in registers)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pympsd.errors import DeviceError, InputError
+
 OUT_OF_MEMORY = 2
 ILLEGAL_ADDRESS = 700
 LAUNCH_TIMEOUT = 702
@@ -12,7 +14,7 @@ INVALID_PC = 718
 LAUNCH_FAILED = 719
 
 
-class DeviceFault(Exception):
+class DeviceFault(DeviceError):
     """A kernel (or a copy) did what a GPU would fault on. `code` is the CUresult integer."""
 
     code = LAUNCH_FAILED
@@ -79,11 +81,11 @@ class Cancelled(Exception):
     """The cancel flag was set while a kernel ran."""
 
 
-class NotPtx(ValueError):
+class NotPtx(InputError, ValueError):
     """The image is a cubin, a fatbin or not text: nothing this device can execute."""
 
 
-class InvalidPtx(ValueError):
+class InvalidPtx(InputError, ValueError):
     """PTX with a syntax error, or using something the emulated GPU does not support.
 
     `line` is the one-based line of the image, or None if no single line is to blame.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -12,10 +12,8 @@ from pympsd_server.backends.emulated.ptx.math.conversion import float_from_bfloa
 from pympsd_server.backends.emulated.ptx.math.floats import fma64
 from pympsd_server.backends.emulated.ptx.math.small_floats import half_from_small
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 STORED: Final = {
     kind: np.dtype(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -10,13 +10,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Fragment, Shape, fragment_of
 from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, pack
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import elements, load, store
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
 from pympsd_server.backends.emulated.ptx.runtime.warp import shuffle
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 _WORD: Final = np.dtype("u4")
 _HALF: Final = np.dtype("u2")

@@ -6,7 +6,7 @@ After the PTX ISA, "Asynchronous Warpgroup Level Matrix Shared Memory Layout". T
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -16,12 +16,9 @@ from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, LaunchFa
 from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
 from pympsd_server.backends.emulated.ptx.matrices.fragments import Shape, fragment_of
 from pympsd_server.backends.emulated.ptx.matrices.multiply import STORED, gather, numbers, round_sums, scatter
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, frame_elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 _CHUNK: Final = 16
 _ROW_CHUNKS: Final = np.array([1, 8, 4, 2])

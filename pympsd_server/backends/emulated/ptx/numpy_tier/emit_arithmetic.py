@@ -35,7 +35,7 @@ def _pairs(writer: Writer, operation: Operation) -> None:
     """Write add, min or max of two packed 16-bit integers."""
     if operation.has("cc") or operation.has("sat") or operation.name == "sub":
         raise writer.refuse()
-    names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.operands[1:]]
+    names = [writer.keep(f"{writer.value(x, U32)}.view(d_u4)") for x in operation.inputs]
     halves = []
     for part in ("low_half", "high_half"):
         a, b = (writer.keep(f"{part}({n}).view({dtype_name(_PAIRS[operation.type])})") for n in names)
@@ -59,7 +59,7 @@ def _add(writer: Writer, operation: Operation) -> None:
     if operation.type in _PAIRS:
         return _pairs(writer, operation)
     dtype = dtype_of(writer, operation)
-    a, b = writer.values(operation.operands[1:], dtype)
+    a, b = writer.values(operation.inputs, dtype)
     if operation.has("sat"):
         if dtype != S32:
             raise writer.refuse("modifier .sat")
@@ -77,7 +77,7 @@ def _add_with_carry(writer: Writer, operation: Operation) -> None:
 
 def _carry_add(writer: Writer, operation: Operation) -> None:
     dtype = unsigned_of(dtype_of(writer, operation))
-    a, b = writer.values(operation.operands[1:], dtype)
+    a, b = writer.values(operation.inputs, dtype)
     _carry_chain(writer, operation, a, b, operation.name.startswith("sub"))
 
 
@@ -137,7 +137,7 @@ def _multiply_add(writer: Writer, operation: Operation) -> None:
     if operation.has("cc"):
         return _carry_multiply(writer, operation)
     product, dtype = _product(writer, operation)
-    c = writer.value(operation.operands[3], dtype)
+    c = writer.input(3, dtype)
     # mad.hi.sat.s32 is accepted, but wraps: so does the hardware (recorded on an H200), contrary to the ISA.
     if operation.has("sat") and (dtype != S32 or not operation.has("hi")):
         raise writer.refuse("modifier .sat")
@@ -157,7 +157,7 @@ def _carry_multiply(writer: Writer, operation: Operation) -> None:
     plain = unsigned_of(dtype)
     if plain != dtype:
         name = writer.keep(f"{name}.view({dtype_name(plain)})")
-    _carry_chain(writer, operation, writer.value(operation.operands[3], plain), name, subtract=False)
+    _carry_chain(writer, operation, writer.input(3, plain), name, subtract=False)
 
 
 @emits("mul24 mad24", (3, 4), "lo hi sat", ("u32", "s32"))
@@ -169,7 +169,7 @@ def _multiply_24(writer: Writer, operation: Operation) -> None:
         raise writer.refuse_count()
     if operation.name == "mul24":
         return writer.set_result(product, dtype)
-    c = writer.value(operation.operands[3], dtype)
+    c = writer.input(3, dtype)
     total = f"add_saturating({product}, {c})" if operation.has("sat") else f"{product} + {c}"
     return writer.set_result(total, dtype)
 
@@ -179,7 +179,7 @@ def _divide(writer: Writer, operation: Operation) -> None:
     if is_float(operation):
         return emit_float(writer, operation)
     dtype = dtype_of(writer, operation)
-    a, b = writer.values(operation.operands[1:], dtype)
+    a, b = writer.values(operation.inputs, dtype)
     return writer.set_result(f"{'divide' if operation.name == 'div' else 'remainder'}({a}, {b})", dtype)
 
 
@@ -193,7 +193,7 @@ def _extreme(writer: Writer, operation: Operation) -> None:
     if operation.type in _PAIRS:
         return _pairs(writer, operation)
     dtype = dtype_of(writer, operation)
-    a, b = writer.values(operation.operands[1:], dtype)
+    a, b = writer.values(operation.inputs, dtype)
     result = f"np.{operation.name}imum({a}, {b})"
     return writer.set_result(f"np.maximum({result}, {writer.scalar(0, dtype)})" if relu else result, dtype)
 
@@ -204,19 +204,19 @@ def _sign(writer: Writer, operation: Operation) -> None:
         return emit_float(writer, operation)
     dtype = dtype_of(writer, operation)
     function = "np.absolute" if operation.name == "abs" else "np.negative"
-    return writer.set_result(f"{function}({writer.value(operation.operands[1], dtype)})", dtype)
+    return writer.set_result(f"{function}({writer.input(1, dtype)})", dtype)
 
 
 @emits("sad", 4, "", INTEGERS)
 def _sum_of_differences(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    a, b, c = writer.values(operation.operands[1:], dtype)
+    a, b, c = writer.values(operation.inputs, dtype)
     writer.set_result(f"{c} + absolute_difference({a}, {b})", dtype)
 
 
 @emits("dp4a dp2a", 4, "lo hi", ("u32", "s32"))
 def _dot(writer: Writer, operation: Operation) -> None:
-    a, b, c = writer.values(operation.operands[1:], U32)
+    a, b, c = writer.values(operation.inputs, U32)
     signs = ", ".join(str(t == "s32") for t in operation.types)
     if len(operation.types) != 2 or (operation.name == "dp2a") != bool(operation.modifiers):
         raise writer.refuse()

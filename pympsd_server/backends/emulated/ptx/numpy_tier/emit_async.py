@@ -30,17 +30,17 @@ def _space(operation: Operation) -> str:
 def _barrier(writer: Writer, operation: Operation) -> None:
     action = operation.modifiers[0] if operation.modifiers else ""
     if action == "pending_count" and len(operation.operands) == 2:
-        return writer.set_result(f"pending_count({writer.value(operation.operands[1], U64)})", U32)
+        return writer.set_result(f"pending_count({writer.input(1, U64)})", U32)
     if action in ("test_wait", "try_wait"):
         return _test_wait(writer, operation)
     if action == "init" and len(operation.operands) == 2:
-        value = writer.keep(f"initial_barrier({writer.value(operation.operands[1], U32)})")
+        value = writer.keep(f"initial_barrier({writer.input(1, U32)})")
         return writer.store(_space(operation), writer.address_of(operation.operands[0]), U64, 8, [value])
     if action == "inval" and len(operation.operands) == 1:
         writer.load(_space(operation), writer.address_of(operation.operands[0]), U64, 8)
         return None
     if action in ("expect_tx", "complete_tx") and len(operation.operands) == 2:
-        count = writer.value(operation.operands[1], U32)
+        count = writer.input(1, U32)
         sign = "-" if action == "complete_tx" else ""
         change = f"arrival({writer.scalar(0, U32)}, {sign}{count}.astype(d_i8))"
         return change_barrier(writer, Sink(), _space(operation), writer.address_of(operation.operands[0]), change)
@@ -78,9 +78,9 @@ def _test_wait(writer: Writer, operation: Operation) -> None:
         raise writer.refuse_count()
     barrier = writer.load(_space(operation), writer.address_of(operation.operands[1]), U64, 8)
     if operation.has("parity"):
-        result = f"parity_has_ended({barrier}, {writer.value(operation.operands[2], U32)})"
+        result = f"parity_has_ended({barrier}, {writer.input(2, U32)})"
     else:
-        result = f"phase_has_ended({barrier}, {writer.value(operation.operands[2], U64)})"
+        result = f"phase_has_ended({barrier}, {writer.input(2, U64)})"
     writer.set_result(result, BOOL)
 
 
@@ -160,9 +160,9 @@ def _copy_bulk(writer: Writer, operation: Operation) -> None:
     ):
         raise writer.refuse_count()
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
-    count = writer.value(operation.operands[2], U32)
+    count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
-    mask = writer.value(operation.operands[4], U16) if operation.has(MULTICAST) else "None"
+    mask = writer.input(4, U16) if operation.has(MULTICAST) else "None"
     writer.run(f"copy_bulk(B, T, {kinds!r}, {target}, {source}, {count}, {barrier}, {mask}, {writer.guard})")
 
 
@@ -200,10 +200,7 @@ _REDUCED_TYPES = tuple({name for types in _REDUCED.values() for name in types})
 
 
 @emits(
-    "cp.reduce.async.bulk",
-    (3, 4),
-    f"{_SPACES} {BYTES_COMPLETE} bulk_group {REDUCTIONS} noftz {HINT}",
-    _REDUCED_TYPES,
+    "cp.reduce.async.bulk", (3, 4), f"{_SPACES} {BYTES_COMPLETE} bulk_group {REDUCTIONS} noftz {HINT}", _REDUCED_TYPES
 )
 def _reduce_bulk(writer: Writer, operation: Operation) -> None:
     """Shared memory to global memory in a bulk group, or to shared memory with an mbarrier."""
@@ -220,7 +217,7 @@ def _reduce_bulk(writer: Writer, operation: Operation) -> None:
     if len(operation.operands) != 3 + operation.has(BYTES_COMPLETE) + operation.has(HINT):
         raise writer.refuse_count()
     target, source = (writer.address_of(operand) for operand in operation.operands[:2])
-    count = writer.value(operation.operands[2], U32)
+    count = writer.input(2, U32)
     barrier = writer.address_of(operation.operands[3]) if operation.has(BYTES_COMPLETE) else "None"
     name, dtype = (
         f"{function}_bf16" if operation.type == "bf16" else function,
@@ -255,17 +252,12 @@ def _store_async(writer: Writer, operation: Operation) -> None:
     _complete(writer, operation.operands[2], size)
 
 
-@emits(
-    "red.async",
-    3,
-    f"relaxed cluster shared::cluster {BYTES_COMPLETE} {REDUCTIONS}",
-    ("u32", "s32", "u64", "b32"),
-)
+@emits("red.async", 3, f"relaxed cluster shared::cluster {BYTES_COMPLETE} {REDUCTIONS}", ("u32", "s32", "u64", "b32"))
 def _reduce_one(writer: Writer, operation: Operation) -> None:
     """A reduction in shared memory of the cluster, which completes its bytes at an mbarrier."""
     function, dtype = operation.one_of(*REDUCTIONS.split()), DTYPES[operation.type]
     if not operation.has(BYTES_COMPLETE) or operation.type not in _REDUCED_SHARED.get(function, ()):
         raise writer.refuse()
-    address, value = writer.address_of(operation.operands[0]), writer.value(operation.operands[1], dtype)
+    address, value = writer.address_of(operation.operands[0]), writer.input(1, dtype)
     writer.atomic("shared", function, address, dtype, dtype.itemsize, [value], used=False)
     _complete(writer, operation.operands[2], dtype.itemsize)

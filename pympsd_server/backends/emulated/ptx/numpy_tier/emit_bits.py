@@ -15,14 +15,14 @@ _WORDS = ("u32", "s32", "u64", "s64")
 @emits("and or xor", 3, "", (*BITS, "pred"))
 def _logic(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    a, b = writer.values(operation.operands[1:], dtype)
+    a, b = writer.values(operation.inputs, dtype)
     writer.set_result(f"{a} {_SIGNS[operation.name]} {b}", dtype)
 
 
 @emits("not cnot", 2, "", (*BITS, "pred"))
 def _not(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    a = writer.value(operation.operands[1], dtype)
+    a = writer.input(1, dtype)
     if operation.name == "not":
         return writer.set_result(f"~{a}", dtype)
     if dtype == BOOL:
@@ -33,7 +33,7 @@ def _not(writer: Writer, operation: Operation) -> None:
 @emits("shl shr", 3, "", (*BITS, *INTEGERS))
 def _shift(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    a, amount = writer.value(operation.operands[1], dtype), operation.operands[2]
+    a, amount = writer.input(1, dtype), operation.operands[2]
     width = dtype.itemsize * 8
     if isinstance(amount, Immediate) and 0 <= amount.value < width:
         sign = "<<" if operation.name == "shl" else ">>"
@@ -46,7 +46,7 @@ def _shift(writer: Writer, operation: Operation) -> None:
 def _funnel(writer: Writer, operation: Operation) -> None:
     if operation.has("l") == operation.has("r") or operation.has("wrap") == operation.has("clamp"):
         raise writer.refuse()
-    a, b, c = writer.values(operation.operands[1:], U32)
+    a, b, c = writer.values(operation.inputs, U32)
     writer.set_result(f"funnel_shift({a}, {b}, {c}, {operation.has('l')}, {operation.has('wrap')})", U32)
 
 
@@ -63,7 +63,7 @@ def _lookup(writer: Writer, operation: Operation) -> None:
     result = _lookup_expression(table.value & 255, a, b, c, writer)
     if not operation.modifiers:
         return writer.set_result(result, U32)
-    name, other = writer.keep(result), writer.value(operation.operands[5], BOOL)
+    name, other = writer.keep(result), writer.input(5, BOOL)
     sign = "|" if operation.has("or") else "&"
     return writer.assign_both(operation.operands[0], name, U32, writer.keep(f"({name} != 0) {sign} {other}"))
 
@@ -97,7 +97,7 @@ def _lookup_expression(table: int, a: str, b: str, c: str, writer: Writer) -> st
 
 @emits("prmt", 4, "f4e b4e rc8 ecl ecr rc16", ("b32",))
 def _permute(writer: Writer, operation: Operation) -> None:
-    a, b, c = writer.values(operation.operands[1:], U32)
+    a, b, c = writer.values(operation.inputs, U32)
     if operation.modifiers:
         return writer.set_result(f"permute_mode({a}, {b}, {c}, {operation.modifiers[0]!r})", U32)
     return writer.set_result(f"permute({a}, {b}, {c})", U32)
@@ -106,18 +106,18 @@ def _permute(writer: Writer, operation: Operation) -> None:
 @emits("popc clz", 2, "", ("b32", "b64"))
 def _count(writer: Writer, operation: Operation) -> None:
     function = "population" if operation.name == "popc" else "leading_zeros"
-    writer.set_result(f"{function}({writer.value(operation.operands[1], dtype_of(writer, operation))})", U32)
+    writer.set_result(f"{function}({writer.input(1, dtype_of(writer, operation))})", U32)
 
 
 @emits("brev", 2, "", ("b32", "b64"))
 def _reverse(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    writer.set_result(f"reverse({writer.value(operation.operands[1], dtype)})", dtype)
+    writer.set_result(f"reverse({writer.input(1, dtype)})", dtype)
 
 
 @emits("bfind", 2, "shiftamt", _WORDS)
 def _find(writer: Writer, operation: Operation) -> None:
-    a = writer.value(operation.operands[1], dtype_of(writer, operation))
+    a = writer.input(1, dtype_of(writer, operation))
     writer.set_result(f"find_highest({a}, {operation.has('shiftamt')})", U32)
 
 
@@ -125,7 +125,7 @@ def _find(writer: Writer, operation: Operation) -> None:
 def _extract(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
     position, length = writer.values(operation.operands[2:], U32)
-    writer.set_result(f"extract({writer.value(operation.operands[1], dtype)}, {position}, {length})", dtype)
+    writer.set_result(f"extract({writer.input(1, dtype)}, {position}, {length})", dtype)
 
 
 @emits("bfi", 5, "", ("b32", "b64"))
@@ -138,18 +138,18 @@ def _insert(writer: Writer, operation: Operation) -> None:
 
 @emits("bmsk", 3, "clamp wrap", ("b32",))
 def _mask(writer: Writer, operation: Operation) -> None:
-    a, b = writer.values(operation.operands[1:], U32)
+    a, b = writer.values(operation.inputs, U32)
     writer.set_result(f"field_mask({a}, {b}, {operation.has('wrap')})", U32)
 
 
 @emits("szext", 3, "clamp wrap", ("u32", "s32"))
 def _extend(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    value, length = writer.value(operation.operands[1], dtype), writer.value(operation.operands[2], U32)
+    value, length = writer.input(1, dtype), writer.input(2, U32)
     writer.set_result(f"extend({value}, {length}, {operation.has('wrap')})", dtype)
 
 
 @emits("fns", 4, "", ("b32",))
 def _nth(writer: Writer, operation: Operation) -> None:
     mask, base = writer.values(operation.operands[1:3], U32)
-    writer.set_result(f"find_nth_set({mask}, {base}, {writer.value(operation.operands[3], S32)})", U32)
+    writer.set_result(f"find_nth_set({mask}, {base}, {writer.input(3, S32)})", U32)

@@ -67,7 +67,7 @@ def _combine_and_assign(
     combine = operation.one_of(*_COMBINES)
     if bool(combine) != (len(operation.operands) == 4):
         raise writer.refuse_count()
-    other = writer.value(operation.operands[3], BOOL) if combine else ""
+    other = writer.input(3, BOOL) if combine else ""
     # All results are computed before one is assigned: a target may be an operand too.
     done = [(t, writer.keep(f"{r} {_COMBINES[combine]} {other}") if combine else r) for t, r in results if r]
     for target, result in done:
@@ -110,7 +110,7 @@ def _set(writer: Writer, operation: Operation) -> None:
     if bool(combine) != (len(operation.operands) == 4):
         raise writer.refuse_count()
     if combine:
-        result = writer.keep(f"{result} {_COMBINES[combine]} {writer.value(operation.operands[3], BOOL)}")
+        result = writer.keep(f"{result} {_COMBINES[combine]} {writer.input(3, BOOL)}")
     dtype = DTYPES[operation.types[0]]
     if operation.types[0] == "bf16":
         true = writer.scalar(0x3F80, U16)
@@ -138,7 +138,7 @@ def _set_packed(writer: Writer, operation: Operation) -> None:
 def _select(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
     a, b = writer.values(operation.operands[1:3], dtype)
-    writer.set_result(f"select({writer.value(operation.operands[3], BOOL)}, {a}, {b})", dtype)
+    writer.set_result(f"select({writer.input(3, BOOL)}, {a}, {b})", dtype)
 
 
 @emits("slct", 4, "ftz", ANY)
@@ -147,7 +147,7 @@ def _select_by_sign(writer: Writer, operation: Operation) -> None:
         raise writer.refuse()
     dtype, by = DTYPES[operation.types[0]], DTYPES[operation.types[1]]
     a, b = writer.values(operation.operands[1:3], dtype)
-    c = writer.value(operation.operands[3], by)
+    c = writer.input(3, by)
     if operation.has("ftz"):
         c = writer.keep(f"flush({c})")
     writer.set_result(f"select({c} >= {writer.scalar(0, by)}, {a}, {b})", dtype)

@@ -94,7 +94,7 @@ def _convert_address(writer: Writer, operation: Operation) -> None:
     if operation.type != "u64" or not space:
         raise writer.refuse()
     window = writer.scalar(WINDOWS.get(space, 0), U64)
-    value = writer.value(operation.operands[1], U64)
+    value = writer.input(1, U64)
     if space in WINDOWS:
         value = f"{value} {'-' if operation.has('to') else '+'} {window}"
     writer.set_result(value, U64)
@@ -103,7 +103,7 @@ def _convert_address(writer: Writer, operation: Operation) -> None:
 @emits("isspacep", 2, " ".join(_WINDOWS), ())
 def _is_space(writer: Writer, operation: Operation) -> None:
     space = _WINDOWS.get(operation.one_of(*_WINDOWS), "")
-    value = writer.keep(f"{writer.value(operation.operands[1], U64)} >> {writer.scalar(40, U64)}")
+    value = writer.keep(f"{writer.input(1, U64)} >> {writer.scalar(40, U64)}")
     if space == "const" or not space:
         raise writer.refuse()
     if space == "global":
@@ -132,9 +132,7 @@ def _convert(writer: Writer, operation: Operation) -> None:
         return _convert_pair(writer, operation, target, source)
     if source.endswith("x2") or len(operation.operands) != 2:
         raise writer.refuse()
-    name, dtype = _convert_value(
-        writer, operation, writer.value(operation.operands[1], DTYPES[source]), source, target
-    )
+    name, dtype = _convert_value(writer, operation, writer.input(1, DTYPES[source]), source, target)
     return writer.set_result(name, dtype)
 
 
@@ -147,7 +145,7 @@ def _convert_to_tf32(writer: Writer, operation: Operation) -> None:
         or set(operation.modifiers) - {rounding, "relu"}
     ):
         raise writer.refuse()
-    value = writer.keep(_finish(operation, writer.value(operation.operands[1], F32)))
+    value = writer.keep(_finish(operation, writer.input(1, F32)))
     writer.set_result(f"tf32_from_float({value}, {rounding!r})", U32)
 
 
@@ -160,13 +158,13 @@ def _convert_small(writer: Writer, operation: Operation) -> None:
     if set(operation.modifiers) - {"relu"} != required or len(operation.operands) != (3 if source == "f32" else 2):
         raise writer.refuse()
     if to_small and source == "f32":
-        high, low = (writer.keep(_finish(operation, writer.value(x, F32))) for x in operation.operands[1:])
+        high, low = (writer.keep(_finish(operation, writer.value(x, F32))) for x in operation.inputs)
         writer.set_result(f"small_pair({high}, {low}, {name!r})", U16)
     elif to_small and source == "f16x2":
-        value = writer.keep(_rectify(operation, writer.value(operation.operands[1], U32)))
+        value = writer.keep(_rectify(operation, writer.input(1, U32)))
         writer.set_result(f"small_pair_from_halves({value}, {name!r})", U16)
     elif not to_small and target == "f16x2":
-        value = writer.keep(f"halves_from_small({writer.value(operation.operands[1], U16)}, {name!r})")
+        value = writer.keep(f"halves_from_small({writer.input(1, U16)}, {name!r})")
         writer.set_result(_rectify(operation, value), U32)
     else:
         raise writer.refuse()
@@ -192,7 +190,7 @@ def _convert_packed(writer: Writer, operation: Operation) -> None:
         writer.keep(f"convert_integer({writer.value(x, S32)}, {dtype_name(DTYPES[kind])}_t, True)")
         for x in operation.operands[1:3]
     )
-    above = writer.value(operation.operands[3], U32) if count == 4 else "None"
+    above = writer.input(3, U32) if count == 4 else "None"
     writer.set_result(f"pack_integers({a}, {b}, {above})", U32)
 
 
@@ -203,7 +201,7 @@ def _convert_pair(writer: Writer, operation: Operation, target: str, source: str
     half = target.removesuffix("x2")
     names = [
         writer.keep(_convert_value(writer, operation, writer.value(x, DTYPES[source]), source, half)[0])
-        for x in operation.operands[1:]
+        for x in operation.inputs
     ]
     writer.set_result(f"pack_halves({names[0]}, {names[1]})", U32)
 

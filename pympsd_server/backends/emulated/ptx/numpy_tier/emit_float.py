@@ -18,6 +18,7 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 
 
 def is_float(operation: Operation) -> bool:
+    """Return whether an operation is one of floats, by its type."""
     return operation.type in _FLOAT_TYPES
 
 
@@ -27,7 +28,7 @@ def emit_float(writer: Writer, operation: Operation) -> None:
         raise writer.refuse()
     if len(operation.types) != 1:
         raise writer.refuse(f"operands of two types: {NEEDS_BLACKWELL}")
-    inputs = operation.operands[1:]
+    inputs = operation.inputs
     if operation.type.endswith("x2"):
         return _pair(writer, operation, inputs)
     if operation.type == "bf16":
@@ -148,7 +149,7 @@ _HALF_FUNCTIONS = ("ex2", "tanh")
 def _half_unary(writer: Writer, operation: Operation) -> None:
     """ex2 and tanh of bf16 and of pairs, computed in float32 and rounded once."""
     pair, kind = operation.type.endswith("x2"), operation.type.removesuffix("x2")
-    packed = writer.value(operation.operands[1], U32 if pair else U16)
+    packed = writer.input(1, U32 if pair else U16)
     results = []
     for part in ("low_half", "high_half") if pair else ("",):
         bits = writer.keep(f"{part}({packed})" if part else packed)
@@ -177,7 +178,7 @@ def _unary(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
     if operation.type == "f64" and operation.name not in ("rcp", "sqrt", "rsqrt"):
         raise writer.refuse("type .f64")
-    x = writer.value(operation.operands[1], dtype)
+    x = writer.input(1, dtype)
     if operation.has("ftz"):
         x = writer.keep(f"flush({x})")
     rounding = operation.one_of("rz", "rm", "rp")
@@ -196,7 +197,7 @@ def _unary(writer: Writer, operation: Operation) -> None:
 @emits("copysign", 3, "", ("f32", "f64"))
 def _copysign(writer: Writer, operation: Operation) -> None:
     dtype = dtype_of(writer, operation)
-    sign, size = writer.values(operation.operands[1:], dtype)
+    sign, size = writer.values(operation.inputs, dtype)
     writer.set_result(f"np.copysign({size}, {sign})", dtype)
 
 
@@ -207,5 +208,5 @@ _TESTS = ["finite", "infinite", "number", "notanumber", "normal", "subnormal"]
 def _test(writer: Writer, operation: Operation) -> None:
     if len(operation.modifiers) != 1:
         raise writer.refuse()
-    x = writer.value(operation.operands[1], dtype_of(writer, operation))
+    x = writer.input(1, dtype_of(writer, operation))
     writer.set_result(f"test_{operation.modifiers[0]}({x})", DTYPES["pred"])

@@ -92,7 +92,7 @@ def _multiply_mma(writer: Writer, operation: Operation) -> None:
     if d != c or not alike or shape not in MULTIPLIED.get((a, c), ()) or (operation.has("satfinite") and c != "s32"):
         raise writer.refuse("this shape of these types")
     size, kinds = size_of(shape), (d, a, b, c)
-    operands = zip(operation.operands[1:], "abc", kinds[1:], strict=True)
+    operands = zip(operation.inputs, "abc", kinds[1:], strict=True)
     _write_product(writer, operation, size, [registers(writer, x, m, size, kind) for x, m, kind in operands], kinds)
 
 
@@ -150,7 +150,7 @@ def _store(writer: Writer, operation: Operation) -> None:
 def _transpose(writer: Writer, operation: Operation) -> None:
     if set(operation.modifiers) != {"sync", "aligned", "m8n8", "trans"}:
         raise writer.refuse()
-    writer.set_result(writer.keep(f"transpose_matrix(B, T, {writer.value(operation.operands[1], U32)})"), U32)
+    writer.set_result(writer.keep(f"transpose_matrix(B, T, {writer.input(1, U32)})"), U32)
 
 
 _WMMA_SHAPES: Final = ("m16n16k16", "m32n8k16", "m8n32k16")
@@ -216,7 +216,7 @@ def _transfer_wmma(writer: Writer, operation: Operation, shape: str) -> None:
     matrix_operand, memory = operation.operands[:2][::-1] if stored else operation.operands[:2]
     space, address = place_of(writer, operation, memory)
     stride = (
-        writer.value(operation.operands[2], U32)
+        writer.input(2, U32)
         if len(operation.operands) == 3
         else writer.scalar(_length(matrix, size, by_columns), U32)
     )
@@ -317,13 +317,9 @@ def _multiply_wgmma(writer: Writer, operation: Operation) -> None:
     in_registers = isinstance(operation.operands[1], Group)
     signs, transposed = _choices(writer, operation.operands[4:], a, in_registers)
     rows = (16, size[1], k)
-    left = (
-        registers(writer, operation.operands[1], "a", rows, a)
-        if in_registers
-        else f"({writer.value(operation.operands[1], U64)},)"
-    )
-    right, sums = writer.value(operation.operands[2], U64), registers(writer, operation.operands[0], "d", rows, d)
-    accumulate = writer.value(operation.operands[3], BOOL)
+    left = registers(writer, operation.operands[1], "a", rows, a) if in_registers else f"({writer.input(1, U64)},)"
+    right, sums = writer.input(2, U64), registers(writer, operation.operands[0], "d", rows, d)
+    accumulate = writer.input(3, BOOL)
     name = writer.keep(
         f"multiply_in_groups(B, T, {size}, {(a, b, d)}, {operation.has('satfinite')}, {signs}, {transposed}, "
         f"{left}, {right}, {sums}, {accumulate}, {writer.guard})"

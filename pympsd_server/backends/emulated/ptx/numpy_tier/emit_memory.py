@@ -12,14 +12,7 @@ and cache hints write nothing, because the threads of a batch see each other's m
 from __future__ import annotations
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, U32, U64, DType, dtype_name
-from pympsd_server.backends.emulated.ptx.lowering.ir import (
-    Argument,
-    Memory,
-    Operation,
-    Register,
-    Sink,
-    Symbol,
-)
+from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Memory, Operation, Register, Sink, Symbol
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import BITS, FLOATS, INTEGERS, dtype_of, emits
 from pympsd_server.backends.emulated.ptx.numpy_tier.writer import CONSTANTS, Writer
 
@@ -257,7 +250,7 @@ def _nothing(writer: Writer, operation: Operation) -> None:
 
 @emits("nanosleep", 1, "", ("u32",))
 def _sleep(writer: Writer, operation: Operation) -> None:
-    time = writer.value(operation.operands[0], U32)
+    time = writer.input(0, U32)
     duration = time if writer.guard is None else f"select({writer.guard}, {time}, {writer.scalar(0, U32)})"
     writer.run(f"B.sleep(T, {duration})")
 

@@ -13,7 +13,7 @@ _ALIGNMENTS = frozenset(1 << power for power in range(24))
 
 @emits("system:vprintf", 3)
 def _print(writer: Writer, operation: Operation) -> None:
-    form, arguments = writer.values(operation.operands[1:], U64)
+    form, arguments = writer.values(operation.inputs, U64)
     writer.set_result(writer.keep(f"device_print(B, T, {form}, {arguments})"), S32)
 
 
@@ -21,10 +21,7 @@ def _print(writer: Writer, operation: Operation) -> None:
 def _function_index(writer: Writer, operation: Operation) -> None:
     """Write the index of the function that is at an address, for the branch that calls it."""
     addresses = tuple(operand.value for operand in operation.operands[2:] if isinstance(operand, Immediate))
-    writer.set_result(
-        writer.keep(f"function_index({writer.value(operation.operands[1], U64)}, {addresses})"),
-        U32,
-    )
+    writer.set_result(writer.keep(f"function_index({writer.input(1, U64)}, {addresses})"), U32)
 
 
 @emits("system:alloca", 4, types=("u32", "u64"))
@@ -43,15 +40,15 @@ def _allocate_on_stack(writer: Writer, operation: Operation) -> None:
 
 @emits("system:malloc", 2)
 def _malloc(writer: Writer, operation: Operation) -> None:
-    writer.set_result(writer.keep(f"device_malloc(B, T, {writer.value(operation.operands[1], U64)})"), U64)
+    writer.set_result(writer.keep(f"device_malloc(B, T, {writer.input(1, U64)})"), U64)
 
 
 @emits("system:free", 1)
 def _free(writer: Writer, operation: Operation) -> None:
-    writer.run(f"device_free(B, T, {writer.value(operation.operands[0], U64)})")
+    writer.run(f"device_free(B, T, {writer.input(0, U64)})")
 
 
 @emits("system:set_conditional", 2)
 def _set_conditional(writer: Writer, operation: Operation) -> None:
-    handle, value = writer.value(operation.operands[0], U64), writer.value(operation.operands[1], U32)
+    handle, value = writer.input(0, U64), writer.input(1, U32)
     writer.run(f"set_conditional(B, T, {handle}, {value})")

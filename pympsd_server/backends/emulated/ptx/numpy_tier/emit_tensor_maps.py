@@ -5,12 +5,7 @@ from __future__ import annotations
 from pympsd.wire.tensor_map import BYTES, FIELDS
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DTYPES, S32, U16, U64
 from pympsd_server.backends.emulated.ptx.lowering.ir import Argument, Group, Operation, items_of
-from pympsd_server.backends.emulated.ptx.numpy_tier.emit_async import (
-    BYTES_COMPLETE,
-    HINT,
-    MULTICAST,
-    REDUCTIONS,
-)
+from pympsd_server.backends.emulated.ptx.numpy_tier.emit_async import BYTES_COMPLETE, HINT, MULTICAST, REDUCTIONS
 from pympsd_server.backends.emulated.ptx.numpy_tier.instruction_table import emits
 from pympsd_server.backends.emulated.ptx.numpy_tier.writer import Writer
 from pympsd_server.backends.emulated.ptx.syntax.tree import Immediate
@@ -86,23 +81,13 @@ def _reduce(writer: Writer, operation: Operation) -> None:
     _store(writer, operation, function)
 
 
-@emits(
-    "cp.async.bulk.prefetch.tensor",
-    (1, 3),
-    f"{' '.join(_DIMENSIONS)} L2 global tile im2col {HINT}",
-    (),
-)
+@emits("cp.async.bulk.prefetch.tensor", (1, 3), f"{' '.join(_DIMENSIONS)} L2 global tile im2col {HINT}", ())
 def _prefetch(writer: Writer, operation: Operation) -> None:
     """Write nothing: there are no caches."""
     _tensor(writer, operation, operation.operands[0])
 
 
-@emits(
-    "tensormap.replace",
-    (2, 3),
-    f"tile global shared::cta b1024 {' '.join(FIELDS)}",
-    ("b32", "b64"),
-)
+@emits("tensormap.replace", (2, 3), f"tile global shared::cta b1024 {' '.join(FIELDS)}", ("b32", "b64"))
 def _replace(writer: Writer, operation: Operation) -> None:
     """Replace one field of a map; if a map has several of the kind, the operand in the middle is the index."""
     field = operation.one_of(*FIELDS)
@@ -124,10 +109,7 @@ def _replace(writer: Writer, operation: Operation) -> None:
 
 
 @emits(
-    "tensormap.cp_fenceproxy",
-    3,
-    "global shared::cta tensormap::generic release cta cluster gpu sys sync aligned",
-    (),
+    "tensormap.cp_fenceproxy", 3, "global shared::cta tensormap::generic release cta cluster gpu sys sync aligned", ()
 )
 def _copy_map(writer: Writer, operation: Operation) -> None:
     size = operation.operands[2]

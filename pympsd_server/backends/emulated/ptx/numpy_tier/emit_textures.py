@@ -69,7 +69,7 @@ def _sample(writer: Writer, operation: Operation) -> None:
     )
     level, gradients = "None", "()"
     if how == "level":
-        level = writer.value(operation.operands[2], F32 if operation.types[1] == "f32" else S32)
+        level = writer.input(2, F32 if operation.types[1] == "f32" else S32)
     elif how == "grad":
         if geometry.endswith("cube") or operation.types[1] != "f32":
             raise writer.refuse("gradients of this geometry")
@@ -106,7 +106,7 @@ def _query(writer: Writer, operation: Operation) -> None:
     what = operation.one_of(*QUERIES)
     if not what or operation.has("level") != (len(operation.operands) == 3):
         raise writer.refuse()
-    level = writer.value(operation.operands[2], U32) if operation.has("level") else "None"
+    level = writer.input(2, U32) if operation.has("level") else "None"
     handle, name = _object(writer, operation.operands[1]), writer.name()
     writer.run(f"{name} = query_texture(B, T, {what!r}, {handle}, {level}, {writer.guard})")
     writer.set_result(name, U32)

@@ -135,8 +135,8 @@ def _finish(writer: Writer, operation: Operation, result: str, signed: bool, cut
 def _multiply_add(writer: Writer, operation: Operation) -> None:
     """Write vmad. Whether the result is signed depends on a, b and the signs, whatever the first type is."""
     _check_types(writer, operation, 3)
-    negative = [isinstance(x, Negative) for x in operation.operands[1:]]
-    a, b, c = (x.argument if isinstance(x, Negative) else x for x in operation.operands[1:])
+    negative = [isinstance(x, Negative) for x in operation.inputs]
+    a, b, c = (x.argument if isinstance(x, Negative) else x for x in operation.inputs)
     product, scale = negative[0] != negative[1], _SCALES[operation.one_of("shr7", "shr15")]
     if isinstance(operation.operands[0], Part) or isinstance(c, Part):
         raise writer.refuse("only a and b may be parts of registers")

@@ -38,8 +38,8 @@ def _vote(writer: Writer, operation: Operation) -> None:
     mode = operation.one_of("all", "any", "uni", "ballot")
     if operation.types != (("b32",) if mode == "ballot" else ("pred",)):
         raise writer.refuse("the type is .b32 of .ballot, else .pred")
-    predicate = writer.value(operation.operands[1], BOOL)
-    mask = writer.value(operation.operands[2], U32) if operation.has("sync") else writer.scalar(_EVERYONE, U32)
+    predicate = writer.input(1, BOOL)
+    mask = writer.input(2, U32) if operation.has("sync") else writer.scalar(_EVERYONE, U32)
     result = f"vote(B, T, {mode!r}, {predicate}, {mask})"
     writer.set_result(result, U32 if mode == "ballot" else BOOL)
 
@@ -52,10 +52,7 @@ def _active(writer: Writer, operation: Operation) -> None:
 @emits("match", 3, "any all sync", ("b32", "b64"))
 def _match(writer: Writer, operation: Operation) -> None:
     _require_sync(writer, operation)
-    value, mask = (
-        writer.value(operation.operands[1], DTYPES[operation.type]),
-        writer.value(operation.operands[2], U32),
-    )
+    value, mask = (writer.input(1, DTYPES[operation.type]), writer.input(2, U32))
     name = writer.name()
     writer.run(f"{name}, {name}p = match(B, T, {operation.one_of('any', 'all')!r}, {value}, {mask})")
     writer.assign_both(operation.operands[0], name, U32, f"{name}p")
@@ -66,14 +63,14 @@ def _reduce(writer: Writer, operation: Operation) -> None:
     _require_sync(writer, operation)
     mode = operation.one_of("add", "min", "max", "and", "or", "xor")
     dtype = DTYPES[operation.type]
-    value, mask = writer.value(operation.operands[1], dtype), writer.value(operation.operands[2], U32)
+    value, mask = writer.input(1, dtype), writer.input(2, U32)
     writer.set_result(f"reduce(B, T, {mode!r}, {value}, {mask})", dtype)
 
 
 @emits("elect", 2, "sync", ())
 def _elect(writer: Writer, operation: Operation) -> None:
     name = writer.name()
-    writer.run(f"{name}, {name}p = elect(B, T, {writer.value(operation.operands[1], U32)})")
+    writer.run(f"{name}, {name}p = elect(B, T, {writer.input(1, U32)})")
     writer.assign_both(operation.operands[0], name, U32, f"{name}p")
 
 
@@ -81,13 +78,13 @@ def _elect(writer: Writer, operation: Operation) -> None:
 def _map_address(writer: Writer, operation: Operation) -> None:
     """The address of a shared variable in another block of the cluster."""
     dtype = DTYPES[operation.type]
-    address, rank = writer.value(operation.operands[1], dtype), writer.value(operation.operands[2], U32)
+    address, rank = writer.input(1, dtype), writer.input(2, U32)
     writer.set_result(f"address_in_block({address}, {rank})", dtype)
 
 
 @emits("getctarank", 2, "shared::cluster", ("u32", "u64"))
 def _rank(writer: Writer, operation: Operation) -> None:
     """The rank of the block that a shared address is in."""
-    address = writer.value(operation.operands[1], DTYPES[operation.type])
+    address = writer.input(1, DTYPES[operation.type])
     own = writer.keep("special(B, T, '%cluster_ctarank', d_u4_t)")
     writer.set_result(f"rank_of_address({address}, {own})", U32)

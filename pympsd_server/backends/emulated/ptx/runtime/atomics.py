@@ -14,7 +14,6 @@ gives the same result:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,12 +21,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import BITS_OF_TYPES, U64
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault
 from pympsd_server.backends.emulated.ptx.math.conversion import bfloat_from_float, float_from_bfloat
 from pympsd_server.backends.emulated.ptx.math.floats import flush
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.mbarrier import advance
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _UFUNCS: dict[str, np.ufunc] = {
     "add": np.add,

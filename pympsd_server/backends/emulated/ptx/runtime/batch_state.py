@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from math import prod
 from threading import Event
 from typing import Protocol
 
 import numpy as np
+from attrs import define, field, frozen
 
 from pympsd_server.backends.emulated.memory.address_space import AddressSpace
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, DType, Value
@@ -29,62 +31,71 @@ def _place(number: int, extent: tuple[int, int, int]) -> tuple[int, int, int]:
 
 
 class CancelFlag(Protocol):
+    """The part of threading.Event that kernels poll."""
+
     def is_set(self) -> bool: ...
 
 
+@frozen(eq=False)
+class LaunchSetup:
+    """What all batches of a launch have in common; extents are (x, y, z)."""
+
+    grid: tuple[int, int, int]
+    """In blocks."""
+    block: tuple[int, int, int]
+    """In threads."""
+    parameters: bytes
+    """The flat parameter buffer (CU_LAUNCH_PARAM_BUFFER_POINTER)."""
+    dynamic_shared: int = 0
+    """Bytes of shared memory behind the kernel's own."""
+    workspace: int = 0
+    """The address that %envreg1 and %envreg2 make up: that of a cooperative launch's workspace."""
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    """In blocks; the grid is a multiple of it."""
+
+
+@define(eq=False, slots=False)
 class BatchState:
     """The threads of a batch (see Geometry) and the memory that they access, except global memory.
 
-    Shared and local memory are one array of frames each, one frame per CTA or thread.
+    Shared and local memory are one array of frames each, one frame per CTA or thread. Blocks are numbered cluster by
+    cluster; the batch's begin at ``first_block``.
     """
 
-    def __init__(
-        self,
-        space: AddressSpace,
-        multiprocessors: int,
-        facilities: Facilities,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        parameters: bytes,
-        static_shared: int,
-        dynamic_shared: int,
-        local_bytes: int,
-        first_block: int,
-        sm_of_block: Array,
-        workspace: int = 0,
-        cluster: tuple[int, int, int] = (1, 1, 1),
-    ) -> None:
-        self.cancel: CancelFlag = Event()
-        """Looked at within instructions that may take long."""
-        self.space, self.multiprocessors = space, multiprocessors
-        self.facilities = facilities
-        self.grid, self.block = grid, block
-        self.blocks = len(sm_of_block)
-        self.threads_per_block = block[0] * block[1] * block[2]
+    space: AddressSpace
+    multiprocessors: int
+    facilities: Facilities
+    setup: LaunchSetup
+    static_shared: int
+    local_bytes: int
+    first_block: int
+    sm_of_block: Array
+    cancel: CancelFlag = field(factory=Event)
+    """Checked within instructions that may take long."""
+
+    def __attrs_post_init__(self) -> None:
+        self.grid, self.block, self.cluster = self.setup.grid, self.setup.block, self.setup.cluster
+        self.workspace, self.dynamic_shared = self.setup.workspace, self.setup.dynamic_shared
+        self.blocks = len(self.sm_of_block)
+        self.threads_per_block = prod(self.block)
         self.geometry = shape = geometry(self.blocks, self.threads_per_block)
-        self.count = shape.count
-        self.warps, self.warps_per_block = shape.warps, shape.warps_per_block
+        self.count, self.warps, self.warps_per_block = shape.count, shape.warps, shape.warps_per_block
         self.whole_warps = shape.whole_warps
         self.thread, self.cta, self.warp = shape.thread, shape.cta, shape.warp
         self.lane, self.slot = shape.lane, shape.slot
-        self.first_block = first_block
-        # Blocks are numbered cluster by cluster.
-        self.cluster = cluster
-        self.cluster_blocks = cluster[0] * cluster[1] * cluster[2]
-        self.clusters = tuple(g // c for g, c in zip(grid, cluster, strict=True))
-        self.sm_of_block = sm_of_block
-        self.workspace = workspace
+        self.cluster_blocks = prod(self.cluster)
+        self.clusters = tuple(g // c for g, c in zip(self.grid, self.cluster, strict=True))
         self.all = Threads(None, self.count)
-        self.dynamic_shared = dynamic_shared
-        self.dynamic_offset = _align(static_shared)
-        self.shared_bytes = (self.dynamic_offset if dynamic_shared else static_shared) + dynamic_shared
-        self.local_bytes = local_bytes
-        self.reached_shared_bytes = space.bounds.end_of_shared(self.shared_bytes)
-        self.shared_frame, self.local_frame = _align(self.reached_shared_bytes), _align(local_bytes)
+        self.dynamic_offset = _align(self.static_shared)
+        static = self.dynamic_offset if self.dynamic_shared else self.static_shared
+        self.shared_bytes = static + self.dynamic_shared
+        self.reached_shared_bytes = self.space.bounds.end_of_shared(self.shared_bytes)
+        self.shared_frame, self.local_frame = _align(self.reached_shared_bytes), _align(self.local_bytes)
         self._shared = np.zeros(self.blocks * self.shared_frame, np.uint8)
         self._local = np.zeros(self.count * self.local_frame, np.uint8)
-        self._parameters = np.frombuffer(parameters + bytes(-len(parameters) % 8 + 8), np.uint8)
-        self.parameter_bytes = len(parameters)
+        self.parameter_bytes = len(self.setup.parameters)
+        padding = bytes(-self.parameter_bytes % 8 + 8)
+        self._parameters = np.frombuffer(self.setup.parameters + padding, np.uint8)
         self._views: dict[tuple[str, DType], Array] = {}
         self.alive = np.ones(self.count, np.bool_)
         self._living: Array | None = None

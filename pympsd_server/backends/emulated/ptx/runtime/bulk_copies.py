@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -11,13 +11,10 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, U32, U64, Arr
 from pympsd_server.backends.emulated.ptx.isa.faults import Cancelled, DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.mbarrier import arrival
 from pympsd_server.backends.emulated.ptx.runtime.spaces import displace, elements, load, store
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 Work = Callable[[Threads, tuple[int, ...]], None]
 """What one thread does, with its element of every value."""

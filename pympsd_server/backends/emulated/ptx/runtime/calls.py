@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, InvalidProgramCounter, LaunchFailed
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _HALF_RANGE: Final = 1 << (RANK_SHIFT - 1)
 """Half of the shared addresses that belong to one block of a cluster."""
@@ -34,6 +32,7 @@ def function_index(address: Value, functions: tuple[int, ...]) -> Value:
 
 
 def align_up(value: Value, alignment: int) -> Value:
+    """Return addresses, rounded up to a power of two."""
     mask = value.dtype.type(alignment - 1)
     return (value + mask) & ~mask
 

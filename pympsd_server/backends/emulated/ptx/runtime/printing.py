@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,11 +10,9 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceAssertion, IllegalAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import SPACE_OF_WINDOW, WINDOW_BITS
 from pympsd_server.backends.emulated.ptx.math.c_format import Conversion, parse_format
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _BYTE = np.dtype("u1")
 _POINTER = np.dtype("u8")

@@ -15,17 +15,15 @@ only some of the threads took part. A store writes nothing if any of its threads
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress, MisalignedAddress
 from pympsd_server.backends.emulated.ptx.isa.machine import RANK_SHIFT, SPACE_OF_WINDOW, WINDOW_BITS
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 Accesses = tuple[tuple[int, int], ...]
 Seen = dict[tuple[int, int], tuple[int, int, int, Array, bool]]

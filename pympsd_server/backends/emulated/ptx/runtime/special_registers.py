@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import DType, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import AXES, TIMERS, WARP
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 
 def special(state: BatchState, threads: Threads, text: str, dtype: DType) -> Value:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pympsd_server.backends.emulated.ptx.isa.datatypes import Array, Value
 from pympsd_server.backends.emulated.ptx.isa.machine import GROUP_WARPS, WARP
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads, spread
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 # Shuffle patterns kept per set of threads: each takes 9 bytes per thread.
 _CACHED = 32
@@ -37,6 +33,7 @@ def _per_thread(state: BatchState, threads: Threads, per_warp: Array) -> Array:
 
 
 def active_mask(state: BatchState, threads: Threads) -> Array:
+    """activemask: return for each thread the lanes of its warp that are in this group."""
     return _per_thread(state, threads, active(state, threads))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
 )
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
 from pympsd_server.backends.emulated.ptx.runtime.atomics import atomic
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import (
     by_thread,
     check_multiple,
@@ -36,9 +37,6 @@ from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 from pympsd_server.backends.emulated.ptx.tensor_maps.boxes import Box, box_at, row_pitch, store_box_at
 from pympsd_server.backends.emulated.ptx.tensor_maps.descriptors import map_at
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _SHARED_ALIGNMENT: Final = 128
 _DTYPES: Final[dict[int, DType]] = dict(

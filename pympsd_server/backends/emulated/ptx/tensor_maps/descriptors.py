@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from pympsd.wire.tensor_map import ALIGNMENT, BYTES, TensorMap, replaced, unpack
 from pympsd_server.backends.emulated.ptx.isa.datatypes import U64, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalInstruction
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.bulk_copies import by_thread, check_multiple, consecutive, repeat
 from pympsd_server.backends.emulated.ptx.runtime.spaces import load, store
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 _WORD: Final = U64.itemsize
 _WORDS: Final = BYTES // _WORD

@@ -8,12 +8,11 @@ to 8 bits of fraction as on a GPU, recorded in tests/data/corpus (texture_filter
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pympsd.wire.texture_object import AddressMode, Flag, Kind, Level, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import F32, S64, U32, Array, Value
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 from pympsd_server.backends.emulated.ptx.textures.texels import (
     STEPS,
@@ -28,9 +27,6 @@ from pympsd_server.backends.emulated.ptx.textures.texels import (
     read,
     round_half_up,
 )
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2, "cube": 3, "acube": 3}
 """The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from pympsd.wire.texture_object import Kind, Level, TextureObject
 from pympsd_server.backends.emulated.ptx.isa.datatypes import S64, Array, DType, Value
 from pympsd_server.backends.emulated.ptx.isa.faults import IllegalAddress, LaunchFailed
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import global_elements, store_elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
 from pympsd_server.backends.emulated.ptx.textures.texels import by_object
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 
 SURFACE_GEOMETRIES = {"1d": 1, "2d": 2, "3d": 3, "a1d": 1, "a2d": 2}
 """The coordinates of each geometry, without the layer, which comes first in geometries that have layers."""

@@ -7,7 +7,7 @@ second is the arithmetic of coordinates: address modes, weights of linear filter
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -38,12 +38,9 @@ from pympsd_server.backends.emulated.ptx.isa.datatypes import (
     Value,
 )
 from pympsd_server.backends.emulated.ptx.isa.faults import DeviceFault, IllegalAddress
+from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
 from pympsd_server.backends.emulated.ptx.runtime.spaces import among, global_elements
 from pympsd_server.backends.emulated.ptx.runtime.threads import Threads
-
-if TYPE_CHECKING:
-    from pympsd_server.backends.emulated.ptx.runtime.batch_state import BatchState
-
 
 _DTYPES: Final[dict[int, DType]] = {
     0x01: U8, 0x02: U16, 0x03: U32, 0x08: S8, 0x09: S16, 0x0A: S32, 0x10: F16, 0x20: F32, PACKED: U32,

@@ -1,4 +1,8 @@
-"""The modules ``feature``, ``memacct`` and ``context-share``."""
+"""The modules of the daemon itself: ``feature``, ``memacct``, ``context-share``, ``share``, ``trace`` and ``log``.
+
+The last three are in both protocols. A trace has what the daemon, its servers, their clients and the devices do, with
+times.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pympsd.commands.grammar.privileges import Caller
-from pympsd.commands.grammar.registry import Decision, command
+from pympsd.commands.grammar.registry import BOTH, Decision, command
 from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3 import view
-from pympsd.commands.v3.options import FORMAT
-from pympsd.commands.v3.output import Column, Format, Row, Shown, done, listing
+from pympsd.commands.v3.options import FORMAT, UID
+from pympsd.commands.v3.output import Format, Row, Shown, columns, done, listing
+from pympsd.state_machine import shares
 from pympsd.state_machine.cgroups import (
     NO_CGROUPS,
     cgroup_path,
@@ -19,16 +24,18 @@ from pympsd.state_machine.cgroups import (
     set_audit,
     set_limits,
 )
+from pympsd.state_machine.instructions import ReopenLogs, StartTrace, StopTrace
 from pympsd.state_machine.partitions import NO_PARTITIONS
 from pympsd.state_machine.registration import set_default_socket
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.vocabulary.answers import NO_LIMITS
 from pympsd.vocabulary.limits import PinnedMemory
+from pympsd.vocabulary.shares import Resource
 from pympsd.vocabulary.texts import LIFTED, BadText, memory_text, read_boolean, read_memory
 
-COLUMNS: Final = tuple(Column(name, name) for name in ("FEATURE", "STATE", "MODULE", "COVERS"))
-KEYS: Final = (Column("KEY", "KEY"), Column("VALUE", "VALUE"))
-LIMITS: Final = tuple(Column(name, name.upper()) for name in ("cgroup", "device", "soft-limit", "hard-limit", "used"))
+FEATURE_COLUMNS: Final = columns("FEATURE", "STATE", "MODULE", "COVERS")
+KEYS: Final = columns("KEY", "VALUE")
+LIMITS: Final = columns("cgroup", "device", "soft-limit", "hard-limit", "used")
 FEATURES: Final = ("memacct", "context-share")
 PARTITIONS: Final = "static-partitions"
 NO_GUARANTEE: Final = "none"
@@ -85,7 +92,7 @@ def describe(daemon: Daemon, caller: Caller, name: str | None = None, format: Fo
         state, module, problem = rows[feature]
         reason = None if own else problem or None
         table.append(Row((feature, state, module, None), {"possible": reason is None, "reason": reason}))
-    return listing(COLUMNS, table, format)
+    return listing(FEATURE_COLUMNS, table, format)
 
 
 @command(
@@ -181,3 +188,68 @@ def _find_feature(name: str, features: Sequence[str] = FEATURES) -> str:
     if feature not in features:
         raise Refused(f"No feature '{name}'. Features: {', '.join(sorted(features))}.")
     return feature
+
+
+# --- shares of users
+
+SHARE_COLUMNS: Final = columns("uid", "resource", "share", "used", "refused")
+NO_SHARE: Final = Shown("unlimited", None)
+"""The share of root, and of the user who started the daemon."""
+
+
+@command(Syntax("share list", options={"uid": UID, "format": FORMAT}), protocols=BOTH)
+def list_shares(daemon: Daemon, caller: Caller, uid: int | None = None, format: Format | None = None) -> Decision:
+    """List for each user with servers or connections, and each who was refused some, the shares of the daemon's
+    resources, how much of each is in use, and how often more was refused since the daemon started; with --uid, for
+    one user. The option --user-share and [shares] in the configuration file set the shares.
+    """
+    users = shares.list_users(daemon) if uid is None else [uid]
+    return listing(
+        SHARE_COLUMNS,
+        [_share_row(daemon, user, resource) for user in users for resource in shares.resources_of(daemon)],
+        format,
+    )
+
+
+def _share_row(daemon: Daemon, uid: int, resource: Resource) -> Row:
+    share = NO_SHARE if shares.is_exempt(daemon, uid) else daemon.usage.shares.share(resource)
+    cells = (
+        uid,
+        resource.name,
+        share,
+        shares.count_used(daemon, resource, uid),
+        daemon.usage.refusals[uid, resource.name],
+    )
+    extra = {
+        "unit": resource.unit,
+        "total": daemon.usage.shares.total(resource) or None,
+        "total_of_users": daemon.usage.shares.for_users(resource) or None,
+        "used_together": shares.count_used_together(daemon, resource, exempt=True),
+    }
+    return Row(cells, extra)
+
+
+# --- traces and logs
+
+
+@command(Syntax("trace start", required=("file",), takes_rest=True), protocols=BOTH, owner_only=True)
+def start(daemon: Daemon, caller: Caller, file: str) -> Decision:
+    """Write a trace to a new file, in the JSON format that Chrome's about:tracing and Perfetto draw: when servers and
+    clients start and end, who waits, and every kernel, copy and fill of pympsd's own servers. The rest of the line is
+    the path of the file.
+    """
+    return Decision(None, (StartTrace(caller.session, file),))
+
+
+@command(Syntax("trace stop"), protocols=BOTH, owner_only=True)
+def stop(daemon: Daemon, caller: Caller) -> Decision:
+    """Complete the trace. It lacks what other processes do not write within 5 s."""
+    return Decision(None, (StopTrace(caller.session),))
+
+
+@command(Syntax("log reopen"), protocols=BOTH, owner_only=True)
+def reopen(daemon: Daemon, caller: Caller) -> Decision:
+    """Open control.log and server.log again by their names after they were moved, as SIGHUP does. If a log cannot be
+    opened, the command is refused with the reason, and the other logs are opened.
+    """
+    return Decision(None, (ReopenLogs(caller.session),))

@@ -1,0 +1,113 @@
+"""A command line after it arrived: its words, its command, and what the daemon has to find out first."""
+
+from __future__ import annotations
+
+import pytest
+
+from pympsd.commands.grammar.line import MAX_LINE_BYTES, parse
+from pympsd.commands.grammar.registry import COMMANDS
+from pympsd.commands.operator_line import servers_to_ask
+from pympsd.devices.machine import describe
+from pympsd.state_machine.state.daemon import Daemon
+from pympsd.state_machine.state.options import DaemonOptions
+from pympsd.state_machine.state.server import Phase, Server
+from pympsd.vocabulary.limits import ThreadPercentage
+
+
+def asked_pids(line: str, protocol: int = 2) -> list[int]:
+    """Return the PIDs of the servers that are asked before a line is carried out; there are 847 and 848."""
+    daemon = Daemon(DaemonOptions(0, protocol=protocol), describe("H200"))
+    for number, pid in ((1, 847), (2, 848)):
+        daemon.servers[number] = Server(number, 0, ThreadPercentage(), pid=pid, phase=Phase.ACTIVE)
+    return [server.pid for server in servers_to_ask(daemon, parse(line.encode(), protocol))]
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        (" ps  -p\t5\r\n", "ps"),
+        ("server list --format=csv", "server list"),
+        ("server", ""),
+        ("server make", ""),
+        ("PS", ""),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("protocol", [2, 3])
+def test_a_command_of_either_protocol_is_found_in_one_table(line: str, command: str, protocol: int) -> None:
+    parsed = parse(line.encode(), protocol)
+    assert (parsed.command, parsed.protocol, parsed.is_whole) == (command, protocol, True)
+    assert parsed.words == tuple(line.split())
+
+
+def test_the_rest_of_the_line_is_the_path_of_a_trace() -> None:
+    assert parse(b" trace  start /tmp/a  b.json \n", 2).words == ("trace", "start", "/tmp/a  b.json")
+    assert parse(b"trace stop /tmp/a b", 2).words == ("trace", "stop", "/tmp/a", "b")
+
+
+def test_a_line_that_is_too_long_keeps_its_text_and_is_not_whole() -> None:
+    parsed = parse(b"ps " + b"x" * MAX_LINE_BYTES, 2)
+    assert (parsed.is_whole, parsed.words[0]) == (False, "ps")
+    assert len(parsed.text) == MAX_LINE_BYTES + 3
+    assert parse(b"ps".ljust(MAX_LINE_BYTES), 2).is_whole
+
+
+@pytest.mark.parametrize(
+    ("line", "pids"),
+    [
+        ("ps", [847, 848]),
+        ("ps -p 848", [848]),
+        ("get_client_list 847", [847]),
+        ("get_client_list", []),  # refused: no server has the PID 0
+        ("get_client_list 847x", []),
+        ("get_device_client_list x", [847, 848]),
+        ("get_server_list", []),
+        ("get_server_list --json", [847, 848]),
+        ("shutdown_server 848 -f", [848]),
+        ("server list", []),  # not a command of protocol 2
+        ("frobnicate", []),
+    ],
+)
+def test_servers_are_asked_if_the_answer_depends_on_them(line: str, pids: list[int]) -> None:
+    assert asked_pids(line) == pids
+
+
+def test_a_daemon_of_protocol_3_asks_for_its_own_commands() -> None:
+    assert asked_pids("server list", 3) == asked_pids("ps", 3) == [847, 848]
+    assert asked_pids("device list", 3) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "process"),
+    [
+        ("rules test 77", 77),
+        ("rules test --namespace=a/b 77", 77),
+        ("rules test x", None),
+        ("client get 77 pid", None),
+    ],
+)
+def test_the_process_that_rules_test_names_is_looked_at(line: str, process: int | None) -> None:
+    assert parse(line.encode(), 3).process == process
+
+
+def test_what_else_a_line_asks() -> None:
+    assert [parse(line, 3).asks_cgroups for line in (b"memacct list", b"config show", b"ps")] == [True, True, False]
+    lines = (b"ps --json", b"server list --json", b"quit --json", b"ps")
+    assert [parse(line, 3).is_json_query for line in lines] == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "usage"),
+    [
+        ("ps", "ps [-p PID] [--json]"),
+        ("device_query", "device_query [PID] [--csv] [--json]"),
+        ("start_server", "start_server -uid UID"),
+        ("shutdown_server", "shutdown_server PID [-f]"),
+        ("terminate_client", "terminate_client SERVER-PID CLIENT-PID"),
+        ("quit", "quit [-t SECONDS]"),
+        ("client get", "client get <pid> <field> [--json]"),
+        ("server delete", "server delete <name> [--force]"),
+    ],
+)
+def test_the_usage_follows_from_the_declaration(name: str, usage: str) -> None:
+    assert COMMANDS[name].usage == usage
