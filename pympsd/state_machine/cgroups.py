@@ -14,7 +14,7 @@ from pympsd.state_machine.named_servers import NotPossible
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.server import Server
-from pympsd.vocabulary.limits import MOST_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
+from pympsd.vocabulary.limits import MAX_MEMORY, OF_CGROUP, CgroupLimit, CgroupLimits, MemoryGroup, PinnedMemory
 from pympsd.vocabulary.rules import at_or_above
 
 MAX_CGROUPS: Final = 4096
@@ -114,7 +114,7 @@ def _keys(client: Client) -> set[tuple[int, str]]:
 def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
     """Return the least limits that hold for a client by its cgroups on a device."""
     limits = [group for group in _in_force(server, client, ordinal) if group.name.startswith(OF_CGROUP)]
-    hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MOST_MEMORY)
+    hard = (PinnedMemory(limit.limit) for limit in limits if limit.limit < MAX_MEMORY)
     soft = (PinnedMemory(limit.soft) for limit in limits if limit.soft)
     return CgroupLimit(min(hard, default=None), min(soft, default=None))
 
@@ -122,7 +122,7 @@ def limit_of(server: Server, client: Client, ordinal: int) -> CgroupLimit:
 def total_of(server: Server, client: Client, ordinal: int) -> int | None:
     """Return the bytes that a client's namespace may hold on a device, all its clients together; None: no limit."""
     own = (group for group in _in_force(server, client, ordinal) if not group.name.startswith(OF_CGROUP))
-    return min((group.limit for group in own if group.limit < MOST_MEMORY), default=None)
+    return min((group.limit for group in own if group.limit < MAX_MEMORY), default=None)
 
 
 def _in_force(server: Server, client: Client, ordinal: int) -> list[MemoryGroup]:

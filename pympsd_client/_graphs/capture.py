@@ -82,7 +82,7 @@ class Capture:
     reason: str = field(default="", init=False)
     """Why it was invalidated; empty while it is active."""
     next: dict[StreamKey, dict[Node, Edge]] = field(factory=dict, init=False)
-    """Its streams, and what the next node of each depends on."""
+    """The streams of the capture, each with the nodes that its next node depends on."""
     added: dict[Node, None] = field(factory=dict, init=False)
     """The nodes that were captured and must lead back to the origin."""
     arrays: dict[StreamKey, tuple[Elements, Elements]] = field(factory=dict, init=False)
@@ -435,7 +435,7 @@ class Captures:
         return True
 
     def _leave(self, operation: Operation, flags: int) -> bool:
-        """Leave a record that concerns no capturing stream, unless a capture prohibits it to this thread.
+        """Leave a record to be sent, unless a capture prohibits it to this thread.
 
         One whose answer is not waited for is no call of its own: memory that is freed in stream order.
         """

@@ -28,7 +28,7 @@ class Edge:
 
 @define(eq=False)
 class Node:
-    """A node of a graph; ``work`` is what it does. Edges are kept in the order in which they were added."""
+    """A node of a graph; ``work`` describes what it does. Edges are kept in the order in which they were added."""
 
     handle: int
     graph: Graph

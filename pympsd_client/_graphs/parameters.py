@@ -158,7 +158,7 @@ def kernel_bytes(work: KernelWork) -> bytes:
 
 
 def with_attribute(work: KernelWork, number: int, value: bytes) -> KernelWork:
-    """Return the work with a launch attribute set; NOT_SUPPORTED for one that has an effect which is not there."""
+    """Return the work with a launch attribute set; NOT_SUPPORTED for one whose effect pympsd does not have."""
     if number == COOPERATIVE:
         cooperative = bool(int.from_bytes(value[:4], "little"))
         if cooperative:

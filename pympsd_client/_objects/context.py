@@ -149,7 +149,7 @@ class Context:
         self.stream_attributes: Final[dict[int, dict[str, bytes]]] = {}
         """Attributes that were set of its streams, by handle."""
         self._sticky_error: CudaError | None = _not_open()
-        self._changing: Final = RLock()  # what it drops when it closes may close it again
+        self._changing: Final = RLock()  # an object that it drops when it closes may close it again
         contexts[self.handle] = self
 
     def open(self, connection: Connection) -> None:

@@ -89,7 +89,7 @@ class RegisteredPages:
                 raise CudaError(Result.ERROR_OUT_OF_MEMORY, f"the system cannot map {high - low} bytes again")
 
     def make_private(self) -> list[tuple[int, int]]:
-        """Put private pages in place, in the ranges where the shared ones still are; return these."""
+        """Replace the shared pages by private ones, in the ranges that still have them; return these ranges."""
         ours = next((file for low, high, _, file, _ in _mappings() if low <= self.pages.address < high), None)
         ranges = [
             (max(low, self.start), min(high, self.end))
@@ -162,7 +162,7 @@ class Pinned:
         self._coming = 0
         """Bytes of allocations in progress."""
         self._shared: tuple[tuple[int, ...], tuple[Region, ...]] = ((), ())
-        """The starts of those shared with an executor; replaced whole, because copies read it without the lock."""
+        """Starts and regions of memory shared with an executor; replaced as one, because copies take no lock."""
         self._changes = 0
         """How often the regions changed: a finalizer may free some while this thread orders them."""
         self._changing: Final = RLock()
@@ -221,7 +221,7 @@ class Pinned:
         with self._changing:
             region = self._regions.get(address)
             if region is None or region.pages is None:
-                raise invalid_value(f"{address:#x} is not what cuMemAllocHost or cuMemHostAlloc gave")
+                raise invalid_value(f"{address:#x} was not returned by cuMemAllocHost or cuMemHostAlloc")
             del self._regions[address]
             self._order_shared()
         region.pages.close()
@@ -280,7 +280,7 @@ class Pinned:
             return address
         if region is None or region.pages is not None or not region.flags & DEVICE_MAP:
             raise invalid_value(
-                f"{address:#x} is not within what cuMemAllocHost or cuMemHostAlloc gave on device "
+                f"{address:#x} is not within memory of cuMemAllocHost or cuMemHostAlloc on device "
                 f"{context.device.number}, or cuMemHostRegister was called with, and CU_MEMHOSTREGISTER_DEVICEMAP"
             )
         mapped = self._mapped.get(region.address) or self._map(context, region)
@@ -347,10 +347,12 @@ class Pinned:
             if region is None or region.pages is not None:
                 around = self.region_at(address)
                 if around is not None and around.pages is None:
-                    raise invalid_value(f"{address:#x} is within what was registered at {around.address:#x}")
+                    raise invalid_value(
+                        f"{address:#x} is within the memory that was registered at {around.address:#x}"
+                    )
                 raise CudaError(
                     Result.ERROR_HOST_MEMORY_NOT_REGISTERED,
-                    f"{address:#x} is not what cuMemHostRegister was called with",
+                    f"{address:#x} is not an address that cuMemHostRegister was called with",
                 )
             del self._regions[address]
             mapped = self._mapped.pop(address, None)

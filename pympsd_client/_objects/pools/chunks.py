@@ -25,7 +25,7 @@ class Chunks(Protocol):
     """The chunks of one pool in one context."""
 
     def add(self, size: int) -> int:
-        """Return where a new chunk begins; raise CudaError."""
+        """Return the start of a new chunk; raise CudaError."""
 
     def remove(self, start: int, size: int) -> None:
         """Give a chunk back when the context's earlier work is done; raise CudaError."""

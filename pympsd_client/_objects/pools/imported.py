@@ -122,10 +122,10 @@ class ImportedPool(Pool):
                 point.destroy_event()
             self._end_unused()
 
-    # --- what happens to streams and contexts
+    # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
-        """Return what unmaps chunks of which nothing is used, after the wait."""
+        """Return a function that unmaps unused chunks after the wait, or None."""
         if all(chunk.blocks for chunk in self._chunks.values()):
             return None
 

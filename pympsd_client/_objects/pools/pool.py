@@ -111,7 +111,7 @@ class Pool:
     """Whether it is another process's."""
 
     def __init__(self, kind: PoolKind, device: Device | None, max_bytes: int = 0, is_exported: bool = False) -> None:
-        """``device``: whose memory it is, None: any context's; ``max_bytes``: bytes it may reserve, 0: any number.
+        """``device``: the owner of the memory, None: any context; ``max_bytes``: bytes it may reserve, 0: no bound.
 
         ``is_exported``: other processes may import it.
         """
@@ -290,7 +290,7 @@ class Pool:
             if self.reserved > keep:
                 self.reserved -= arena.release(self.reserved - keep, at_most)
 
-    # --- what happens to streams and contexts
+    # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
         """Return a function to call after a wait for a stream (None: for all streams), or None.
@@ -324,7 +324,7 @@ class Pool:
         return after
 
     def after_waiting_for_event(self, context: Context) -> None:
-        """Release what is above the threshold."""
+        """Release the bytes above the threshold."""
         with self._lock:
             arena = self._arenas.get(context)
             if arena is not None and self.reserved > self.release_threshold:
@@ -346,7 +346,7 @@ class Pool:
                     arena.freed[point.as_event()] = ranges
 
     def drop(self, context: Context) -> None:
-        """Drop the memory of a context that closes; what was freed in its streams is free for all."""
+        """Drop the memory of a context that closes; memory that was freed in its streams is free for all."""
         with self._lock:
             arena = self._arenas.pop(context, None)
             if arena is not None:
@@ -387,7 +387,7 @@ class Pools:
         self._all: dict[int, Pool] = {}
         """The pools that have memory or may get some, including destroyed ones that still have some."""
         self._named: dict[int, Pool] = {}
-        """By handle, those that are not destroyed."""
+        """The pools that are not destroyed, by handle."""
         self._defaults: dict[PoolKind, Pool] = {}
         self._current: dict[PoolKind, Pool] = {}
 
@@ -435,7 +435,7 @@ class Pools:
         return pool
 
     def destroy(self, handle: int) -> None:
-        """Destroy a pool; what was allocated from it stays until it is freed. INVALID_VALUE for a default one."""
+        """Destroy a pool; its allocations stay until they are freed. INVALID_VALUE for a default one."""
         pool = self.find(handle)
         if pool.is_default:
             raise invalid_value("the default pool of a device cannot be destroyed")
@@ -451,7 +451,7 @@ class Pools:
         self._all.pop(pool.handle, None)
         peer_access.drop(pool.handle)
 
-    # --- what happens to streams and contexts
+    # --- events of streams and contexts
 
     def before_waiting(self, context: Context, stream: int | None) -> Callable[[bool], None] | None:
         """Do as `Pool` does, for all pools."""
