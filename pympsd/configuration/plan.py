@@ -70,7 +70,7 @@ class Plan:
 
 
 @frozen
-class Surroundings:
+class FileContext:
     """What a file is checked against: the daemon that reads it."""
 
     devices: tuple[DeviceFacts, ...]
@@ -94,6 +94,6 @@ class Problem:
     line: int
     text: str
 
-    def shown(self, file: str) -> str:
+    def render(self, file: str) -> str:
         """Return the line for the user."""
         return f"{file}:{self.line}: {self.text}"

@@ -9,7 +9,7 @@ from typing import Final
 from attrs import frozen
 
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import MOST_MEMORY, CgroupLimit, CgroupLimits, PinnedMemory
+from pympsd.vocabulary.limits import MAX_MEMORY, CgroupLimit, CgroupLimits, PinnedMemory
 
 _LINE: Final = re.compile(r"(\S+) ([0-9]{1,20}|max)")
 _BUS_ID: Final = re.compile(
@@ -47,7 +47,7 @@ def limits_in(devices: Sequence[DeviceFacts], cgroups: Iterable[CgroupFiles]) ->
 def _hard(devices: Sequence[DeviceFacts], text: str) -> dict[int, PinnedMemory]:
     """Return the least of each device's limits in a dmem.max."""
     least = {ordinal: min(counts) for ordinal, counts in _by_device(devices, text).items()}
-    return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MOST_MEMORY}
+    return {ordinal: PinnedMemory(count) for ordinal, count in least.items() if count < MAX_MEMORY}
 
 
 def _soft(devices: Sequence[DeviceFacts], text: str) -> dict[int, int]:
@@ -73,7 +73,7 @@ def _by_device(devices: Sequence[DeviceFacts], text: str) -> dict[int, list[int]
 def _lines(text: str) -> Iterator[tuple[str, int]]:
     for line in text.split("\n"):
         if match := _LINE.fullmatch(line):
-            yield match[1], MOST_MEMORY if match[2] == "max" else min(int(match[2]), MOST_MEMORY)
+            yield match[1], MAX_MEMORY if match[2] == "max" else min(int(match[2]), MAX_MEMORY)
 
 
 def _bus_ids(region: str) -> set[str]:

@@ -14,7 +14,7 @@ from attrs import evolve, frozen
 
 from pympsd.devices.visible import find_device, listed
 from pympsd.vocabulary.device_facts import DeviceFacts
-from pympsd.vocabulary.limits import ALL_DEVICES, MOST_MEMORY, BadLimit, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import ALL_DEVICES, MAX_MEMORY, BadLimit, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.variables import MEMORY_LIMIT_FORM, MEMORY_LIMITS, PERCENTAGE, PERCENTAGE_FORM
 
 SHOWN: Final = 100
@@ -22,7 +22,7 @@ SHOWN: Final = 100
 OF_CONTAINER: Final = "NVIDIA_GPU_MEMORY_LIMIT"
 """MiB of each device that a container may hold: a scheduler sets it, for a hook of NVIDIA's container toolkit
 (apply-cuda-memory-limits), which takes a decimal number of 64 bits and nothing else."""
-MOST_OF_CONTAINER: Final = 2**64 - 1
+MAX_OF_CONTAINER: Final = 2**64 - 1
 V = TypeVar("V")
 _WHOLE: Final = re.compile("0*([0-9]{0,20})")
 
@@ -51,9 +51,9 @@ def of_container(environment: Mapping[str, str]) -> tuple[int, list[BadEntry]]:
     """Return the bytes that OF_CONTAINER leaves each device of a client's, 0 for no limit, and an invalid text."""
     text = environment.get(OF_CONTAINER, "")
     found = _WHOLE.fullmatch(text)
-    mebibytes = int(found[1] or "0") if found else MOST_OF_CONTAINER + 1
-    if mebibytes <= MOST_OF_CONTAINER:
-        return min(mebibytes << 20, MOST_MEMORY), []
+    mebibytes = int(found[1] or "0") if found else MAX_OF_CONTAINER + 1
+    if mebibytes <= MAX_OF_CONTAINER:
+        return min(mebibytes << 20, MAX_MEMORY), []
     shown = text[:SHOWN]
     reason = f"it is a whole number of MiB, such as 2048, or 0 for no limit; not {shown!r}"
     return 0, [BadEntry(shown, reason, OF_CONTAINER)]

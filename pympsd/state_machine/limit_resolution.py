@@ -20,7 +20,7 @@ from pympsd.state_machine.state.server import Server
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limit_table import ClientLimits, Limits, in_bytes, percentage_on
 from pympsd.vocabulary.limits import (
-    MOST_MEMORY,
+    MAX_MEMORY,
     CgroupLimit,
     CgroupLimits,
     ClientPriority,
@@ -34,7 +34,7 @@ from pympsd.vocabulary.rules import Unknown, at_or_above, first_fitting
 from pympsd.vocabulary.sm_rounding import multiprocessors as sms_of
 from pympsd.vocabulary.variables import MEMORY_LIMITS
 
-_NO_LIMIT: Final = PinnedMemory(MOST_MEMORY)
+_NO_LIMIT: Final = PinnedMemory(MAX_MEMORY)
 
 
 class UnknownDevice(InputError, ValueError):

@@ -8,23 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pympsd.configuration.plan import Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import FileContext, Plan, ServerPlan
 from pympsd.configuration.reader import BadFile, read_plan
-from pympsd.configuration.rules import quoted
-from pympsd.configuration.show import shown
+from pympsd.configuration.rules import quote
+from pympsd.configuration.show import render_file
 from pympsd.devices.machine import describe
 from pympsd.vocabulary.limit_table import Limits, percentages
 from pympsd.vocabulary.limits import CgroupLimit, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.partitions import partition_name_problem
 from pympsd.vocabulary.rules import KINDS, Condition, Rule
 
-HERE = Surroundings(describe("2xH200"), 1000, pipe_directory="/run/p")
+HERE = FileContext(describe("2xH200"), 1000, pipe_directory="/run/p")
 DEVICES = 'a text such as "0,1", or a list of one text or more, such as ["0", "1"]'
 GIB = 1 << 30
 
 
 def _read(text: str, **more: Any) -> Plan:
-    return read_plan(f'schema_version = "1.0"\n{text}'.encode(), Surroundings(**{**_fields(), **more}))[0]
+    return read_plan(f'schema_version = "1.0"\n{text}'.encode(), FileContext(**{**_fields(), **more}))[0]
 
 
 def _fields() -> dict[str, Any]:
@@ -33,8 +33,8 @@ def _fields() -> dict[str, Any]:
 
 def _errors(text: str, **more: Any) -> list[str]:
     with pytest.raises(BadFile) as bad:
-        read_plan(text.encode(), Surroundings(**{**_fields(), **more}))
-    return [problem.shown("F") for problem in bad.value.problems]
+        read_plan(text.encode(), FileContext(**{**_fields(), **more}))
+    return [problem.render("F") for problem in bad.value.problems]
 
 
 def test_servers_and_namespaces() -> None:
@@ -126,7 +126,7 @@ active_thread_percentage = "30"
 """
     plan, warnings = read_plan(text.encode(), HERE)
     assert plan.servers["a"].namespaces == {"default": Limits(percentages(30.0), None, ClientPriority(1))}
-    assert [warning.shown("F") for warning in warnings] == [
+    assert [warning.render("F") for warning in warnings] == [
         "F:3: servers.a.active_thread_percentage is beaten by that of namespaces.default"
     ]
 
@@ -134,7 +134,7 @@ active_thread_percentage = "30"
 def test_an_uncapped_default_beside_capped_namespaces_is_warned_of() -> None:
     text = 'schema_version = "1.0"\n[servers.a.namespaces.b]\nactive_thread_percentage = 5\n'
     (warning,) = read_plan(text.encode(), HERE)[1]
-    assert warning.shown("F") == (
+    assert warning.render("F") == (
         "F:2: servers.a: namespace default has no limits, and others have; namespaces.default may set them"
     )
 
@@ -275,10 +275,10 @@ def test_a_namespace_bound_to_a_partition_that_is_not_there_is_warned_of() -> No
     text = 'schema_version = "1.0"\n[servers.a]\n' + _partition('name = "p", chunks = 1')
     text += '\nnamespaces.b.pympsd.sm_partition = "p"\nnamespaces.c.pympsd.sm_partition = "nope"\n'
     (warning,) = read_plan(text.encode(), HERE)[1]
-    assert warning.shown("F") == (
+    assert warning.render("F") == (
         "F:5: Server 'a' has no SM partition 'nope' yet; until it is created, clients of namespace 'c' get no context"
     )
-    assert read_plan(text.encode(), Surroundings(**_fields(), partitions={"a": {"nope"}}))[1] == ()
+    assert read_plan(text.encode(), FileContext(**_fields(), partitions={"a": {"nope"}}))[1] == ()
 
 
 def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark_is_accepted() -> None:
@@ -286,7 +286,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_its_line_and_a_byte_order_mark
     with pytest.raises(BadFile) as caught:
         read_plan(text.encode("latin-1"), HERE)
     (problem,) = caught.value.problems
-    assert problem.shown("F") == "F:3: no TOML, for it is not UTF-8: invalid continuation byte"
+    assert problem.render("F") == "F:3: no TOML, for it is not UTF-8: invalid continuation byte"
     assert read_plan(text.encode("utf-8-sig"), HERE) == read_plan(text.encode(), HERE)
 
 
@@ -369,7 +369,7 @@ def test_partitions_are_on_devices_of_their_server() -> None:
     with pytest.raises(BadFile) as caught:
         read_plan(text.encode(), HERE)
     (problem,) = caught.value.problems
-    assert problem.shown("F") == "F:4: servers.a.devices.0.uuid: the server's allowed_devices lack it"
+    assert problem.render("F") == "F:4: servers.a.devices.0.uuid: the server's allowed_devices lack it"
 
 
 def test_partitions_of_all_servers_fit_a_device_together() -> None:
@@ -498,7 +498,7 @@ def test_rules() -> None:
         Rule(2, "", (Condition("namespace", ("a/*",)),), Limits(client_priority=ClientPriority(1))),
     )
     assert _read(RULES).rules == rules
-    assert _read(shown({}, HERE, rules).partition("\n")[2]).rules == rules
+    assert _read(render_file({}, HERE, rules).partition("\n")[2]).rules == rules
     assert (_read("").rules, _read("rules = []").rules) == (None, ())
 
 
@@ -535,7 +535,7 @@ def test_an_error_in_a_rule_is_said_with_its_line_and_key(line: str, said: str) 
 def test_rules_that_are_never_reached_are_warned_of() -> None:
     text = 'schema_version = "1.0"\n[[rules]]\nclient_priority = 1\n[[rules]]\nuser = 1\n'
     (warning,) = read_plan(text.encode(), HERE)[1]
-    assert warning.shown("F") == "F:2: rule 1 has no conditions: those after it are never reached"
+    assert warning.render("F") == "F:2: rule 1 has no conditions: those after it are never reached"
 
 
 def test_protocol_2_has_rules_only() -> None:
@@ -562,14 +562,14 @@ def test_any_rule_is_read_and_shown_as_it_was_or_refused(table: dict[str, Any]) 
     except BadFile as error:
         assert all(problem.line >= 1 and problem.text for problem in error.problems)  # noqa: PT017
     else:
-        assert _read(shown({}, HERE, plan.rules or ()).partition("\n")[2]).rules == plan.rules
+        assert _read(render_file({}, HERE, plan.rules or ()).partition("\n")[2]).rules == plan.rules
 
 
 def _quoted(value: Any) -> str:
     return (
         f"[{', '.join(map(_quoted, value))}]"
         if isinstance(value, list)
-        else quoted(value)
+        else quote(value)
         if isinstance(value, str)
         else str(value)
     )

@@ -67,6 +67,7 @@ def test_alone_it_runs_without_mps_at_once(daemon: DaemonProcess, make_debugged:
     assert said.count("PrivateExecutorWarning: this process runs under a debugger") == 1
 
 
+@pytest.mark.long
 def test_it_waits_for_the_clients_that_are_there_and_not_for_later_ones(
     daemon: DaemonProcess, make_client: MakeClient, make_debugged: MakeClient
 ) -> None:

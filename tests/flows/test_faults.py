@@ -81,6 +81,7 @@ def test_1_the_four_clients_of_the_documents(daemon: DaemonProcess, make_client:
     assert (after[0] != before[0], after[1] != before[1], after[2] == before[2]) == (True, True, True)
 
 
+@pytest.mark.long(but=["True"])
 @pytest.mark.parametrize("connected", [False, True])
 def test_1_who_comes_while_executors_are_replaced_is_held(
     daemon: DaemonProcess, make_client: Make, connected: bool
@@ -253,6 +254,7 @@ def test_5_a_killed_server_fails_its_clients_calls_and_the_next_client_gets_anot
     assert f"Server {server} exited with status -9" in daemon.log()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("daemon", ["2xP100"], indirect=True)
 def test_2_before_volta_a_fault_ends_the_server(daemon: DaemonProcess, make_client: Make) -> None:
     a, b = make_client().connect(0), make_client().connect(1)

@@ -30,6 +30,7 @@ def sms_at(daemon: DaemonProcess, place: str, **more: str) -> str:
         return client.connect().do("sm")
 
 
+@pytest.mark.long(but=["a/hi-lost0"])
 @pytest.mark.parametrize(("removed", "lost"), [("a/hi", ["a/hi"]), ("a", ["a", "a/default", "a/hi"])])
 def test_a_directory_that_is_removed_is_made_anew(daemon: DaemonProcess, removed: str, lost: list[str]) -> None:
     listed = ctl(daemon, "namespace list --format=csv")
@@ -91,6 +92,7 @@ def test_in_a_directory_that_another_daemon_has_taken_nothing_is_made(
     assert pipe(second, "b/control").is_socket()
 
 
+@pytest.mark.long
 def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProcess) -> None:
     rows = ctl(daemon, "device list --server=a --format=csv,noheader").splitlines()
     first, second = (row.split(",")[3] for row in rows)
@@ -121,6 +123,7 @@ def test_servers_stay_when_the_next_daemon_has_other_devices(daemon: DaemonProce
     assert sms_at(daemon, "a/hi") == "32"
 
 
+@pytest.mark.long
 def test_a_client_at_a_dead_daemons_namespace_is_told(daemon: DaemonProcess) -> None:
     os.kill(daemon.keeper(), signal.SIGKILL)
     daemon.kill()
@@ -148,6 +151,7 @@ def test_a_client_that_may_not_see_its_directory_is_told(daemon: DaemonProcess) 
         assert "Permission denied" in client.do("error")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="servers of several users take root")
 def test_a_server_whose_sockets_cannot_be_its_new_users_stays_its_users(daemon: DaemonProcess) -> None:
     ctl(daemon, f"server create b --uid={USER}")

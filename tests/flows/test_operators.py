@@ -285,6 +285,7 @@ BAD_WORDS = {
 }
 
 
+@pytest.mark.long(but=["a malformed hello"])
 @pytest.mark.parametrize("words", BAD_WORDS.values(), ids=BAD_WORDS.keys())
 def test_a_peer_that_talks_nonsense_loses_its_connection_and_nothing_else(
     daemon: DaemonProcess, words: bytes

@@ -742,10 +742,8 @@ def test_percentages_by_device(daemon: Daemon) -> None:
     assert row["active-thread-percentage"] == {"0": 40.0, "1": 20.0}
     assert 'active_thread_percentage = "0=40.00,1=20.00"' in (text := _printed(daemon, "config show"))
     assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
-    _ask(daemon, f"{set_}{DEVICES[0].uuid}=20")
-    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "20.00\n", (
-        "device 0 of it is 1 of server a"
-    )
+    _ask(daemon, f"{set_}{DEVICES[1].uuid}=20")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "20.00\n", "device 0 of server a"
     _ask(daemon, f"{set_}70")
     assert _printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
     assert _ask(daemon, f"{set_}2=20").printed.startswith("No device '2' of server 'a'.")

@@ -26,7 +26,7 @@ from pympsd.state_machine import events
 from pympsd.state_machine.state.client import Client, Context
 from pympsd.vocabulary.device_facts import DeviceFacts
 from pympsd.vocabulary.limit_table import ClientLimits, in_bytes, percentage_on
-from pympsd.vocabulary.limits import MOST_MEMORY
+from pympsd.vocabulary.limits import MAX_MEMORY
 from pympsd.vocabulary.results import Result, ServerStatus
 from pympsd.wire.driver import server_commands as commands
 from pympsd.wire.driver.handshake import encode_defaults, shared_memory_of
@@ -156,13 +156,13 @@ class VendorServerSession:
         """Return limits with those that were removed: they become the device's whole memory."""
         devices = self.dispatcher.state.devices
         removed = {
-            device: devices[device].memory_bytes or MOST_MEMORY
+            device: devices[device].memory_bytes or MAX_MEMORY
             for device in self._memory_limits
             if device < len(devices)
         }
         return {**removed, **memory_limits}
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
 
         def answered(code: int) -> None:
