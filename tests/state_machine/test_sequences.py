@@ -347,7 +347,7 @@ def test_a_command_is_logged_as_one_line(story: Story) -> None:
 
 
 def test_an_unknown_event_is_refused(story: Story) -> None:
-    with pytest.raises(TypeError, match="str is no event of the daemon"):
+    with pytest.raises(TypeError, match="str is not an event of the daemon"):
         story.feed("event")  # type: ignore[arg-type]
 
 

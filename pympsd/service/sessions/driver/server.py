@@ -162,7 +162,7 @@ class VendorServerSession:
         }
         return {**removed, **memory_limits}
 
-    def terminate(self, token: int, pid: int, by_reset: bool, expelled: tuple[int, ...]) -> None:
+    def terminate(self, token: int, pid: int, by_reset: bool, evicted: tuple[int, ...]) -> None:
         """Have it end the contexts of a client process; it cannot reset a device, nor refuse the process new ones."""
 
         def answered(code: int) -> None:
