@@ -1,4 +1,11 @@
-"""The socket of --metrics: HTTP answers of OpenMetrics text, to a few connections at a time, each for seconds."""
+"""The socket of --metrics: HTTP responses with OpenMetrics text.
+
+Any user of the machine may connect, so nothing that a scraper does may cost the daemon much: at most CONNECTIONS are
+open, each for at most SECONDS; a request has to be complete within REQUEST_SECONDS; the text is cached for
+FRESH_SECONDS; and what is being sent counts against the user's share of buffers. If another scraper connects while
+all connections are taken, the user that has most of them loses its oldest one without a request, or else its oldest.
+`metrics_text` writes the text.
+"""
 
 from __future__ import annotations
 

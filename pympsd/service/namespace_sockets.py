@@ -1,4 +1,13 @@
-"""The sockets of servers and namespaces in protocol 3: opened and closed while the daemon runs."""
+"""The sockets of servers and namespaces in protocol 3: opened and closed while the daemon runs.
+
+    PIPE-DIRECTORY/SERVER/control              the server's own, with a log FIFO next to it
+    PIPE-DIRECTORY/SERVER/NAMESPACE/control    a namespace's: whoever connects here gets its limits
+
+The state machine states which sockets there should be, and `NamespaceSockets` opens them, or reports why it cannot. A
+file may be removed from outside (a cleaner of /tmp, an administrator), so `look` compares what there should be with
+what there is after events, with pauses that bound its cost, and recreates what is missing. Listening sockets that the
+previous daemon left are taken over if the file is still the same one.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +53,7 @@ class _Socket:
 
 @define
 class NamespaceSockets:
-    """Those that there should be."""
+    """The sockets that there should be."""
 
     dispatcher: Dispatcher
     left: KeptEntries
@@ -71,7 +80,7 @@ class NamespaceSockets:
         return known.problem
 
     def look(self) -> None:
-        """Have the sockets made anew that are not there, for they were removed or could not be made.
+        """Recreate the sockets that are not there, because they were removed or could not be created.
 
         Now, or when the pause after the last look is over.
         """
@@ -83,7 +92,7 @@ class NamespaceSockets:
             self.dispatcher.nursery.start_soon(self._look_after, pause)
 
     def close(self, server: str, namespace: str) -> None:
-        """Close a socket and remove its directory; conversations that have begun go on."""
+        """Close a socket and remove its directory; conversations that have begun continue."""
         known = self._sockets.pop((server, namespace), None)
         if known is not None:
             self._stop(known)
@@ -93,7 +102,7 @@ class NamespaceSockets:
         self._remove(server, namespace)
 
     def remove_all(self) -> None:
-        """Remove all files and directories: the daemon ends in order."""
+        """Remove all files and directories: the daemon quits."""
         for server, namespace in sorted(self._sockets, reverse=True):
             self._remove(server, namespace)
         self._sockets.clear()

@@ -1,4 +1,12 @@
-"""The table of ``pympsd top``, from the answers of the daemon's queries."""
+"""The table of ``pympsd top``, from the answers to the daemon's queries; nothing here asks the daemon or draws.
+
+    Answers.of(control.query(*QUERIES))    one consistent set of servers, clients and waiting clients
+    rows(answers, sort, filter)            a row for each server, client and waiting client
+    lines(rows)                            text with a head, each column as wide as its widest cell
+
+Launches a second need two answers: `Rates` remembers the counts of the one before. Texts from clients, such as
+command lines, are made printable, because they must not command the terminal.
+"""
 
 from __future__ import annotations
 

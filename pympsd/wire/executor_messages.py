@@ -1,4 +1,18 @@
-"""Messages on the link between a server (or a client without a daemon) and an executor."""
+"""Messages on the link between a server (or a client without a daemon) and an executor.
+
+    server                          executor
+    ExecutorSetup ----------------> opens the device
+                  <---------------- ExecutorReady, or ExecutorFailed and the end
+    Attach -----------------------> creates a context, and with new_stream the client's command stream
+                  <---------------- Attached (with descriptors for the client), or ExecutorRefused
+    Detach, DropClient, Terminate > destroys contexts
+                  <---------------- ExecutorDone
+                  <---------------- ContextFaulted, MemoryUsed, MemoryShort, ... whenever they happen
+
+A request has a number, which its reply repeats; replies may come in any order. Clients' work does not pass this link:
+it is in the command streams (`records`). Each class has a number on the wire (``@message``). Both sides are of one
+build, because a server refuses an executor of another, so fields may change from build to build.
+"""
 
 from __future__ import annotations
 

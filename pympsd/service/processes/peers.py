@@ -1,4 +1,17 @@
-"""The peer of a connection: credentials, groups and a pidfd, taken once, when it connects."""
+"""The peer of a connection: credentials, groups and a pidfd, taken once, when it connects.
+
+What a peer writes about itself is never believed; what the kernel recorded is (SO_PEERCRED, SO_PEERGROUPS,
+SO_PEERPIDFD, unix(7)). A PID may be reused and a forked child may hold the socket, so the end of a client is the end
+of the process that its pidfd shows, and not the end of its connection.
+
+Namespaces make three cases, which the functions below keep apart:
+
+- another user namespace: the kernel maps a user without a number here to the overflow uid, which may also be a real
+  user's (nobody). `credentials` marks such a peer as foreign;
+- another PID namespace: the PID is 0 if it cannot be seen from here; the pidfd works nevertheless;
+- a container with this user namespace: its root is root here, too, and is not to lift the container's own limits
+  (`operator_uid`).
+"""
 
 from __future__ import annotations
 

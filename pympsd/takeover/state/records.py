@@ -1,4 +1,14 @@
-"""What a daemon leaves to the next on its pipe directory: limits set by commands, start requests, servers."""
+"""What a daemon leaves to the next in the state file: what commands have set, start requests, and its servers.
+
+The classes are the file's format: msgspec writes their fields as JSON by name. A field may be added with a default,
+which is what a file of an older daemon has, and none may be renamed. A default of the daemon is None if no command
+has set it: then the next daemon's own applies, which may have been started with other variables.
+
+`snapshot` makes the records of a running daemon after each event, and the file is written if they have changed; so
+everything in them is cheap to make and compares by value. `check` refuses a state that no daemon can have had: the
+file is this user's own, but it may be damaged. Servers are here with the little that identifies their processes;
+their clients and contexts are not, because each server knows its own (`pympsd.takeover`).
+"""
 
 from __future__ import annotations
 
