@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Completion, Event, Stream
+from pympsd_server.backends.interface import BackendError, Event
 from pympsd_server.executor.operations.stream import check_ready
 from pympsd_server.executor.requests.request import Answer, Request, words
 
@@ -21,20 +21,8 @@ def create_event(request: Request, handle: int, flags: int) -> Answer:
     return Answer(created=request.context.backend.create_event(not flags & _DISABLE_TIMING))
 
 
-def destroy_event(request: Request, event: Event) -> None:
-    """Do nothing: it is already removed from its table."""
-
-
-def record_event(request: Request, event: Event, stream: Stream) -> None:
-    stream.record(event)
-
-
 def query_event(request: Request, event: Event) -> None:
     check_ready(event.done)
-
-
-def synchronize_event(request: Request, event: Event, done: Completion) -> None:
-    event.notify(done)
 
 
 def elapsed_time(request: Request, start: Event, end: Event) -> Answer:

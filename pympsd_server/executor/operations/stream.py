@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pympsd.vocabulary.results import Result
-from pympsd_server.backends.interface import BackendError, Completion, Event, Stream
+from pympsd_server.backends.interface import BackendError, Stream
 from pympsd_server.executor.requests.request import Answer, Request
 
 _NON_BLOCKING: Final = 1
@@ -24,21 +24,5 @@ def create_stream(request: Request, handle: int, flags: int, priority: int) -> A
     return Answer(created=request.context.backend.create_stream(bool(flags & _NON_BLOCKING), priority))
 
 
-def destroy_stream(request: Request, stream: Stream) -> None:
-    stream.destroy()
-
-
 def query_stream(request: Request, stream: Stream) -> None:
     check_ready(stream.idle)
-
-
-def synchronize_stream(request: Request, stream: Stream, done: Completion) -> None:
-    stream.notify(done)
-
-
-def synchronize_context(request: Request, done: Completion) -> None:
-    request.context.backend.notify(done)
-
-
-def wait_event(request: Request, stream: Stream, event: Event) -> None:
-    stream.wait(event)
