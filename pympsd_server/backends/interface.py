@@ -98,7 +98,7 @@ class Capabilities:
     """Whether graphs can have conditional nodes (``condition``, ``call``)."""
 
 
-class Limit(IntEnum):
+class ContextLimit(IntEnum):
     """The limits of a context that concern its kernels, by their numbers in CUlimit. Values are in bytes."""
 
     PRINT_BYTES = 1
@@ -404,7 +404,7 @@ class Context(MapsMemory, EvaluatesConditions, Protocol):
     def notify(self, done: Completion) -> None:
         """Call ``done`` when all work queued in all streams before this call is done."""
 
-    def set_limit(self, limit: Limit, count: int) -> None:
+    def set_limit(self, limit: ContextLimit, count: int) -> None:
         """Set a limit to ``count`` bytes.
 
         Raises:
