@@ -24,7 +24,7 @@ from attrs import evolve
 
 from pympsd.channel.attached_file import text_of
 from pympsd.cli.options import DROP_IN_NAME, OWN_NAME, Options
-from pympsd.configuration.plan import Plan, Surroundings
+from pympsd.configuration.plan import FileContext, Plan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.devices.discovery import Machine, visible_machine
 from pympsd.devices.driver_probe import ask_driver, find_vendor_server
@@ -118,7 +118,7 @@ def _report(error: Exception, options: Options) -> int:
         case CannotReplace():
             text = f"--replace: {error}"
         case BadFile():
-            text = "\n".join(problem.shown(options.apply) for problem in error.problems)
+            text = "\n".join(problem.render(options.apply) for problem in error.problems)
         case NoVisibleDevice():
             status = Result.ERROR_NO_DEVICE
         case DuplicateDevice():
@@ -239,7 +239,7 @@ def _configuration(
         text = text_of([options.apply])
     except LookupError as error:
         raise InputError(error.args[0]) from None
-    surroundings = Surroundings(
+    context = FileContext(
         machine.devices,
         os.geteuid(),
         options.multiuser,
@@ -247,9 +247,9 @@ def _configuration(
         protocol,
         settings.backend != "vendor",
     )
-    plan, warnings = read_plan(text, surroundings)
+    plan, warnings = read_plan(text, context)
     for warning in warnings:
-        _complain(warning.shown(options.apply), 0)
+        _complain(warning.render(options.apply), 0)
     return (os.path.abspath(options.apply), text), plan
 
 

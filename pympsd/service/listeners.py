@@ -187,7 +187,7 @@ class Listener:
                         self.dispatcher.log.info("connection_accepted")
                     await self._admit(sock, peer, entry)
         except OSError as error:
-            # Out of descriptors: this connection is lost, the listener goes on.
+            # Out of descriptors: this connection is lost, the listener continues.
             self._log_refusal(error, uid)
         except Exception as error:
             # An internal error in one connection must not end the daemon.

@@ -15,7 +15,7 @@ from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 
 
 def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
-    """Restore the named servers, whether or not their processes return; those that do not start anew."""
+    """Restore the named servers, whether or not their processes return; those that do not are started again."""
     for kept in left.named_servers:
         daemon.named_servers.add(_named(kept))
     for process in left.servers:
@@ -30,7 +30,10 @@ def restore(daemon: Daemon, left: PersistentState) -> Iterator[Instruction]:
 
 
 def _named(kept: PersistentNamedServer) -> NamedServer:
-    namespaces = {one.name: Namespace(one.name, one.limits, clients_only=one.clients_only) for one in kept.namespaces}
+    namespaces = {
+        namespace.name: Namespace(namespace.name, namespace.limits, clients_only=namespace.clients_only)
+        for namespace in kept.namespaces
+    }
     namespaces.setdefault(DEFAULT, Namespace(DEFAULT))
     named = NamedServer(kept.name, kept.uid, namespaces, kept.allowed_devices, Source(kept.source), kept.failed)
     named.partitions += kept.partitions

@@ -184,7 +184,7 @@ def _keep_own(own: Any, environment: Any, bounds: Sequence[Any]) -> Any:
 
 
 @frozen
-class Limit:
+class LimitRow:
     """A row of the table."""
 
     name: str
@@ -283,7 +283,7 @@ def _number_of_memory(limit: PinnedMemory | None) -> int | None:
 
 _MEMORY: Final = read_by_device(read_memory, "limit", "0=4G,1=8G")
 LIMITS: Final = (
-    Limit(
+    LimitRow(
         "pinned-memory-limit",
         "pinned_memory",
         _MEMORY,
@@ -294,7 +294,7 @@ LIMITS: Final = (
         is_by_device=True,
         has_maximum=True,
     ),
-    Limit(
+    LimitRow(
         "active-thread-percentage",
         "thread_percentage",
         read_by_device(read_percentage, "percentage", "0=50,1=25"),
@@ -309,7 +309,7 @@ LIMITS: Final = (
         types=(str, int, float),
         driver_lacks=lambda by_word: ": it has one percentage for all devices" if by_word.keys() - {""} else "",
     ),
-    Limit(
+    LimitRow(
         "client-priority",
         "client_priority",
         read_priority,
@@ -320,7 +320,7 @@ LIMITS: Final = (
         default=ClientPriority(),
         types=(str, int),
     ),
-    Limit(
+    LimitRow(
         "total-memory-limit",
         "total_memory",
         _MEMORY,
@@ -334,7 +334,7 @@ LIMITS: Final = (
             ": it knows limits of single clients only; the pinned memory limit of a namespace is one of each client"
         ),
     ),
-    Limit(
+    LimitRow(
         "sm-partition",
         "sm_partition",
         read_partition,

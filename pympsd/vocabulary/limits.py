@@ -11,7 +11,7 @@ from attrs import field, frozen
 from pympsd.errors import InputError
 
 _MEMORY = re.compile(r"([0-9]{1,12})([GgMm])[Bb]?")
-MOST_MEMORY = 1 << 50
+MAX_MEMORY = 1 << 50
 """1 PiB: more is a typing error."""
 ALL_DEVICES: Final = -1
 """In a limit by device index: every device without an entry of its own."""
@@ -143,9 +143,9 @@ class PinnedMemory:
             return None
         found = _MEMORY.fullmatch(text)
         size = int(found[1]) << (30 if found[2] in "Gg" else 20) if found else 0
-        if not 0 < size <= MOST_MEMORY:
+        if not 0 < size <= MAX_MEMORY:
             raise BadLimit(
-                f"a memory limit is a whole number from 1 and G or M (10G, 900M), at most {MOST_MEMORY >> 30}G, "
+                f"a memory limit is a whole number from 1 and G or M (10G, 900M), at most {MAX_MEMORY >> 30}G, "
                 f"or 0 for no limit; not {text!r}"
             )
         return cls(size)

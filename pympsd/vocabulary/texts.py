@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from pympsd.errors import InputError
-from pympsd.vocabulary.limits import MOST_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
+from pympsd.vocabulary.limits import MAX_MEMORY, ClientPriority, PinnedMemory, ThreadPercentage
 from pympsd.vocabulary.namespaces import name_problem
 from pympsd.vocabulary.partitions import NO_PARTITION
 
@@ -21,10 +21,10 @@ LIFTED: Final = ("unlimited", "default")
 NO_LIMIT: Final = "unlimited"
 CONTAINMENTS: Final = ("server", "partition")
 """Whether faults stay in SM partitions, as it is written."""
-MOST_COUNT: Final = 99999
+MAX_COUNT: Final = 99999
 _UNITS: Final = {"K": 10, "M": 20, "G": 30}
 _MEMORY: Final = re.compile(r"([0-9]+)([KMG])B?", re.ASCII | re.IGNORECASE)
-_MOST_DIGITS: Final = 20
+_MAX_DIGITS: Final = 20
 """More are above the limit in every unit."""
 _PERCENTAGE: Final = re.compile(r"[0-9]{1,3}(\.[0-9]{1,6})?", re.ASCII)
 
@@ -53,9 +53,9 @@ def read_memory(text: str) -> PinnedMemory | None:
         return None
     found = _MEMORY.fullmatch(text)
     # Python reads no numbers of thousands of digits.
-    size = int(found[1].lstrip("0")[:_MOST_DIGITS] or "0") << _UNITS[found[2].upper()] if found else 0
-    if size > MOST_MEMORY:
-        raise BadText(f"at most {MOST_MEMORY >> 30}G,", text)
+    size = int(found[1].lstrip("0")[:_MAX_DIGITS] or "0") << _UNITS[found[2].upper()] if found else 0
+    if size > MAX_MEMORY:
+        raise BadText(f"at most {MAX_MEMORY >> 30}G,", text)
     if not size:
         raise BadText("a whole number above 0 and K, M or G, or 'unlimited';", text)
     return PinnedMemory(size)
@@ -112,9 +112,9 @@ def read_containment(text: str) -> bool:
 
 
 def read_count(text: str) -> int:
-    """Read a number from 1 to MOST_COUNT."""
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MOST_COUNT)) and int(text)):
-        raise BadText(f"a number from 1 to {MOST_COUNT},", text)
+    """Read a number from 1 to MAX_COUNT."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_COUNT)) and int(text)):
+        raise BadText(f"a number from 1 to {MAX_COUNT},", text)
     return int(text)
 
 

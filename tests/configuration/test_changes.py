@@ -20,9 +20,9 @@ from pympsd.configuration.changes import (
     State,
     changes,
 )
-from pympsd.configuration.plan import PartitionPlan, Plan, ServerPlan, Surroundings
+from pympsd.configuration.plan import FileContext, PartitionPlan, Plan, ServerPlan
 from pympsd.configuration.reader import read_plan
-from pympsd.configuration.show import shown
+from pympsd.configuration.show import render_file
 from pympsd.devices.machine import describe
 from pympsd.state_machine.state.named_server import NamedServer, Namespace, Source
 from pympsd.vocabulary.limit_table import Limits, percentages
@@ -30,7 +30,7 @@ from pympsd.vocabulary.limits import ALL_DEVICES, CgroupLimit, ClientPriority, P
 from pympsd.vocabulary.partitions import SmPartition
 from pympsd.vocabulary.rules import Rule
 
-HERE = Surroundings(describe("2xH200"), 0)
+HERE = FileContext(describe("2xH200"), 0)
 HALF = Limits(percentages(50.0))
 FOUR = {0: PinnedMemory(4 << 30), 1: PinnedMemory(4 << 30)}
 
@@ -235,9 +235,9 @@ def test_after_its_changes_a_plan_asks_for_none_but_what_is_impossible(one: Plan
 @example(_plan(ServerPlan("a", namespaces={"default": Limits(sm_partition="")})))
 def test_what_is_shown_makes_the_same_state_again(plan: Plan) -> None:
     servers = _done({}, changes(plan, State({}, HERE)))
-    text = shown(servers, HERE)
+    text = render_file(servers, HERE)
     again = _done({}, changes(read_plan(text.encode(), HERE)[0], State({}, HERE)))
-    assert shown(again, HERE) == text
+    assert render_file(again, HERE) == text
     assert changes(plan, State(again, HERE)) == []
 
 
@@ -247,7 +247,7 @@ def test_the_text_that_is_shown() -> None:
         "uid_7": NamedServer("uid_7", 7, source=Source.AUTO),
     }
     assert (
-        shown(servers, HERE)
+        render_file(servers, HERE)
         == f'''schema_version = "1.0"
 
 [servers.a]

@@ -19,10 +19,11 @@ from attrs import define, evolve, field
 from pympsd.devices.machine import describe
 from pympsd.service.processes.status import started_at
 from pympsd.takeover import state_file
-from pympsd.takeover.state.records import EMPTY_STATE, PersistentServer, PersistentState
+from pympsd.takeover.state.records import EMPTY_STATE, PersistentNamespace, PersistentServer, PersistentState
 from pympsd.takeover.state_file import StateFile, StateRefused, device_keys, lost_in_protocol_2, read
 from pympsd.vocabulary import files
-from pympsd.vocabulary.limit_table import Limits
+from pympsd.vocabulary.limit_table import Limits, percentages
+from pympsd.vocabulary.limits import ClientPriority, PinnedMemory
 
 DEVICES = device_keys(describe("2xH200"))
 KNOWN = PersistentState(
@@ -226,3 +227,58 @@ def test_a_process_that_is_gone_has_no_start_time() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     assert started_at(process.pid) == -1
+
+
+OLD_SERVER = {
+    "name": "a",
+    "uid": 500,
+    "namespaces": [
+        {
+            "name": "default",
+            "thread_percentage": 30.0,
+            "pinned_memory": {"1": 1 << 30},
+            "client_priority": 1,
+            "clients_only": True,
+            "total_memory": {"0": 2 << 30},
+            "sm_partition": "p",
+        },
+        {"name": "hi", "thread_percentage": None},
+    ],
+    "max_thread_percentage": 60.0,
+    "max_pinned_memory": {"0": 3 << 30},
+}
+OLD_RULE = {"number": 1, "limits": {"thread_percentage": {"value": 25.0}, "pinned_memory": {"0": {"value": 1 << 30}}}}
+
+
+def _make_old(state: dict[str, Any]) -> None:
+    """Make a state one of format 1, as pympsd wrote it before 27 November 2026."""
+    state["format"] = 1
+    state["remembered"].update(named_servers=[OLD_SERVER], rules=[OLD_RULE], protocol=3)
+
+
+def test_limits_of_format_1_are_read(saved: StateFile) -> None:
+    _edit(Path(saved.folder) / files.STATE, _make_old)
+    found = read(saved.folder)
+    assert found is not None
+    (server,), (rule,) = found.remembered.named_servers, found.remembered.rules or ()
+    one, two, three = (PinnedMemory(count << 30) for count in (1, 2, 3))
+    limits = Limits(percentages(30.0), {1: one}, ClientPriority(1), {0: two}, "p")
+    assert server.namespaces == (PersistentNamespace("default", limits, True), PersistentNamespace("hi"))
+    assert server.maximum == Limits(percentages(60.0), {0: three})
+    assert rule.limits == Limits(percentages(25.0), {0: one})
+    assert found.remembered.servers == KNOWN.servers
+
+
+@pytest.mark.parametrize(
+    "spoil", [{"max_thread_percentage": 0.0}, {"namespaces": 5}, {"max_pinned_memory": {"9": 1}}]
+)
+def test_limits_of_format_1_that_no_daemon_can_have_had_are_refused(
+    saved: StateFile, spoil: dict[str, object]
+) -> None:
+    def change(state: dict[str, Any]) -> None:
+        _make_old(state)
+        state["remembered"]["named_servers"] = [{**OLD_SERVER, **spoil}]
+
+    _edit(Path(saved.folder) / files.STATE, change)
+    with pytest.raises(StateRefused, match="damaged"):
+        read(saved.folder)

@@ -17,7 +17,7 @@ from pympsd.vocabulary.limit_table import (
     PINNED_MEMORY,
     SM_PARTITION,
     ClientLimits,
-    Limit,
+    LimitRow,
     Limits,
     combine,
     differing_percentages,
@@ -140,7 +140,7 @@ def test_limits_survive_messages_and_files(place: Limits) -> None:
         (SM_PARTITION, Limits(sm_partition=""), "none", None),
     ],
 )
-def test_a_limit_is_shown_for_the_devices_of_a_server(row: Limit, limits: Limits, text: str, json: object) -> None:
+def test_a_limit_is_shown_for_the_devices_of_a_server(row: LimitRow, limits: Limits, text: str, json: object) -> None:
     """Which are 4 and 5 of the daemon, and 0 and 1 to its clients."""
     assert (row.text(limits, (4, 5)), row.json(limits, (4, 5))) == (text, json)
 

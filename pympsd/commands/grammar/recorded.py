@@ -43,6 +43,8 @@ class Recorded:
     """Words that stand for another one at the beginning of the arguments."""
 
 
+AS_DECLARED: Final = Recorded()
+"""A command that differs in nothing from its declaration."""
 _FORMAT: Final = Recorded(missing="Invalid command format.", missing_is_logged_only=True)
 RECORDED: Final = {
     "get_server_status": Recorded(missing="A server PID is required"),

@@ -40,7 +40,7 @@ from pympsd.configuration.changes import (
     SetShares,
     changes,
 )
-from pympsd.configuration.in_force import compute_hash, find_differences, render, state_of, surroundings_of
+from pympsd.configuration.in_force import compute_hash, context_of, find_differences, render, state_of
 from pympsd.configuration.plan import PartitionPlan
 from pympsd.configuration.reader import BadFile, read_plan
 from pympsd.state_machine.cgroups import replace_limits, set_accounting, set_audit
@@ -100,18 +100,18 @@ def apply(
         raise Refused(
             "'config apply' needs the text of the file: give the command as arguments, not on standard input."
         )
-    surroundings = surroundings_of(daemon)
+    context = context_of(daemon)
     try:
-        plan, warnings = read_plan(text, surroundings)
+        plan, warnings = read_plan(text, context)
     except BadFile as error:
-        problems = "\n".join(problem.shown(file) for problem in error.problems)
+        problems = "\n".join(problem.render(file) for problem in error.problems)
         return Decision(Answer(diagnostic=problems, refused=True))
-    planned = changes(plan, state_of(daemon, surroundings), prune=prune, force=force)
-    notes = [warning.shown(file) for warning in warnings]
+    planned = changes(plan, state_of(daemon, context), prune=prune, force=force)
+    notes = [warning.render(file) for warning in warnings]
     if check:
         return Decision(_try_changes(daemon, planned, notes, force))
     applied = Configuration(
-        daemon.configuration.generation + 1, file, moment(caller.at) or "", text=text, plan=(surroundings, plan)
+        daemon.configuration.generation + 1, file, moment(caller.at) or "", text=text, plan=(context, plan)
     )
     return Decision(None, tuple(_carry_out(daemon, caller, applied, planned, notes, force)))
 

@@ -9,7 +9,7 @@ from pympsd.commands.grammar.registry import Decision, command
 from pympsd.commands.grammar.syntax import Refused, Syntax
 from pympsd.commands.v3 import view
 from pympsd.commands.v3.options import FORMAT, LIMITS, LIMITS_SHOWN, SERVER
-from pympsd.commands.v3.output import Column, Format, Row, cell_text, data, done, listing
+from pympsd.commands.v3.output import Format, Row, cell_text, columns, data, done, find_field, in_words, listing
 from pympsd.state_machine.instructions import Reply
 from pympsd.state_machine.named_servers import NotPossible, clients, status
 from pympsd.state_machine.named_servers import server as server_named
@@ -21,13 +21,8 @@ from pympsd.vocabulary.answers import refusal
 from pympsd.vocabulary.limit_table import OWN, VENDORS, WITH_MAXIMUM, Limits
 from pympsd.vocabulary.namespaces import DEFAULT
 
-COLUMNS: Final = tuple(
-    Column(name, name.upper().replace("-", " "))
-    for name in (
-        *("name", "server", "server-status"),
-        *(row.name for row in VENDORS),
-        "pipe-directory",
-    )
+COLUMNS: Final = columns(
+    *("name", "server", "server-status", *(row.name for row in VENDORS), "pipe-directory"), heading=in_words
 )
 FIELDS: Final = tuple(column.name for column in COLUMNS)
 
@@ -47,16 +42,16 @@ def create(
     """Create a namespace of a server, with its pipe directory. It does not inherit limits from another namespace.
     With --clients-only its socket takes no commands, so that a container that has the socket need not be trusted.
     """
-    named = server_named(daemon, server)
-    check_owner(caller, named, "namespace create")
-    change = view.limits_given(daemon, named, Limits(), limits)
+    owner = server_named(daemon, server)
+    check_owner(caller, owner, "namespace create")
+    change = view.limits_given(daemon, owner, Limits(), limits)
     compound = daemon.compound_commands.begin(caller.session)
     part = daemon.compound_commands.add_part(compound)
-    notes = _not_inherited(daemon, named, name, change), view.no_partition_yet(named, name, change.sm_partition)
+    notes = _not_inherited(daemon, owner, name, change), view.no_partition_yet(owner, name, change.sm_partition)
     compound.notes += filter(None, notes)
     try:
-        made = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
-        return Decision(None, tuple(made))
+        instructions = create_namespace(daemon, server, name, change, part, clients_only, caller.uid)
+        return Decision(None, tuple(instructions))
     except NotPossible as error:
         compound.notes.clear()
         return Decision(None, (Reply(part, refusal(str(error))),))
@@ -81,12 +76,12 @@ def list_namespaces(
     format: Format | None = None,
 ) -> Decision:
     """List the namespaces of all servers, or of one, with the limits of new clients."""
-    shown = view.servers(daemon) if server is None else [server_named(daemon, server)]
+    servers = view.servers(daemon) if server is None else [server_named(daemon, server)]
     rows = [
-        _row(daemon, owner, owner.namespaces[each])
-        for owner in shown
-        for each in sorted(owner.namespaces, key=lambda each: (each != DEFAULT, each))
-        if name in (None, each)
+        _row(daemon, owner, owner.namespaces[namespace])
+        for owner in servers
+        for namespace in sorted(owner.namespaces, key=lambda namespace: (namespace != DEFAULT, namespace))
+        if name in (None, namespace)
     ]
     if name is not None and not rows:
         raise Refused(f"No namespace named '{name}'" + (f" on server '{server}'." if server else "."))
@@ -107,10 +102,7 @@ def get(daemon: Daemon, caller: Caller, name: str, server: str, field: str) -> D
     namespace = view.namespace_named(owner, name)
     fields = dict(zip(FIELDS, _row(daemon, owner, namespace).cells, strict=True))
     fields |= {row.name: view.limit_cell(daemon, owner, row, namespace.limits) for row in OWN}
-    wanted = field.replace("_", "-")
-    if wanted not in fields:
-        raise Refused(f"A namespace has no field '{field}'. Fields: {', '.join(sorted(fields))}.")
-    return data(cell_text(fields[wanted]))
+    return data(cell_text(fields[find_field("namespace", sorted(fields), field)]))
 
 
 @command(Syntax("namespace set", required=("name",), options={"server": SERVER, **LIMITS}, needed=("server",)))
@@ -121,11 +113,11 @@ def set_namespace(daemon: Daemon, caller: Caller, name: str, server: str, **limi
     """
     if not limits:
         raise Refused(f"'namespace set' needs at least one of {LIMITS_SHOWN}.")
-    named = server_named(daemon, server)
-    check_owner(caller, named, "namespace set")
-    change = view.limits_given(daemon, named, view.namespace_named(named, name).limits, limits)
+    owner = server_named(daemon, server)
+    check_owner(caller, owner, "namespace set")
+    change = view.limits_given(daemon, owner, view.namespace_named(owner, name).limits, limits)
     kept = view.keeps_limits(len(clients(daemon, server, name)))
-    missing = view.no_partition_yet(named, name, change.sm_partition)
+    missing = view.no_partition_yet(owner, name, change.sm_partition)
     return Decision(done(kept, missing), tuple(set_limits(daemon, server, name, change)))
 
 

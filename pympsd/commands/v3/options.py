@@ -11,7 +11,7 @@ from pympsd.vocabulary.limit_table import LIMITS as TABLE
 from pympsd.vocabulary.limit_table import WITH_MAXIMUM
 from pympsd.vocabulary.texts import BadText
 
-MOST_SECONDS: Final = 86400
+MAX_SECONDS: Final = 86400
 
 
 def read_uid(text: str) -> int:
@@ -25,8 +25,8 @@ def read_seconds(text: str) -> float:
     """Read a number of seconds."""
     digits = text.replace(".", "", 1)
     seconds = float(text) if digits.isascii() and digits.isdecimal() and len(text) < 16 else 0.0
-    if not 0.0 < seconds <= MOST_SECONDS:
-        raise BadText(f"a number of seconds above 0, up to {MOST_SECONDS},", text)
+    if not 0.0 < seconds <= MAX_SECONDS:
+        raise BadText(f"a number of seconds above 0, up to {MAX_SECONDS},", text)
     return seconds
 
 
@@ -35,5 +35,7 @@ SERVER: Final = Option(str, "<s>")
 UID: Final = Option(read_uid, "<n>")
 SECONDS: Final = Option(read_seconds, "<seconds>")
 LIMITS: Final = {row.name: Option(row.read, row.form) for row in sorted(TABLE, key=lambda row: row.name)}
+"""An option for each row of the table of limits, by name."""
 LIMITS_SHOWN: Final = ", ".join(f"--{name}" for name in LIMITS)
 MAXIMA: Final = {f"max-{row.name}": LIMITS[row.name] for row in WITH_MAXIMUM}
+"""An option for the maximum of each limit that a server may have one of."""

@@ -10,7 +10,7 @@ from pympsd.commands.grammar.syntax import Option, Refused, Syntax
 from pympsd.commands.v3.options import FORMAT
 from pympsd.commands.v3.output import Cell, Format, Row, Shown, columns, in_words, listing
 from pympsd.state_machine.state.daemon import Daemon
-from pympsd.vocabulary.limit_table import VENDORS, Limit, Limits
+from pympsd.vocabulary.limit_table import VENDORS, LimitRow, Limits
 from pympsd.vocabulary.namespaces import DEFAULT, server_of_user
 from pympsd.vocabulary.rules import Origin, Rule, Unknown
 
@@ -79,7 +79,7 @@ def _row(daemon: Daemon, rule: Rule) -> Row:
     return Row(cells)
 
 
-def _limit(daemon: Daemon, row: Limit, limits: Limits) -> Cell:
+def _limit(daemon: Daemon, row: LimitRow, limits: Limits) -> Cell:
     value, indices = row.of(limits), range(len(daemon.devices))
     if value is None:
         return None

@@ -12,7 +12,7 @@ from pympsd.devices.visible import find_device, listed
 from pympsd.state_machine.state.client import Client
 from pympsd.state_machine.state.daemon import Daemon
 from pympsd.state_machine.state.named_server import NamedServer, Namespace
-from pympsd.vocabulary.limit_table import LIMITS, Limit, Limits
+from pympsd.vocabulary.limit_table import LIMITS, LimitRow, Limits
 from pympsd.vocabulary.limits import ALL_DEVICES
 from pympsd.vocabulary.partitions import no_partition_note
 
@@ -41,7 +41,7 @@ def maws_namespace(daemon: Daemon, client: Client, server: NamedServer) -> str:
     return f"{server.name}/{namespace_of(client)} ({linux_namespace(daemon, client)})"
 
 
-def limit_cell(daemon: Daemon, server: NamedServer, row: Limit, limits: Limits) -> Shown:
+def limit_cell(daemon: Daemon, server: NamedServer, row: LimitRow, limits: Limits) -> Shown:
     """Return a limit as a cell: one value if all of a server's devices have the same, otherwise one for each, by the
     index that its clients see. A server without devices has no limits of memory.
     """

@@ -15,7 +15,7 @@ from pympsd.vocabulary.identities import NO_USER
 from pympsd.vocabulary.limit_table import BY_DEVICE, NO_LIMITS, Limits, in_bytes
 from pympsd.vocabulary.limits import (
     ALL_DEVICES,
-    MOST_MEMORY,
+    MAX_MEMORY,
     CgroupLimit,
     ClientPriority,
     PinnedMemory,
@@ -261,7 +261,7 @@ def _check_user(uid: int) -> None:
 
 def _check_limits(limits: dict[int, int], devices: int) -> None:
     for ordinal, limit in limits.items():
-        if not 0 <= ordinal < devices or not 0 < limit <= MOST_MEMORY:
+        if not 0 <= ordinal < devices or not 0 < limit <= MAX_MEMORY:
             raise ValueError(f"there is no limit of {limit} bytes for device {ordinal}")
 
 

@@ -734,6 +734,50 @@ def test_the_defaults_of_protocol_2_are_those_of_the_users_own_server(daemon: Da
     assert _ask(daemon, "get_default_device_pinned_mem_limit", uid=7).refused
 
 
+def test_percentages_by_device(daemon: Daemon) -> None:
+    set_ = "namespace set hi --server=a --active-thread-percentage="
+    _ask(daemon, f"{set_}0=40,1=20")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "0=40.00,1=20.00\n"
+    (row,) = json.loads(_printed(daemon, "namespace list hi --format=json"))
+    assert row["active-thread-percentage"] == {"0": 40.0, "1": 20.0}
+    assert 'active_thread_percentage = "0=40.00,1=20.00"' in (text := _printed(daemon, "config show"))
+    assert _ask(daemon, "config apply F", file=text).printed == "no change\n"
+    _ask(daemon, f"{set_}{DEVICES[1].uuid}=20")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "20.00\n", "device 0 of server a"
+    _ask(daemon, f"{set_}70")
+    assert _printed(daemon, "namespace get hi a active-thread-percentage") == "70.00\n"
+    assert _ask(daemon, f"{set_}2=20").printed.startswith("No device '2' of server 'a'.")
+    assert "is 1 to 100, not" in _ask(daemon, f"{set_}0=120").printed
+
+
+def test_maximum_percentages_by_device(daemon: Daemon) -> None:
+    assert _printed(daemon, "server set b --max-active-thread-percentage=1=30") == ""
+    (row,) = json.loads(_printed(daemon, "server list b --format=json"))
+    assert row["max_active_thread_percentage"] == {"0": 100.0, "1": 30.0}
+
+
+@pytest.mark.parametrize("option", ["active-thread-percentage", "max-active-thread-percentage"])
+def test_the_drivers_own_server_has_one_percentage_for_all_devices(daemon: Daemon, option: str) -> None:
+    daemon.options = evolve(daemon.options, has_own_servers=False)
+    refused = _ask(daemon, f"server set b --{option}=0=50")
+    sentence = "is not possible with the driver's own server: it has one percentage for all devices.\n"
+    assert refused.printed == f"--{option} {sentence}"
+    assert _printed(daemon, f"server set b --{option}=50") == ""
+
+
+def test_queries_of_protocol_2_print_no_percentages_by_device(daemon: Daemon) -> None:
+    several = Limits({0: ThreadPercentage(50.0), 1: ThreadPercentage(25.0)})
+    daemon.named_servers.add(NamedServer("uid_7", 7, {"default": Namespace("default", several)}))
+    daemon.named_servers["a"].namespaces["default"].limits = several
+    lines = {"get_default_active_thread_percentage": "uid_7", "get_active_thread_percentage 847": "a"}
+    for line, server in lines.items():
+        answer = _ask(daemon, line, uid=7)
+        assert answer.refused
+        sentence = f"{answer.printed}{answer.diagnostic}"
+        assert f"the devices of server '{server}' differ: namespace get default {server} active-thread" in sentence
+    assert _printed(daemon, "get_default_client_priority", uid=7) == "0\n"
+
+
 def test_limits_of_a_cgroup_go_with_it_if_a_command_has_set_them(daemon: Daemon) -> None:
     for path in ("/seen", "/used", "/awaited"):
         _ask(daemon, f"memacct limit {path} --hard-limit=2G")

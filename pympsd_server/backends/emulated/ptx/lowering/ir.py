@@ -78,7 +78,7 @@ class Not:
 
 @frozen
 class Part:
-    """`r.b0`: a part of a register, or of what an instruction of several lanes takes (`r.h10`)."""
+    """`r.b0`: a part of a register, or of what a SIMD instruction takes (`r.h10`)."""
 
     register: Register
     selector: str
