@@ -149,6 +149,6 @@ def device(handle: int) -> Device:
     return _devices[index(handle)]
 
 
-def facts(handle: int) -> DeviceFacts:
+def properties(handle: int) -> DeviceFacts:
     """Return a device's properties."""
     return device(handle).properties
