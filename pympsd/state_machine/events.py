@@ -13,7 +13,7 @@ from pympsd.state_machine.state.client import Client, ClientProcess, Context
 from pympsd.state_machine.timers import Timer
 from pympsd.takeover.state.other_devices import OtherDevices
 from pympsd.takeover.state.records import PersistentState
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limits import LimitsInForce
 from pympsd.vocabulary.parsed_line import ParsedLine
 from pympsd.vocabulary.rules import Origin
@@ -216,7 +216,7 @@ class ServerNotTakenOver:
 class DevicesReported:
     """A server reported the devices, which this daemon could not find out."""
 
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
 
 
 @frozen

@@ -151,11 +151,11 @@ def _check_possible(daemon: Daemon, named: NamedServer, device: int, shown: int)
         raise NotPossible(f"Server '{named.name}' is being deleted.")
     if not daemon.options.has_own_servers:
         raise NotPossible(NO_PARTITIONS)
-    facts = daemon.devices[device]
-    if facts.compute_capability < LEAST_CAPABILITY:
-        major, minor = facts.compute_capability
+    properties = daemon.devices[device]
+    if properties.compute_capability < LEAST_CAPABILITY:
+        major, minor = properties.compute_capability
         raise NotPossible(
-            f"Static partitions need compute capability 8.0; device {shown}, {facts.name}, has {major}.{minor}."
+            f"Static partitions need compute capability 8.0; device {shown}, {properties.name}, has {major}.{minor}."
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from pympsd.vocabulary.device_facts import DeviceFacts
+from pympsd.vocabulary.device_properties import DeviceProperties
 from pympsd.vocabulary.limit_table import Limits
 from pympsd.vocabulary.limits import LimitsInForce, MemoryGroup
 from pympsd.vocabulary.partitions import ChosenPartition
@@ -34,7 +34,7 @@ class ServerSetup:
     uid: int
     control_socket: str
     backend: str
-    devices: tuple[DeviceFacts, ...]
+    devices: tuple[DeviceProperties, ...]
     thread_percentage: float
     client_priority: int
     memory_limits: dict[int, int]

@@ -160,7 +160,7 @@ def test_quit_after_it_leaves_nothing(daemon: DaemonProcess, make_client: Make) 
     wait_until(lambda: not alive(daemon.pid) and not alive(server), "the end")
     left = {path.name for path in (daemon.directory / "pipe").iterdir()}
     assert left == {"control", "control_lock", "control_privileged"}
-    assert f"Server {server} has ended; another daemon started it: its exit status is unknown" in daemon.log()
+    assert f"Server {server} has ended; its exit status is unknown, because another daemon started it" in daemon.log()
 
 
 def test_clients_that_begin_after_an_idle_daemon_was_killed_wait_for_the_next(
@@ -371,7 +371,7 @@ def test_killed_in_the_midst_of_a_quit(daemon: DaemonProcess, make_client: Make)
     daemon.kill()
     quitting.communicate(timeout=SECONDS)
     again(daemon)
-    assert "An operator asked the last daemon to quit: going on with that" in daemon.log()
+    assert "An operator asked the previous daemon to quit; continuing with that" in daemon.log()
     assert daemon.servers() == [server]
     assert client.do("add") == RIGHT
     assert make_client().do("init") == "CUDA_ERROR_MPS_CONNECTION_FAILED"
@@ -502,7 +502,7 @@ def test_with_other_devices_it_is_not_taken_in(daemon: DaemonProcess, make_clien
     daemon.settings["PYMPSD_EMULATED_DEVICES"] = "2xA100"
     again(daemon)
     reason = "the devices of this daemon are others"
-    line = f"Server {server} is not taken in and goes with its last client: {reason}"
+    line = f"Not adopting server {server} ({reason}); it will exit with its last client"
     wait_until(lambda: line in daemon.log(), "its return in vain")
     assert daemon.servers() == []
     assert client.do("add") == RIGHT
@@ -528,7 +528,7 @@ def test_replace_under_load(daemon: DaemonProcess, make_client: Make) -> None:
         assert [client.result() for client in clients] == [RIGHT] * 3
         assert daemon.say("ps") == before
     assert not alive(first)
-    assert daemon.log().count("Another daemon takes over: the servers go on") == 3
+    assert daemon.log().count("Handing over to another daemon; servers keep running") == 3
     for client in clients:
         client.end()
     assert waiting.result() == "CUDA_SUCCESS"

@@ -202,7 +202,7 @@ def test_5_a_wedged_executor_is_a_fatal_fault_of_its_device(daemon: DaemonProces
     assert late[0].do("sync") == ELSEWHERE if taken == READY else taken in not_in
     assert untaken in not_in
     wait_until(lambda: _status(daemon, server) == "FAULT", "the fault")
-    assert f"Process {before[0]} of device 0 does not answer: killing it" in daemon.log("server.log")
+    assert f"Process {before[0]} of device 0 does not respond; killing it" in daemon.log("server.log")
     assert f"Process {before[0]} of device 0 ended with status -9" in daemon.log("server.log")
     assert d.do("add") == "CUDA_SUCCESS CUDA_SUCCESS wrong=0"
     assert make_client().do("init") == "CUDA_ERROR_MPS_SERVER_NOT_READY"

@@ -253,7 +253,7 @@ def test_a_server_that_hangs_on_a_command(users: TwoUsers, command: int) -> None
         assert client.ask("sync") == f"sync {SUCCESS}"
         users.force(server)
     wait_until(has_logged(users.daemon, f"Server {server} exited with status -9"))
-    assert has_logged(users.daemon, f"Server {server} does not answer: killing it")()
+    assert has_logged(users.daemon, f"Server {server} does not respond; killing it")()
     assert time.monotonic() - began < BOUND
     client.ask("sync")
     users.next_one_works(client)

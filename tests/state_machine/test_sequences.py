@@ -181,7 +181,7 @@ def test_quit_with_a_timeout_forces_a_busy_server_then_kills_it(story: Story) ->
         "Try shutting down server 847, backoff is disabled",
         "Server 847 has 1 active worker threads. Server will not shutdown.",
         "Force shutting down server 847",
-        "Server 847 does not answer: killing it",
+        "Server 847 does not respond; killing it",
         "Server 847 exited with status -9",
         "Exit with status 0",
     ]
